@@ -24,7 +24,7 @@ from coranto.security.tokens import TOKEN_SECONDS, Capability
 from coranto.specs.validation import validate_broker_spec
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import AppendFsm
-from coranto_broker.append.receiving import Ahead
+from coranto_broker.append.receiving import ReceiveBudget
 from coranto_broker.append.states import State, Way
 from coranto_broker.authorization import RULES, Authorizer
 from coranto_broker.fragments.backlog import Backlog
@@ -108,7 +108,7 @@ class Broker:
         self.authorizer = Authorizer(keys, clock, RULES)
         self.peers = peers if peers is not None else Peers(settings.zone, CallTokens(keys, clock), peer_tls(settings))
         self.fragments = fragments or FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
-        self.ahead = Ahead(settings.group_append_bytes)
+        self.receive_budget = ReceiveBudget(settings.group_append_bytes)
         self.proxied: set[Any] = set()
         self._disk = disk
         self._background: set[asyncio.Task[None]] = set()

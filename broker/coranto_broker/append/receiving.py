@@ -27,21 +27,21 @@ from coranto_broker.rpc.source import MessageSource, next_message, require_reada
 LATE_SECONDS = 0.25
 """The most (in seconds) that a timer may be late. Beyond it, this process was busy and the client is not to blame."""
 
-AHEAD_BYTES = 64 << 20
+MAX_BUFFERED_BYTES = 64 << 20
 """Most content that a broker holds of appends received ahead. Beyond it, appends first wait for the pipeline."""
 
 
 _MESSAGES = (ContentMessage, pb.AppendRequest)
 
 
-class Ahead:
+class ReceiveBudget:
     """The budget of one broker for content received ahead, and its use."""
 
-    def __init__(self, each: int) -> None:
-        """`each` bounds the bytes of one append, except for its last message. 0: nothing is received ahead."""
-        self.each = each
-        self.rota = DeadlineQueue()
-        self.silent = DeadlineQueue()
+    def __init__(self, bytes_per_append: int) -> None:
+        """`bytes_per_append` bounds the bytes of one append, except for its last message. 0: receive nothing ahead."""
+        self.bytes_per_append = bytes_per_append
+        self.deadlines = DeadlineQueue()
+        self.first_message_deadlines = DeadlineQueue()
         """The deadlines of streams whose first message has not come."""
         self.held = 0
         """Bytes held or reserved."""
@@ -53,9 +53,9 @@ class Ahead:
 class Inbox:
     """A `MessageSource` of an append's messages after the first. `close` it at the end."""
 
-    def __init__(self, context: MessageSource, ahead: Ahead) -> None:
+    def __init__(self, context: MessageSource, budget: ReceiveBudget) -> None:
         self._context = context
-        self._ahead = ahead
+        self._budget = budget
         self._held = 0
         self._messages: deque[AppendMessage | CorantoError | None] = deque()
 
@@ -73,14 +73,14 @@ class Inbox:
 
         Returns the append if it is whole and follows the rules that do not depend on its journal; otherwise None.
         """
-        ahead, messages, read = self._ahead, self._messages, self._context.read
-        each = ahead.each
-        if not 0 < each <= AHEAD_BYTES - ahead.held:
+        budget, messages, read = self._budget, self._messages, self._context.read
+        each = budget.bytes_per_append
+        if not 0 < each <= MAX_BUFFERED_BYTES - budget.held:
             return None
         self._held = each
-        ahead.held += each
+        budget.held += each
         line.expect()
-        credit = FirstCredit(min_rate, clock, ahead.rota)
+        credit = InitialCredit(min_rate, clock, budget.deadlines)
         contents: list[Bytes] = []
         size = 0
         try:
@@ -101,7 +101,7 @@ class Inbox:
                 size += len(content)
             else:
                 self._held = size
-                ahead.held += size - each
+                budget.held += size - each
                 return None
             message = _message(await read())
             messages.append(message)
@@ -120,14 +120,14 @@ class Inbox:
             line.came()
             credit.close()
         self._held = size
-        ahead.held += size - each
+        budget.held += size - each
         if not size and of_registers.change(request):
             return None
         return Whole(contents[0] if len(contents) == 1 else b"".join(contents), len(contents))
 
     def close(self) -> None:
         """Return the reserved bytes to the budget."""
-        self._ahead.held -= self._held
+        self._budget.held -= self._held
         self._held = 0
 
 
@@ -139,53 +139,53 @@ def _message(message: object) -> AppendMessage | None:
     return None
 
 
-class FirstCredit:
+class InitialCredit:
     """Checks a client that is received ahead, once its first credit may be used up.
 
-    Nearly all clients are done by then and cost no more than a list of times and sizes. The others get a `Watchdog`.
+    Nearly all clients are done by then and cost no more than a list of times and sizes. The others get a guard.
     """
 
-    __slots__ = ("_begun", "_clock", "_earned", "_min_rate", "_task", "_watchdog", "closed", "due")
+    __slots__ = ("_begun", "_clock", "_earned", "_guard", "_min_rate", "_task", "closed", "due")
 
-    def __init__(self, min_rate: int, clock: Clock, rota: DeadlineQueue) -> None:
+    def __init__(self, min_rate: int, clock: Clock, deadlines: DeadlineQueue) -> None:
         self._min_rate = min_rate
         self._clock = clock
         self._begun = clock.monotonic()
         self._earned: list[tuple[float, int]] = []
-        self._watchdog: Watchdog | None = None
+        self._guard: MinRateGuard | None = None
         self.closed = False
         if min_rate:
             self._task = asyncio.current_task()
             self.due = asyncio.get_running_loop().time() + BURST_SECONDS
-            rota.add(self)
+            deadlines.add(self)
 
     def earn(self, size: int) -> None:
-        """Note that `size` bytes came. Raises AppendUnderflow if the client has a watchdog and is too slow."""
-        if self._watchdog is None:
+        """Note that `size` bytes came. Raises AppendUnderflow if the client has a guard and is too slow."""
+        if self._guard is None:
             self._earned.append((self._clock.monotonic(), size))
         else:
-            self._watchdog.earn(size)
+            self._guard.earn(size)
 
     def check(self) -> None:
         flow = FlowControl()
         flow.start(self._min_rate, 0, self._begun)
         assert self._task is not None
-        self._watchdog = Watchdog(flow, self._clock, task=self._task, due=self.due)
-        self._watchdog.reading = True  # Always: the work between two messages takes no time.
-        self._watchdog.check(self._earned)
+        self._guard = MinRateGuard(flow, self._clock, task=self._task, due=self.due)
+        self._guard.reading = True  # Always: the work between two messages takes no time.
+        self._guard.check(self._earned)
 
     def underflow(self) -> AppendUnderflow | None:
-        """Return the watchdog's `underflow`; None without a watchdog."""
-        return self._watchdog.underflow() if self._watchdog is not None else None
+        """Return the guard's `underflow`; None without a guard."""
+        return self._guard.underflow() if self._guard is not None else None
 
     def close(self) -> None:
         self.closed = True
         self._task = None
-        if self._watchdog is not None:
-            self._watchdog.close()
+        if self._guard is not None:
+            self._guard.close()
 
 
-class Watchdog:
+class MinRateGuard:
     """Reads a client's messages, and raises AppendUnderflow when they come too slowly.
 
     It needs no timer unless the client takes longer than its first credit lasts. Then one timer serves the append.
@@ -197,11 +197,11 @@ class Watchdog:
         self,
         flow: FlowControl,
         clock: Clock,
-        rota: DeadlineQueue | None = None,
+        deadlines: DeadlineQueue | None = None,
         task: asyncio.Task[object] | None = None,
         due: float = math.inf,
     ) -> None:
-        """Watch the current task, first checked when `rota` says; or `task`, whose check was due at `due`."""
+        """Watch the current task, first checked when `deadlines` says; or `task`, whose check was due at `due`."""
         self._flow = flow
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -213,9 +213,9 @@ class Watchdog:
         self.closed = False
         self.due = due
         seconds = flow.seconds_until_underflow()
-        if rota is not None and seconds != math.inf:
+        if deadlines is not None and seconds != math.inf:
             self.due = self._loop.time() + seconds
-            rota.add(self)
+            deadlines.add(self)
 
     async def read(self, source: MessageSource) -> AppendMessage | None:
         """Return the client's next message, or None at the end of its stream. Raises AppendUnderflow."""

@@ -15,7 +15,7 @@ from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import fast_path
 from coranto_broker.append.fsm import AppendFsm
-from coranto_broker.append.receiving import Inbox, Watchdog
+from coranto_broker.append.receiving import Inbox, MinRateGuard
 from coranto_broker.append.states import State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.handlers.append_answers import Answers
@@ -44,7 +44,7 @@ async def serve(broker: Broker, context: MessageSource, claims: Claims) -> pb.Ap
 async def serve_encoded(broker: Broker, context: MessageSource, claims: Claims, answers: Answers) -> bytes:
     """Serve one append, and return the encoded response. Cancelling it rolls back content not yet proposed."""
     begun = broker.clock.monotonic()
-    request = await first_message(context, broker.ahead.silent)
+    request = await first_message(context, broker.receive_budget.first_message_deadlines)
     if not isinstance(request, pb.AppendRequest):
         _refuse_first(request)
     candidate = fast_path.candidate(broker, request) if claims is UNRESTRICTED or claims.covers_all else None
@@ -55,7 +55,7 @@ async def serve_encoded(broker: Broker, context: MessageSource, claims: Claims, 
         if not request.journal:
             _refuse_first(request)
     concerns(request.journal)
-    inbox = broker.ahead.open(context)
+    inbox = broker.receive_budget.open(context)
     state = State.ACQUIRE_PIPELINE
     whole: Whole | None = None
     try:
@@ -174,10 +174,10 @@ async def _commit_whole(broker: Broker, fsm: AppendFsm, whole: Whole) -> None:
 async def _stream(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> None:
     """Pass the client's messages to the state machine until it wants no more."""
     flow = _start_flow(broker, fsm, broker.settings.min_append_rate)
-    watchdog = Watchdog(flow, broker.clock, broker.ahead.rota)
+    guard = MinRateGuard(flow, broker.clock, broker.receive_budget.deadlines)
     try:
         while True:
-            message = await watchdog.read(inbox)
+            message = await guard.read(inbox)
             if message is None:
                 await fsm.written()
                 fsm.client_ended()
@@ -191,7 +191,7 @@ async def _stream(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> None:
     except CorantoError as error:
         fsm.client_failed(error)
     finally:
-        watchdog.close()
+        guard.close()
 
 
 def _protobuf(message: AppendMessage) -> pb.AppendRequest:

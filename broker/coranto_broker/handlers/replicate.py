@@ -32,7 +32,7 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
 
     Cancelling it does the same.
     """
-    request = await first_message(context, broker.ahead.silent)
+    request = await first_message(context, broker.receive_budget.first_message_deadlines)
     if not isinstance(request, (ContentMessage, pb.ReplicateRequest)):
         require_readable(request)
         raise InvalidInput("the stream ended before its first message", field="ReplicateRequest")

@@ -13,7 +13,7 @@ from coranto.effects import SystemClock
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.receiving import Ahead, Watchdog
+from coranto_broker.append.receiving import MinRateGuard, ReceiveBudget
 from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
 from coranto_broker.replication.waiting_appends import Line
 from coranto_broker.rpc.content import ContentMessage
@@ -37,16 +37,16 @@ class Client:
         return self._messages.popleft()
 
 
-class Checked(Watchdog):
+class Checked(MinRateGuard):
     """Looks at its client at a time of the test's choice, and says that it did."""
 
     __slots__ = ("looks",)
 
-    def __init__(self, after: float, rota: DeadlineQueue) -> None:
-        super().__init__(FlowControl(), SystemClock(), rota)  # No minimum rate: it asks for no look.
+    def __init__(self, after: float, deadlines: DeadlineQueue) -> None:
+        super().__init__(FlowControl(), SystemClock(), deadlines)  # No minimum rate: it asks for no look.
         self.looks: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.due = asyncio.get_running_loop().time() + after
-        rota.add(self)
+        deadlines.add(self)
 
     def check(self) -> None:
         self.looks.set_result(None)
@@ -61,8 +61,8 @@ def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
 
 def test_each_client_is_looked_at_in_its_time_unless_it_is_done_by_then() -> None:
     async def main(loop: SimLoop) -> None:
-        rota = DeadlineQueue()
-        first, done, last = Checked(0.01, rota), Checked(0.02, rota), Checked(0.03, rota)
+        deadlines = DeadlineQueue()
+        first, done, last = Checked(0.01, deadlines), Checked(0.02, deadlines), Checked(0.03, deadlines)
         done.close()
         await first.looks
         assert loop.time() == pytest.approx(0.01)
@@ -70,24 +70,24 @@ def test_each_client_is_looked_at_in_its_time_unless_it_is_done_by_then() -> Non
         await last.looks
         assert loop.time() == pytest.approx(0.03)
         assert not done.looks.done()
-        again = Checked(0.01, rota)  # The timer had nobody left to look at.
+        again = Checked(0.01, deadlines)  # The timer had nobody left to look at.
         await again.looks
 
     virtually(main)
 
 
 async def test_those_that_are_done_are_forgotten_without_a_timer() -> None:
-    rota = DeadlineQueue()
+    deadlines = DeadlineQueue()
     for _ in range(100):
-        Checked(60, rota).close()
-    assert len(rota._waiting) == 1
+        Checked(60, deadlines).close()
+    assert len(deadlines._waiting) == 1
 
 
 def test_a_client_that_falls_silent_is_cut_off_and_what_it_sent_is_replayed() -> None:
     async def main(loop: SimLoop) -> None:
-        ahead, line = Ahead(100), Line()
+        budget, line = ReceiveBudget(100), Line()
         client = Client(ContentMessage(b"some"))
-        inbox = ahead.open(client)
+        inbox = budget.open(client)
         waiting = asyncio.create_task(inbox.receive(pb.AppendRequest(), line, 1 << 20, SimClock(loop)))
         await client.silent.wait()
         assert line.coming == 1
@@ -104,17 +104,17 @@ def test_a_client_that_falls_silent_is_cut_off_and_what_it_sent_is_replayed() ->
 
 
 async def test_each_message_is_replayed_once_whatever_its_kind() -> None:
-    ahead, line = Ahead(100), Line()
+    budget, line = ReceiveBudget(100), Line()
     sent = [ContentMessage(b"some"), pb.AppendRequest(content=b"more"), pb.AppendRequest(), pb.AppendRequest(offset=7)]
-    inbox = ahead.open(Client(*sent, EOF))
+    inbox = budget.open(Client(*sent, EOF))
     assert await inbox.receive(pb.AppendRequest(), line, 0, SystemClock()) is None  # Something follows the commit.
     assert [await inbox.read() for _ in sent] == sent
     assert await inbox.read() is None
 
 
 async def test_a_small_append_is_whole() -> None:
-    ahead, line = Ahead(100), Line()
-    inbox = ahead.open(Client(ContentMessage(b"some"), pb.AppendRequest(content=b"more"), ContentMessage(b""), EOF))
+    budget, line = ReceiveBudget(100), Line()
+    inbox = budget.open(Client(ContentMessage(b"some"), pb.AppendRequest(content=b"more"), ContentMessage(b""), EOF))
     whole = await inbox.receive(pb.AppendRequest(), line, 0, SystemClock())
     assert whole is not None
     assert (whole.content, whole.chunks, line.coming) == (b"somemore", 2, 0)
@@ -123,19 +123,19 @@ async def test_a_small_append_is_whole() -> None:
 async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -> None:
     flow, clock = FlowControl(), SystemClock()
     flow.start(1 << 20, 0, clock.monotonic() - 3)  # As if the broker, or its machine, had stood still since.
-    watchdog = Watchdog(flow, clock, due=asyncio.get_running_loop().time() - 2)
+    guard = MinRateGuard(flow, clock, due=asyncio.get_running_loop().time() - 2)
     content = ContentMessage(b"some")
-    assert await watchdog.read(Client(content)) is content
-    watchdog.earn(4)
-    assert await watchdog.read(Client(EOF)) is None
+    assert await guard.read(Client(content)) is content
+    guard.earn(4)
+    assert await guard.read(Client(EOF)) is None
 
 
 def test_a_client_that_comes_a_moment_before_the_look_at_it_is_charged() -> None:
     async def main(loop: SimLoop) -> None:
         flow, clock = FlowControl(), SimClock(loop)
         flow.start(1 << 20, 0, clock.monotonic() - 3)
-        watchdog = Watchdog(flow, clock, due=loop.time())
+        guard = MinRateGuard(flow, clock, due=loop.time())
         with pytest.raises(AppendUnderflow):
-            await watchdog.read(Client(ContentMessage(b"late")))
+            await guard.read(Client(ContentMessage(b"late")))
 
     virtually(main)

@@ -119,10 +119,10 @@ async def test_a_stream_that_says_nothing_is_closed(
     monkeypatch.setattr(first_message, "FIRST_MESSAGE_SECONDS", 0.3)
     async with running_broker(broker_settings) as (process, client):
         gone = client.stub.Append()  # A client that goes away before it says anything is none of those.
-        await eventually(lambda: process.broker.ahead.silent.waiting == 1)
+        await eventually(lambda: process.broker.receive_budget.first_message_deadlines.waiting == 1)
         gone.cancel()
         async with asyncio.timeout(30):
             for call in [getattr(client.stub, method)() for _ in range(3)]:
                 assert await call.code() is grpc.StatusCode.ABORTED
                 assert "nothing was sent for 0.3 seconds" in await call.details()
-        await eventually(lambda: process.broker.ahead.silent.waiting == 0)
+        await eventually(lambda: process.broker.receive_budget.first_message_deadlines.waiting == 0)
