@@ -81,6 +81,28 @@ class Kind(enum.StrEnum):
     STORE_ABSENT = "store_absent"
     """The journal's spec names no fragment store."""
 
+    # Consumers.
+    CHECKPOINT_GONE = "checkpoint_gone"
+    """The store has no checkpoint of a consumer, or has a younger one than an earlier audit knew."""
+    CHECKPOINT_UNREADABLE = "checkpoint_unreadable"
+    """The bytes of a checkpoint are not a checkpoint."""
+    CHECKPOINT_SET_BACK = "checkpoint_set_back"
+    """A checkpoint is older than the consumer's progress that journals or an earlier audit know."""
+    CHECKPOINT_AHEAD = "checkpoint_ahead"
+    """A checkpoint has an offset that its journal does not have."""
+    CHECKPOINT_DIFFERS = "checkpoint_differs"
+    """A checkpoint is not what a replay of its journal up to its offset gives."""
+    UNREAD_CONTENT_GONE = "unread_content_gone"
+    """Content of a source is gone, and the consumer has not consumed it."""
+    TRANSACTION_CUT_OFF = "transaction_cut_off"
+    """The first messages of an open transaction are gone, so the consumer cannot deliver it if it is acknowledged."""
+    ACKNOWLEDGEMENT_MISSING = "acknowledgement_missing"
+    """An acknowledgement of a committed checkpoint is not in its journal, or does not commit what it is of."""
+    ROWS_LEFT_STAGED = "rows_left_staged"
+    """Rows are staged under a fence that was raised since. No transaction will ever use them."""
+    EXPECTATION_FAILED = "expectation_failed"
+    """A query over a consumer's tables does not give what its committed messages amount to."""
+
     # The audit itself.
     FIRST_AUDIT = "first_audit"
     """No earlier audit is known, so losses before this one cannot be found."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
+from coranto.audit import Depth, Report
 from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import InvalidInput
@@ -131,10 +132,10 @@ def run(command: CommandLine, environment: dict[str, str], monkeypatch: pytest.M
     monkeypatch.setenv("CORANTO_DATA", environment["CORANTO_DATA"])
     monkeypatch.delenv("CORANTO_ENDPOINT", raising=False)
 
-    def call(*words: str, input: str = "", code: int = 0) -> str:
+    def call(*words: str, input: str = "", code: int = 0, whole: bool = False) -> str:
         done = command(*words, input=input.encode())
         assert done.code == code, done.errors
-        return done.output if code == 0 else done.errors
+        return done.output if code == 0 or whole else done.errors
 
     return call
 
@@ -165,6 +166,31 @@ def test_from_serve_to_lag_to_interrupt(environment, served, run, monkeypatch):
     assert run("shards", "apply", "--specs", "-", "--dry-run", input=deletion) == ("would delete counting-000\n")
     served.send_signal(signal.SIGTERM)
     assert served.wait(120) == 0
+    _audit(environment, run, monkeypatch)
+
+
+def _audit(environment, run, monkeypatch) -> None:
+    """`coranto consumer audit` finds nothing, then a table that lost rows, then a shard that lost its checkpoint."""
+    store, folder = environment["STORE"], environment["PWD"]
+    monkeypatch.chdir(folder)
+    words = ["consumer", "audit", "counting:Counting", "--store", store, "--memory", f"{folder}/memory"]
+    expect = ["--expect", "SELECT COUNT(*) FROM seen == messages", "--expect", "SELECT SUM(n) FROM seen == sum(/n)"]
+
+    report = Report.from_json(run(*words, *expect, "-o", "json"))
+    assert report.sound
+    assert report.depth is Depth.DEEP
+    (facts,) = report.subjects.values()
+    assert facts["messages"] == 1000
+    assert run(*words, "--cheap").splitlines()[-1] == "sound: 1 examined"
+
+    with create_engine(store).begin() as connection:
+        connection.execute(text("DELETE FROM seen WHERE n = 7"))
+    table = run(*words, *expect, code=1, whole=True)
+    assert "gives 999, and messages of the committed messages is 1000: rows were removed" in table
+    assert table.splitlines()[-1] == "NOT sound: 2 errors; 1 examined"
+    with create_engine(store).begin() as connection:
+        connection.execute(text("DELETE FROM gazette_checkpoints"))
+    assert "checkpoint_gone" in run(*words, code=1, whole=True)
 
 
 def test_what_cannot_be_applied_is_said(cluster, run):

@@ -1,0 +1,26 @@
+"""The audit of consumers across stores: SQL checkpoints, fences and tables against journals and their content.
+
+`ConsumerCheck` is a check as `coranto.audit` has them, so its findings join any report. It knows no orchestrator.
+"""
+
+from coranto_consumers.audit.check import ConsumerCheck
+from coranto_consumers.audit.evidence import Evidence, EvidenceSource, SqlEvidence
+from coranto_consumers.audit.expectations import MESSAGES, Expectation, Measure, parse_expectation, sum_of
+from coranto_consumers.audit.folder import FolderMemory
+from coranto_consumers.audit.memory import Memory
+from coranto_consumers.audit.sources import framing_of
+
+__all__ = [
+    "MESSAGES",
+    "ConsumerCheck",
+    "Evidence",
+    "EvidenceSource",
+    "Expectation",
+    "FolderMemory",
+    "Measure",
+    "Memory",
+    "SqlEvidence",
+    "framing_of",
+    "parse_expectation",
+    "sum_of",
+]

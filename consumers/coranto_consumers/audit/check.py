@@ -1,0 +1,416 @@
+"""`ConsumerCheck`: the audit of a consumer across its store and its journals.
+
+It compares the store's checkpoints and fences with the journals that they speak of: the sources that were read, and the
+journals that acknowledgements were committed for. It works while the consumer runs: the store is read as of one moment,
+journals only grow, and an acknowledgement that is on its way is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from coranto.audit import Coverage, Fact, Finding, Kind, Severity, Subject, SubjectKind
+from coranto.audit.check import Result
+from coranto.client import JournalClient, JournalInfo
+from coranto.errors import CorantoError, CorruptData
+from coranto.labels import NAME, label_selector
+from coranto_consumers.audit.evidence import Evidence, EvidenceSource, Row
+from coranto_consumers.audit.expectations import Expectation, Measure, Number, agree, number
+from coranto_consumers.audit.intents import Fate, Intent, find_fates, parse_intents
+from coranto_consumers.audit.memory import Known, KnownShard, Memory
+from coranto_consumers.audit.sources import FramingOf, SourceAudit, SourceCheck, framing_of
+
+PATIENCE_S: Final = 5.0
+"""The time in seconds for which an acknowledgement of an unchanged checkpoint may be on its way."""
+_LOOK_AGAIN_S: Final = 0.25
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What one run has gathered."""
+
+    result: Result = field(default_factory=Result)
+    shards: dict[str, KnownShard] = field(default_factory=dict)
+    """What to remember of shards, when they are sound."""
+    totals: dict[str, Number] = field(default_factory=dict)
+    totals_problems: list[str] = field(default_factory=list)
+    replayed_bytes: int = 0
+    unproven: int = 0
+    intents: int = 0
+
+    def find(
+        self, kind: Kind, subject: Subject, message: str, severity: Severity = Severity.ERROR, **facts: Any
+    ) -> None:
+        self.result.findings.append(Finding(kind, severity, subject, message, facts))
+
+
+class ConsumerCheck:
+    """Audits the shards of a consumer. A Spark consumer has one, whose name is the application's."""
+
+    def __init__(
+        self,
+        consumer: str,
+        client: JournalClient,
+        evidence: EvidenceSource,
+        shards: Sequence[str] = (),
+        *,
+        framing_of: FramingOf = framing_of,
+        min_offsets: Mapping[str, Mapping[str, int]] | None = None,
+        expectations: Sequence[Expectation] = (),
+        memory: Memory | None = None,
+        deep: bool = True,
+        accept: bool = False,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`shards` are full names in the store, by default the consumer's own name.
+
+        `min_offsets` has, by shard and journal, the offsets at which specs let them begin. A deep audit replays sources
+        from where the last one in `memory` ended, or from their beginnings. With `accept` the present state is
+        remembered as the right one, whatever is found.
+        """
+        self._consumer = Subject(SubjectKind.CONSUMER, consumer)
+        self._client = client
+        self._evidence = evidence
+        self._shards = tuple(shards) or (consumer,)
+        self._framing_of = framing_of
+        self._min_offsets = min_offsets or {}
+        self._expectations = tuple(expectations)
+        self._measures: list[Measure] = list({each.measure.name: each.measure for each in expectations}.values())
+        self._memory = memory
+        self.is_deep = deep
+        self._accept = accept
+        self._patience_s = patience_s
+
+    @property
+    def name(self) -> str:
+        return "consumer"
+
+    async def run(self) -> Result:
+        """Audit. Raises SqlStoreError when the store cannot be read, and errors of brokers that cannot be reached."""
+        progress = _Progress()
+        known = await self._remember(progress)
+        # A shard that an earlier audit knew may have lost its row.
+        self._shards = tuple(dict.fromkeys([*self._shards, *known.shards]))
+        evidence = await self._read()
+        journals = await self._list(evidence)
+        for shard in self._shards:
+            await self._examine(progress, shard, evidence, known.shards.get(shard), journals)
+        allowances = self._compare_tables(progress, evidence, known.allowances)
+        await self._memorise(progress, known, allowances)
+        self._cover(progress, len(evidence.rows))
+        return progress.result
+
+    async def _read(self) -> Evidence:
+        queries = [each.query for each in self._expectations]
+        return await asyncio.to_thread(self._evidence.read, self._shards, queries)
+
+    async def _list(self, evidence: Evidence) -> dict[str, JournalInfo]:
+        names = {name for row in evidence.rows.values() for name in _journals(row)}
+        if not names:
+            return {}
+        # Names may carry metadata behind a semicolon, which brokers strip.
+        plain = sorted({name.partition(";")[0] for name in names})
+        listing = await self._client.list(label_selector(include=[(NAME, name) for name in plain]))
+        by_name = {info.name: info for info in listing.journals}
+        return {name: by_name[bare] for name in names if (bare := name.partition(";")[0]) in by_name}
+
+    # -- A shard -------------------------------------------------------------------------------------------------------
+
+    async def _examine(
+        self,
+        progress: _Progress,
+        shard: str,
+        evidence: Evidence,
+        known: KnownShard | None,
+        journals: Mapping[str, JournalInfo],
+    ) -> None:
+        subject = Subject(SubjectKind.SHARD, shard)
+        before = len(progress.result.findings)
+        row = evidence.rows.get(shard)
+        self._look_at_fence(progress, subject, row, evidence, known)
+        if row is None or row.damage:
+            progress.totals_problems.append(f"{shard} has no checkpoint")
+            return
+        offsets = {journal: source.read_through for journal, source in row.checkpoint.sources.items()}
+        facts: dict[str, Fact] = {
+            "fence": row.fence,
+            "read_through": sum(offsets.values()),
+            "offsets": [f"{journal}={offset}" for journal, offset in sorted(offsets.items())],
+        }
+        progress.result.subjects[shard] = facts
+        for journal in sorted(set(known.sources if known else ()) - set(offsets)):
+            progress.find(
+                Kind.CHECKPOINT_SET_BACK,
+                subject,
+                f"the checkpoint does not know {journal}, and an earlier audit saw it at "
+                f"{known.sources[journal].read_through if known else 0}: the checkpoint was set back or replaced",
+                journal=journal,
+            )
+        audits = await self._look_at_sources(subject, shard, row, known, journals)
+        messages = 0
+        for audit in audits.values():
+            progress.result.findings += audit.findings
+            progress.replayed_bytes += audit.replayed_bytes
+            progress.unproven += audit.unproven
+            messages += audit.messages
+            for name, total in audit.totals.items():
+                progress.totals[name] = progress.totals.get(name, 0) + total
+            if audit.totals_problem:
+                progress.totals_problems.append(audit.totals_problem)
+        if self.is_deep:
+            facts["messages"] = messages
+        await self._look_at_intents(progress, subject, shard, row, journals)
+        errors = [each for each in progress.result.findings[before:] if each.is_error]
+        if not errors or self._accept:
+            sources = {journal: audit.known for journal, audit in audits.items() if audit.known is not None}
+            progress.shards[shard] = KnownShard(row.fence, sources)
+
+    def _look_at_fence(
+        self, progress: _Progress, subject: Subject, row: Row | None, evidence: Evidence, known: KnownShard | None
+    ) -> None:
+        staged = evidence.staged.get(subject.name, ())
+        if row is None:
+            traces = [f"an earlier audit saw it under fence {known.fence}"] if known else []
+            traces += [f"{each.rows} rows of fence {each.fence} are staged in {each.table}" for each in staged]
+            was = (
+                f"It was deleted: {'; '.join(traces)}" if traces else "It was deleted, never was, or is named otherwise"
+            )
+            progress.find(
+                Kind.CHECKPOINT_GONE,
+                subject,
+                f"{self._evidence.name} has no checkpoint of it. {was}. If it is started now, it reads all of its "
+                "sources again",
+                known_fence=known.fence if known else None,
+            )
+            return
+        if row.damage:
+            progress.find(Kind.CHECKPOINT_UNREADABLE, subject, f"its checkpoint is not readable: {row.damage}")
+        highest = max([each.fence for each in staged], default=0)
+        if (known is not None and row.fence < known.fence) or highest > row.fence:
+            evident = max(highest, known.fence if known else 0)
+            progress.find(
+                Kind.CHECKPOINT_GONE,
+                subject,
+                f"its fence is {row.fence} and was {evident}: its row was deleted and made again, or the store was "
+                "restored from a backup",
+                fence=row.fence,
+                known_fence=evident,
+            )
+        for each in staged:
+            if each.fence < row.fence:
+                progress.find(
+                    Kind.ROWS_LEFT_STAGED,
+                    subject,
+                    f"{each.rows} rows are left in {each.table} under fence {each.fence}, and the fence is "
+                    f"{row.fence}. Nothing will use them; the consumer's next start deletes them",
+                    Severity.WARNING,
+                    table=each.table,
+                    fence=each.fence,
+                    rows=each.rows,
+                )
+
+    async def _look_at_sources(
+        self,
+        subject: Subject,
+        shard: str,
+        row: Row,
+        known: KnownShard | None,
+        journals: Mapping[str, JournalInfo],
+    ) -> dict[str, SourceAudit]:
+        begins = self._min_offsets.get(shard, {})
+        audits: dict[str, SourceAudit] = {}
+        for journal, expected in sorted(row.checkpoint.sources.items()):
+            check = SourceCheck(
+                self._client,
+                self._framing_of,
+                subject,
+                journal,
+                expected,
+                known.sources.get(journal) if known else None,
+                self._measures,
+                begins.get(journal, 0),
+                self.is_deep,
+            )
+            audits[journal] = await check.run(journals.get(journal))
+        return audits
+
+    # -- Acknowledgements ----------------------------------------------------------------------------------------------
+
+    async def _look_at_intents(
+        self, progress: _Progress, subject: Subject, shard: str, row: Row, journals: Mapping[str, JournalInfo]
+    ) -> None:
+        """Find acknowledgements that are not what they must be. A running consumer may go on meanwhile."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            findings = await self._unmet_intents(subject, row, journals)
+            if not findings:
+                break
+            again = (await asyncio.to_thread(self._evidence.read, [shard], [])).rows.get(shard)
+            changed = again is not None and not again.damage and again.payload != row.payload
+            if changed and again is not None:
+                # The former checkpoint's acknowledgements are in their journals before the next one commits.
+                row, journals = again, await self._list(Evidence({shard: again}))
+                if time.monotonic() < deadline:
+                    continue
+                break
+            if time.monotonic() >= deadline:
+                progress.result.findings += findings
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        progress.intents += sum(1 for content in row.checkpoint.ack_intents.values() if content)
+
+    async def _unmet_intents(self, subject: Subject, row: Row, journals: Mapping[str, JournalInfo]) -> list[Finding]:
+        findings: list[Finding] = []
+        for journal, content in sorted(row.checkpoint.ack_intents.items()):
+            if not content:
+                continue
+            info = journals.get(journal)
+            if info is None:
+                message = f"the journal {journal} that its last transaction published to does not exist"
+                findings.append(Finding(Kind.JOURNAL_GONE, Severity.WARNING, subject, message, {"journal": journal}))
+                continue
+            try:
+                framing = self._framing_of(info.spec)
+                fates = await find_fates(self._client, framing, journal, parse_intents(framing, journal, content))
+            except CorantoError as error:
+                message = f"the acknowledgement for {journal} cannot be examined: {error}"
+                findings.append(Finding(Kind.NOT_EXAMINED, Severity.ERROR, subject, message, {"journal": journal}))
+                continue
+            findings += [
+                found for intent, fate in fates.items() if (found := _unmet(subject, intent, fate)) is not None
+            ]
+        return findings
+
+    # -- Tables --------------------------------------------------------------------------------------------------------
+
+    def _compare_tables(
+        self, progress: _Progress, evidence: Evidence, allowances: Mapping[str, Number]
+    ) -> dict[str, Number]:
+        """Compare queries with what was replayed, and return the differences to allow from now on."""
+        allowed = dict(allowances)
+        for expectation, value in zip(self._expectations, evidence.values, strict=True):
+            found = None if isinstance(value, Exception) else number(value)
+            problem = ""
+            if not self.is_deep:
+                problem = "only a deep audit counts messages"
+            elif found is None:
+                problem = str(value) if isinstance(value, Exception) else f"the query gives {value!r}, no number"
+            elif progress.totals_problems:
+                problem = "; ".join(dict.fromkeys(progress.totals_problems))
+            if problem or found is None:
+                severity = Severity.ERROR if self.is_deep else Severity.INFO
+                progress.find(
+                    Kind.NOT_EXAMINED, self._consumer, f"`{expectation}` was not examined: {problem}", severity
+                )
+                continue
+            total = progress.totals.get(expectation.measure.name, 0)
+            expected = total + allowances.get(str(expectation), 0)
+            if agree(found, expected):
+                continue
+            if self._accept:
+                allowed[str(expectation)] = found - total
+            less = found < expected
+            progress.find(
+                Kind.EXPECTATION_FAILED,
+                self._consumer,
+                f"`{expectation.query}` gives {found}, and {expectation.measure.name} of the committed messages is "
+                f"{expected}: "
+                + (
+                    "rows were removed, or the checkpoint was set forward"
+                    if less
+                    else "messages count twice, rows were added, or the checkpoint was set back"
+                ),
+                query=expectation.query,
+                found=str(found),
+                expected=str(expected),
+            )
+        return allowed
+
+    # -- Memory and coverage -------------------------------------------------------------------------------------------
+
+    async def _remember(self, progress: _Progress) -> Known:
+        if self._memory is None:
+            return Known()
+        try:
+            content = await self._memory.load(self._consumer.name)
+            if content is not None:
+                return Known.from_bytes(content)
+        except CorruptData as error:
+            progress.find(Kind.MEMORY_DAMAGED, self._consumer, str(error))
+        except CorantoError as error:
+            progress.find(Kind.MEMORY_UNREACHABLE, self._consumer, f"earlier audits are not known: {error}")
+        else:
+            progress.find(
+                Kind.FIRST_AUDIT,
+                self._consumer,
+                "no earlier audit of it is known, so a checkpoint that was set back as a whole may not be noticed",
+                Severity.INFO,
+            )
+        return Known()
+
+    async def _memorise(self, progress: _Progress, known: Known, allowances: dict[str, Number]) -> None:
+        kinds = {each.kind for each in progress.result.findings}
+        if self._memory is None or (kinds & {Kind.MEMORY_DAMAGED, Kind.MEMORY_UNREACHABLE} and not self._accept):
+            return
+        if not self._accept and any(
+            each.is_error and each.subject == self._consumer for each in progress.result.findings
+        ):
+            # A proven state counts its messages, so it is not proven while the tables contradict it.
+            return
+        kept = {} if self._accept else known.shards
+        remembered = Known({**kept, **progress.shards}, allowances)
+        try:
+            await self._memory.save(self._consumer.name, remembered.to_bytes())
+        except CorantoError as error:
+            progress.find(Kind.MEMORY_UNREACHABLE, self._consumer, f"this audit cannot be remembered: {error}")
+
+    def _cover(self, progress: _Progress, shards: int) -> None:
+        coverage = progress.result.coverage
+        coverage.append(Coverage(self.name, "shards", shards, len(self._shards) - shards, "no checkpoint"))
+        coverage.append(Coverage(self.name, "acknowledgements", progress.intents))
+        if self.is_deep:
+            coverage.append(Coverage(self.name, "replayed bytes", progress.replayed_bytes))
+            coverage.append(
+                Coverage(
+                    self.name,
+                    "producers' states",
+                    0,
+                    progress.unproven,
+                    "content that decides about them is gone" if progress.unproven else "",
+                )
+            )
+        else:
+            coverage.append(Coverage(self.name, "sources", 0, shards, "only a deep audit replays sources"))
+
+
+def _journals(row: Row) -> set[str]:
+    return {*row.checkpoint.sources, *row.checkpoint.ack_intents}
+
+
+def _unmet(subject: Subject, intent: Intent, fate: Fate) -> Finding | None:
+    facts: dict[str, Fact] = {"journal": intent.journal, "producer": intent.producer.hex(), "clock": intent.clock}
+    match fate:
+        case Fate.COMMITTED | Fate.UNPROVEN:
+            return None
+        case Fate.SUPERSEDED:
+            return Finding(
+                Kind.CHECKPOINT_SET_BACK,
+                Severity.ERROR,
+                subject,
+                f"{intent.journal} has later acknowledgements of its producer {intent.producer.hex()} than its "
+                "checkpoint knows: the checkpoint was set back, or the store was restored from a backup",
+                facts,
+            )
+        case _:
+            return Finding(
+                Kind.ACKNOWLEDGEMENT_MISSING,
+                Severity.ERROR,
+                subject,
+                f"the acknowledgement of producer {intent.producer.hex()} for {intent.journal}: {fate.value}. "
+                "The consumer's next start appends it again",
+                facts,
+            )

@@ -1,0 +1,112 @@
+"""Expectations that a user has of a consumer's tables, such as `SELECT COUNT(*) FROM orders == messages`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+
+from coranto.errors import InvalidInput
+from coranto.messages import Envelope
+
+Number: TypeAlias = int | Decimal
+
+_SEPARATOR: Final = re.compile(r"\s==\s*(?P<measure>[^=]+?)\s*$")
+_SUM: Final = re.compile(r"sum\(\s*(?P<pointer>(?:/[^/()]+)+)\s*\)")
+_RELATIVE_ERROR: Final = Decimal("1e-9")
+"""The tolerance of sums that a database keeps as binary floating point numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number that every committed message has. The sum over all messages is compared with a query's result.
+
+    `name` identifies it in the memory of audits, so a measure that changes needs another name.
+    """
+
+    name: str
+    of: Callable[[Envelope[Any]], Number]
+
+
+MESSAGES: Final = Measure("messages", lambda envelope: 1)
+"""Counts messages."""
+
+
+def sum_of(pointer: str) -> Measure:
+    """Return the measure that sums a member of JSON messages, such as `/order/cents`. Absent ones and nulls count 0.
+
+    Raises CorruptMessage, when it is used, for a message whose member is no number.
+    """
+    steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+
+    def value(envelope: Envelope[Any]) -> Number:
+        found: Any = envelope.message
+        for step in steps:
+            found = found.get(step) if isinstance(found, dict) else None
+        if found is None:
+            return 0
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise InvalidInput(
+                f"{found!r} at offset {envelope.begin} of {envelope.journal} is no number", field=pointer
+            )
+        return found if isinstance(found, int) else Decimal(repr(found))
+
+    return Measure(f"sum({pointer})", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The expectation that a query over the store gives the sum of a measure over all committed messages.
+
+    The query gives one row of one number. It is run in the same snapshot of the database in which the audit reads the
+    checkpoints.
+    """
+
+    query: str
+    measure: Measure
+
+    def __str__(self) -> str:
+        return f"{self.query} == {self.measure.name}"
+
+
+def parse_expectation(text: str) -> Expectation:
+    """Return the expectation of a text such as `SELECT SUM(cents) FROM totals == sum(/cents)`. Raises InvalidInput."""
+    match = _SEPARATOR.search(text)
+    if match is None:
+        raise InvalidInput(
+            f"{text!r} is no expectation. Write a query, ` == `, and `messages` or `sum(/pointer)`", field="expect"
+        )
+    query, name = text[: match.start()].strip().rstrip(";"), match["measure"]
+    if not query:
+        raise InvalidInput(f"{text!r} has no query before ` == `", field="expect")
+    if name == MESSAGES.name:
+        return Expectation(query, MESSAGES)
+    summed = _SUM.fullmatch(name)
+    if summed is None:
+        raise InvalidInput(f"{name!r} is no measure; there are `messages` and `sum(/pointer)`", field="expect")
+    return Expectation(query, sum_of(summed["pointer"]))
+
+
+def number(value: object) -> Number | None:
+    """Return a query's result as a number, with 0 for NULL, and None for what is no number."""
+    match value:
+        case None:
+            return 0
+        case bool():
+            return None
+        case int() | Decimal():
+            return value
+        case float():
+            return Decimal(repr(value))
+        case _:
+            return None
+
+
+def agree(found: Number, expected: Number) -> bool:
+    """Return whether a query's result is the expected sum. Integers agree only exactly."""
+    if isinstance(found, int) and isinstance(expected, int):
+        return found == expected
+    one, other = Decimal(found), Decimal(expected)
+    return abs(one - other) <= _RELATIVE_ERROR * max(abs(one), abs(other))

@@ -1,0 +1,139 @@
+"""Acknowledgements of a committed checkpoint: each must be in its journal, and commit what it is of exactly once.
+
+A consumer appends its ACK intents after the commit of the checkpoint that holds them, and again at each start. So a
+journal may have an acknowledgement several times; the first one commits, and the others change nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from coranto.client import FragmentInfo, JournalClient
+from coranto.errors import CorruptMessage
+from coranto.messages import Envelope, Flags, Framing, ProducerId
+from coranto.messages.reading import AsyncReadUncommitted, ReadUncommitted
+from coranto.messages.sequencer import QueueOutcome, Sequencer
+from coranto.messages.uuids import clock_to_ns
+
+SKEW_SECONDS: Final = 3600
+"""The clocks of producers and stores may differ by so much. Older fragments cannot hold an acknowledgement."""
+
+_COMMITS: Final = (QueueOutcome.ACK_COMMIT_RING, QueueOutcome.ACK_COMMIT_REPLAY)
+
+
+class Fate(enum.Enum):
+    """The fate of an acknowledgement in its journal."""
+
+    COMMITTED = "it is there, and committed its messages"
+    MISSING = "it is not in the journal, so readers do not see the messages that it commits"
+    EMPTY = "it is there, but the messages that it commits are not before it"
+    UNPROVEN = "it is there, but content that would show its messages is gone"
+    SUPERSEDED = "the journal has a later acknowledgement of the same producer"
+    LOST = "an earlier message dropped what it commits"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """An acknowledgement that a checkpoint holds."""
+
+    journal: str
+    producer: ProducerId
+    clock: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    commits: int = 0
+    empties: int = 0
+    resets: int = 0
+    later: bool = False
+
+
+def parse_intents(framing: Framing[Any], journal: str, content: bytes) -> list[Intent]:
+    """Return the acknowledgements of a checkpoint for one journal. Raises CorruptMessage."""
+    found = []
+    for envelope in ReadUncommitted(framing, journal, [content]):
+        if envelope.clock == 0 or envelope.flags != Flags.ACK_TXN:
+            raise CorruptMessage(journal, envelope.begin, "a message of the ACK intent is no acknowledgement")
+        found.append(Intent(journal, envelope.producer, envelope.clock))
+    return found
+
+
+async def find_fates(
+    client: JournalClient, framing: Framing[Any], journal: str, intents: Sequence[Intent]
+) -> dict[Intent, Fate]:
+    """Read the end of a journal, and return what became of acknowledgements. Raises the client's errors."""
+    head = await client.head(journal)
+    fragments = await client.fragments(journal)
+    first = min((info.fragment.begin for info in fragments), default=head)
+    recent = _first_recent(fragments, head, intents)
+    seen = await _scan(client, framing, journal, intents, recent, head)
+    if first < recent and any(each.empties and not each.commits for each in seen.values()):
+        # The transaction began before the fragments that can hold its acknowledgement.
+        seen = await _scan(client, framing, journal, intents, first, head)
+        recent = first
+    return {intent: _fate(seen[intent], whole=recent == 0) for intent in intents}
+
+
+def _first_recent(fragments: Sequence[FragmentInfo], head: int, intents: Sequence[Intent]) -> int:
+    """Return the offset of the first fragment that was not stored before the acknowledgements were made."""
+    oldest = min(clock_to_ns(intent.clock) for intent in intents) / 1e9 - SKEW_SECONDS
+    recent = [info.fragment.begin for info in fragments if not info.persisted or info.fragment.mod_time >= oldest]
+    return min(recent, default=head)
+
+
+async def _scan(
+    client: JournalClient, framing: Framing[Any], journal: str, intents: Sequence[Intent], begin: int, head: int
+) -> dict[Intent, _Seen]:
+    wanted = {(intent.producer, intent.clock): intent for intent in intents}
+    by_producer: dict[ProducerId, list[Intent]] = {}
+    for intent in intents:
+        by_producer.setdefault(intent.producer, []).append(intent)
+    seen = {intent: _Seen() for intent in intents}
+    if begin >= head:
+        return seen
+    sequencer: Sequencer[Any] = Sequencer(ring_size=1)
+    async with contextlib.aclosing(client.read(journal, begin, end_offset=head)) as chunks:
+        reader = AsyncReadUncommitted(framing, journal, chunks, begin, on_corrupt=lambda error: None)
+        async for envelope in reader:
+            if envelope.clock == 0 or envelope.producer not in by_producer:
+                continue
+            outcome = _queue(sequencer, envelope)
+            if envelope.flags != Flags.ACK_TXN:
+                continue
+            for intent in by_producer[envelope.producer]:
+                if envelope.clock > intent.clock:
+                    seen[intent].later = True
+            intent_here = wanted.get((envelope.producer, envelope.clock))
+            if intent_here is not None:
+                each = seen[intent_here]
+                each.commits += outcome in _COMMITS
+                each.empties += outcome is QueueOutcome.ACK_EMPTY
+                each.resets += outcome is QueueOutcome.ACK_RESET
+    return seen
+
+
+def _queue(sequencer: Sequencer[Any], envelope: Envelope[Any]) -> QueueOutcome:
+    """Queue a message, and drop what it commits: only the outcome counts here."""
+    outcome = sequencer.queue(envelope)
+    if sequencer.replay_range is not None:
+        sequencer.end_replay()
+    while sequencer.step() is not None:
+        pass
+    return outcome
+
+
+def _fate(seen: _Seen, *, whole: bool) -> Fate:
+    if seen.resets:
+        return Fate.LOST
+    if seen.later:
+        return Fate.SUPERSEDED
+    if seen.commits:
+        return Fate.COMMITTED
+    if seen.empties:
+        return Fate.EMPTY if whole else Fate.UNPROVEN
+    return Fate.MISSING

@@ -1,0 +1,107 @@
+"""The memory of a consumer's audits: how far its checkpoints were, and states that were proven right.
+
+It shows losses that the store alone cannot show, such as a checkpoint that was set back. It also spares replays: a
+state that an audit has proven is where the next one begins. So it must not be kept in the consumer's own store, which
+may be restored from a backup together with what is to be found.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Annotated, Final, Protocol
+
+import pydantic
+
+from coranto.errors import CorruptData
+from coranto.messages import Checkpoint, Source
+from coranto_consumers.audit.expectations import Number
+
+FORMAT: Final = 1
+
+
+class Memory(Protocol):
+    """A place that keeps one text for each name."""
+
+    async def load(self, name: str) -> bytes | None:
+        """Return what was saved last, or None. Raises CorantoError when the place cannot be reached."""
+        ...
+
+    async def save(self, name: str, content: bytes) -> None:
+        """Keep `content`. Raises CorantoError when the place cannot be reached."""
+        ...
+
+
+def _number(value: object) -> Number:
+    """Return a number that JSON keeps as text, to keep it exact."""
+    number = Decimal(str(value))
+    return int(number) if number == number.to_integral_value() else number
+
+
+_Exact = Annotated[
+    int | Decimal, pydantic.BeforeValidator(_number), pydantic.PlainSerializer(lambda value: str(value), str)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSource:
+    """One source of a shard. `read_through` is the largest offset that was seen in its checkpoints.
+
+    `proven` is a state of the source that an audit has proven, as the bytes of a checkpoint in base 64; empty without
+    one. `messages` and `totals` are those below it. `gone` says that the journal's end was accepted.
+    """
+
+    read_through: int
+    create_revision: int
+    proven: str = ""
+    messages: int = 0
+    totals: Mapping[str, _Exact] = field(default_factory=dict)
+    totals_complete: bool = False
+    gone: bool = False
+
+    def proven_source(self, journal: str) -> Source | None:
+        """Return the proven state, or None. Raises CorruptData."""
+        if not self.proven:
+            return None
+        return Checkpoint.from_bytes(base64.b64decode(self.proven)).sources.get(journal)
+
+
+def proven_text(journal: str, source: Source) -> str:
+    """Return the text of `KnownSource.proven`."""
+    return base64.b64encode(Checkpoint({journal: source}).to_bytes()).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownShard:
+    """A shard as an audit saw it."""
+
+    fence: int
+    sources: Mapping[str, KnownSource] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What earlier audits know of a consumer. `allowances` are differences of expectations that were accepted."""
+
+    shards: Mapping[str, KnownShard] = field(default_factory=dict)
+    allowances: Mapping[str, _Exact] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def to_bytes(self) -> bytes:
+        return _KNOWN.dump_json(self)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Known:
+        """Return what was saved. Raises CorruptData for anything else."""
+        try:
+            known = _KNOWN.validate_json(content)
+        except pydantic.ValidationError as error:
+            raise CorruptData(f"the memory of audits is not readable: {error.errors()[0]['msg']}") from None
+        if known.format > FORMAT:
+            raise CorruptData(f"the memory of audits has format {known.format}; this version reads up to {FORMAT}")
+        return known
+
+
+_KNOWN: Final = pydantic.TypeAdapter(Known)

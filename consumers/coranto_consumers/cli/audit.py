@@ -1,0 +1,196 @@
+"""`coranto consumer audit`: compare a consumer's store with its journals."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coranto.audit import Depth, Finding, Report, run_checks
+from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.output import Format, print_table, printable
+from coranto.client import JournalClient
+from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.layout import Layout
+from coranto.errors import InvalidInput
+from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.audit import ConsumerCheck, FolderMemory, SqlEvidence, framing_of, parse_expectation
+from coranto_consumers.audit.sources import FramingOf
+from coranto_consumers.cli.loading import default_prefix, load_application
+from coranto_consumers.stores.sql import SqlStore
+
+NOT_SOUND = 1
+"""The exit code of an audit that finds errors."""
+
+Store = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        envvar="CORANTO_STORE_URL",
+        help="URL of the consumer's SQL store. Lists of processes show options: use $CORANTO_STORE_URL for passwords.",
+        show_default=False,
+    ),
+]
+Remembered = Annotated[
+    Path | None,
+    typer.Option(
+        "--memory",
+        envvar="CORANTO_AUDIT_MEMORY",
+        help="Folder of what earlier audits know. Without it, a checkpoint that was set back may not be noticed.",
+        show_default=False,
+    ),
+]
+Expected = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--expect",
+        help="`SELECT COUNT(*) FROM t == messages`, or `SELECT SUM(c) FROM t == sum(/c)`. May be given several times.",
+        show_default=False,
+    ),
+]
+ConsumerName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="A Spark consumer's name, a shard's full name in the store, or module:App for all shards of one.",
+    ),
+]
+
+
+def audit(
+    name: ConsumerName,
+    store: Store,
+    expect: Expected = None,
+    memory: Remembered = None,
+    cheap: Annotated[bool, typer.Option("--cheap", help="Do not replay sources. Finds less.")] = False,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Report what is found, and take it for right from now on.")
+    ] = False,
+    prefix: Annotated[
+        str | None,
+        typer.Option("--etcd-prefix", help="Where the keys of module:App's shards are.", show_default=False),
+    ] = None,
+    etcd: Annotated[
+        str | None,
+        typer.Option(
+            "--etcd",
+            envvar="CORANTO_CONSUMER_ETCD",
+            help="etcd with the specs of module:App's shards. Default: that of the cluster of `coranto up`.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[Format, typer.Option("--output", "-o", help="`json` is a report for programs.")] = Format.TABLE,
+    endpoint: Endpoint = None,
+) -> None:
+    """Compare a consumer's checkpoints, fences and tables with its journals. Ends with code 1 if something is wrong.
+
+    It replays the sources up to the checkpoint, from where the last audit in --memory ended or from their beginnings.
+    It changes nothing in the store, and the consumer may run meanwhile.
+    """
+    if output is Format.YAML:
+        raise InvalidInput("a report is printed as `table` or `json`", field="--output")
+    report = with_client(
+        endpoint,
+        lambda client: audit_consumer(
+            client, name, store, expect or (), memory, cheap, accept=accept, prefix=prefix, etcd=etcd
+        ),
+    )
+    print_report(report, as_json=output is Format.JSON)
+    if not report.sound:
+        sys.exit(NOT_SOUND)
+
+
+async def audit_consumer(
+    client: JournalClient,
+    name: str,
+    store_url: str,
+    expect: Sequence[str] = (),
+    memory: Path | None = None,
+    cheap: bool = False,
+    *,
+    accept: bool = False,
+    prefix: str | None = None,
+    etcd: str | None = None,
+) -> Report:
+    """Audit a consumer as the command does, and return the report."""
+    check = await consumer_check(
+        client, name, store_url, expect, memory, cheap, accept=accept, prefix=prefix, etcd=etcd
+    )
+    return await run_checks(f"consumer {name}", [check], depth=Depth.CHEAP if cheap else Depth.DEEP)
+
+
+async def consumer_check(
+    client: JournalClient,
+    name: str,
+    store_url: str,
+    expect: Sequence[str] = (),
+    memory: Path | None = None,
+    cheap: bool = False,
+    *,
+    accept: bool = False,
+    prefix: str | None = None,
+    etcd: str | None = None,
+) -> ConsumerCheck:
+    """Return the check of the command's arguments. Raises InvalidInput for ones that name nothing."""
+    expectations = [parse_expectation(each) for each in expect]
+    evidence = SqlEvidence(SqlStore(store_url))
+    shards = [name]
+    framings: FramingOf = framing_of
+    min_offsets: dict[str, dict[str, int]] = {}
+    if ":" in name:
+        framings = load_application(name).new_message
+        layout = Layout(prefix or default_prefix(name))
+        min_offsets = await _min_offsets(layout, etcd)
+        shards = sorted({*min_offsets, *await asyncio.to_thread(evidence.names, layout.items)})
+        if not shards:
+            raise InvalidInput(f"{evidence.name} and etcd have no shards below {layout.items}", field="NAME")
+    return ConsumerCheck(
+        name,
+        client,
+        evidence,
+        shards,
+        framing_of=framings,
+        min_offsets=min_offsets,
+        expectations=expectations,
+        memory=FolderMemory(memory) if memory is not None else None,
+        deep=not cheap,
+        accept=accept,
+    )
+
+
+async def _min_offsets(layout: Layout, etcd: str | None) -> dict[str, dict[str, int]]:
+    """Return the offsets at which specs let shards begin, by full name. Shards with recovery logs are left out."""
+    async with EtcdCoordinator(etcd or _local_etcd()) as coordinator:
+        specs = [pc.ShardSpec.FromString(kv.value) for kv in (await coordinator.range(layout.items)).kvs]
+    return {
+        layout.item_key(spec.id): {source.journal: source.min_offset for source in spec.sources}
+        for spec in specs
+        if not spec.recovery_log_prefix
+    }
+
+
+def _local_etcd() -> str:
+    from coranto.cluster import locate
+
+    return locate().etcd
+
+
+def print_report(report: Report, *, as_json: bool) -> None:
+    """Print a report: its JSON, or a table of findings, the extent of the audit, and a summary."""
+    if as_json:
+        typer.echo(report.to_json(indent=2))
+        return
+    if report.findings:
+        print_table(["SEVERITY", "KIND", "WHAT", "FINDING"], map(_row, report.findings))
+    for each in report.coverage:
+        left = f", {each.left_out} left out ({each.reason})" if each.left_out else ""
+        typer.echo(f"{printable(each.check)}: {each.examined} {each.unit} examined{left}")
+    typer.echo(report.summary)
+
+
+def _row(finding: Finding) -> list[str]:
+    return [finding.severity.value, finding.kind.value, finding.subject.name, finding.message]
