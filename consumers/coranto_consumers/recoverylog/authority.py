@@ -39,7 +39,10 @@ class Ownership:
 
 
 class Authority(Protocol):
-    """Stores the latest owner of a log. It survives the loss of the log's brokers."""
+    """Stores the latest owner of a log. It survives the loss of the log's brokers.
+
+    A cancelled `claim` or `confirm` may or may not have been recorded.
+    """
 
     async def claim(self, author: Author) -> None:
         """Claim the log for `author`, which is about to take it over.

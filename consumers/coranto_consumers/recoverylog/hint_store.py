@@ -99,7 +99,10 @@ class StoredHints:
 
 
 class HintStore:
-    """Reads and writes the hints of a shard. `guard` is this process's assignment; None when nothing is assigned."""
+    """Reads and writes the hints of a shard. `guard` is this process's assignment; None when nothing is assigned.
+
+    Each change is one transaction of etcd. After a cancelled call it may or may not have been applied.
+    """
 
     def __init__(self, coordinator: Coordinator, keys: HintKeys, *, guard: KeyValue | None = None) -> None:
         self._coordinator = coordinator

@@ -95,6 +95,8 @@ async def prune_logs(client: JournalClient, shards: Sequence[ShardHints], *, dry
     `shards` must be all shards that ever recorded into these logs. This process removes the fragments itself, with its
     own credentials for the stores. Raises InvalidInput when a store is below a folder of the brokers that this process
     does not know. Raises the first failure to remove a fragment, once no removal is in progress.
+
+    A cancelled call may have removed some of them; the next call removes the rest.
     """
     live = live_segments(shards)
     found: list[Pruned] = []

@@ -269,7 +269,8 @@ class Recorder:
     async def hints(self) -> Hints:
         """Return hints of the files as they are now, once all of their changes are durable.
 
-        Raises InvalidInput for a fork into which no file was written yet: no hints would lead players to it.
+        Raises InvalidInput for a fork into which no file was written yet: no hints would lead players to it. Cancelling
+        ends only the wait.
         """
         hints = self._fsm.hints(self.log)
         logs = {segment.log for live in hints.live_fnodes for segment in live.segments}

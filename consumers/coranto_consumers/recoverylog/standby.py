@@ -92,7 +92,10 @@ class LogStandby:
         return self._player
 
     async def tailing(self) -> None:
-        """Wait until all content was read that was in the log when playing began. Raises the failure of playing."""
+        """Wait until all content was read that was in the log when playing began. Raises the failure of playing.
+
+        Cancelling ends only the wait.
+        """
         await self._playing.tailing()
 
     async def take_over(self, guard: KeyValue | None = None) -> LogOwner:
@@ -121,7 +124,10 @@ class LogStandby:
 
 
 class LogOwner:
-    """Records into a shard's recovery log, and stores the hints of the log. Use as `async with`."""
+    """Records into a shard's recovery log, and stores the hints of the log. Use as `async with`.
+
+    A cancelled `opened` or `store_hints` may have stored hints, which does no harm. Call it again.
+    """
 
     def __init__(self, recorder: Recorder, recovery: Recovery, hint_store: HintStore, clock: Clock) -> None:
         self.recorder = recorder

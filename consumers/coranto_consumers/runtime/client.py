@@ -25,7 +25,8 @@ from coranto_consumers.runtime.specs import validate_change
 class ShardClient:
     """A client of the consumer process at `config.endpoint`. Any process of a consumer answers for all of them.
 
-    Use as `async with ShardClient(config) as client:`.
+    Use as `async with ShardClient(config) as client:`. A cancelled call that only reads leaves nothing behind. After
+    other cancelled calls, the change may or may not have been applied.
     """
 
     def __init__(self, config: ClientConfig) -> None:

@@ -34,7 +34,10 @@ def shard_spec(
 
 
 class RunningShard:
-    """A running shard."""
+    """A running shard.
+
+    Cancelling `read_through` ends only the wait. Cancelling `finish` ends the shard as `crash` does.
+    """
 
     def __init__(self, primary: Primary, task: asyncio.Task[None], progress: Progress) -> None:
         self.primary = primary
@@ -71,7 +74,8 @@ async def running_shard(
     """Run the shard of `spec` with `app` and the journals of `client` until the context is left.
 
     Every run has a producer of its own, as after a new assignment. For a store in a recovery log, pass the `owner` that
-    has taken the log over (see `coranto_consumers.recoverylog.standby`).
+    has taken the log over (see `coranto_consumers.recoverylog.standby`). A block that is cancelled ends the shard as
+    `crash` does.
     """
     progress = Progress()
     shard = Shard(spec, client)

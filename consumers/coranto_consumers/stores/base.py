@@ -28,7 +28,8 @@ from coranto.messages.checkpoints import Checkpoint
 class Store(ABC):
     """The state of one shard, while it is assigned to this process.
 
-    In its methods, `shard` is the shard's full name, which is unique among all consumers.
+    In its methods, `shard` is the shard's full name, which is unique among all consumers. A cancelled call may have
+    taken effect. The runtime cancels one only to end the shard, and then calls `destroy`.
     """
 
     @abstractmethod

@@ -58,7 +58,10 @@ class SqlShardStore(Store):
         return self._open.connection
 
     async def begin(self) -> Connection:
-        """Begin the current transaction, unless it has begun, and return its connection."""
+        """Begin the current transaction, unless it has begun, and return its connection.
+
+        After a cancelled call the transaction may have begun; `destroy` rolls it back.
+        """
         if self._open is None:
             if self._commit is not None:
                 await asyncio.wait([self._commit])

@@ -30,7 +30,10 @@ class Result:
 
 
 class Check(Protocol):
-    """A part of an audit. A check that cannot examine something says so in a finding, and never stays silent."""
+    """A part of an audit. A check that cannot examine something says so in a finding, and never stays silent.
+
+    It only reads, so a cancelled `run` leaves nothing behind.
+    """
 
     @property
     def name(self) -> str:
@@ -50,7 +53,10 @@ async def run_checks(
     clock: Clock | None = None,
     subjects: Mapping[str, Mapping[str, Fact]] | None = None,
 ) -> Report:
-    """Run checks one after another, and return their report. `selector` is what the report says it is about."""
+    """Run checks one after another, and return their report. `selector` is what the report says it is about.
+
+    Checks only read, so cancelling leaves nothing behind.
+    """
     times = clock or SystemClock()
     begun_at = times.now()
     result = Result(subjects={name: dict(facts) for name, facts in (subjects or {}).items()})

@@ -89,7 +89,7 @@ async def audit_journal(
     """Audit one journal.
 
     Coverage must begin at `first_offset`. By default it begins at the oldest fragment: retention may have removed
-    earlier content. Raises the client's errors when the brokers do not answer.
+    earlier content. Raises the client's errors when the brokers do not answer. Cancelling leaves nothing behind.
     """
     head = await client.head(journal)
     listed = [info.fragment for info in await client.fragments(journal)]

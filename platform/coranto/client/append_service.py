@@ -130,7 +130,10 @@ class AppendService:
                 raise state.failure
 
     async def cancel(self) -> None:
-        """Drop pending content. The outcome of appends under way is unknown."""
+        """Drop pending content. The outcome of appends under way is unknown.
+
+        Appends also end if this call is cancelled.
+        """
         senders = [state.sender for state in self._journals.values() if state.sender is not None]
         for sender in senders:
             sender.cancel()

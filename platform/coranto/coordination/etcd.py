@@ -208,7 +208,7 @@ class Coordinator(Protocol):
     """A linearizable, ordered, leased and watched key-value store: etcd, or a simulation of it.
 
     Every method raises Unavailable when nothing was applied and a later call may succeed, and CoordinationError when
-    the call was refused.
+    the call was refused. A cancelled read leaves nothing behind. A cancelled change may or may not have been applied.
     """
 
     async def range(

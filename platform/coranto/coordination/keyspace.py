@@ -239,7 +239,8 @@ class KeySpaceState(Generic[ItemT, MemberT, AssignT]):
 class KeySpace(Generic[ItemT, MemberT, AssignT]):
     """A mirror of a layout's prefix. `start` it once; it then follows until `close`, or until it fails for good.
 
-    Changes that arrive within `apply_delay_seconds` of one another are merged together.
+    Changes that arrive within `apply_delay_seconds` of one another are merged together. A cancelled wait leaves the
+    mirror as it is.
     """
 
     def __init__(

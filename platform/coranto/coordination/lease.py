@@ -159,7 +159,7 @@ class MemberSession:
 
         It is in doubt after this process did not run for a while, or did not reach etcd. Others may have gone on
         without this member by then. So work that requires membership waits here, instead of taking effect just before
-        `lost` is noticed.
+        `lost` is noticed. Cancelling ends only the wait.
         """
         while self._clock.monotonic() >= self._alive_until:
             self._doubted.set()
@@ -170,6 +170,7 @@ class MemberSession:
         """Stop keeping the lease alive, and revoke it: etcd deletes the member and its assignments at once.
 
         With `revoke=False` they stay until the lease runs out, so that a successor with the same record can resume it.
+        If the call is cancelled, the lease may last until it runs out.
         """
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)

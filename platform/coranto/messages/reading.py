@@ -133,7 +133,10 @@ class ReadUncommitted(_UncommittedReader[M]):
 
 
 class AsyncReadUncommitted(_UncommittedReader[M]):
-    """The asynchronous `ReadUncommitted`."""
+    """The asynchronous `ReadUncommitted`.
+
+    Cancelling a read may end the iteration over `chunks`. Then continue with a new reader from `offset`.
+    """
 
     def __init__(
         self,
@@ -250,7 +253,10 @@ class ReadCommitted(_CommittedReader[M]):
 
 
 class AsyncReadCommitted(_CommittedReader[M]):
-    """The asynchronous `ReadCommitted`."""
+    """The asynchronous `ReadCommitted`.
+
+    A cancelled read ends the iteration. Continue with a new reader from the last `source` that was kept.
+    """
 
     def __init__(
         self, read: ReadAsync[M], journal: str, source: Source | None = None, *, ring_size: int = DEFAULT_RING_SIZE

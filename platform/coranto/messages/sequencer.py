@@ -399,7 +399,10 @@ async def read_committed_async(
     sequencer: Sequencer[M],
     replay: Callable[[ReplayRange], AsyncIterable[Envelope[M]]],
 ) -> AsyncIterator[Envelope[M]]:
-    """Asynchronous `read_committed`."""
+    """Asynchronous `read_committed`.
+
+    A cancelled read ends the iteration. Continue with a new sequencer from the last checkpoint.
+    """
     async for envelope in envelopes:
         sequencer.queue(envelope)
         wanted = sequencer.replay_range

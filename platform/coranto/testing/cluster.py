@@ -108,7 +108,10 @@ class Cluster:
         return self.__aenter__().__await__()
 
     async def close(self) -> None:
-        """End the cluster, as leaving its block does. No effect if it does not run."""
+        """End the cluster, as leaving its block does. No effect if it does not run.
+
+        If cancelled, tasks of its brokers may be left on the event loop.
+        """
         await self._exits.aclose()
 
     def __repr__(self) -> str:
@@ -181,7 +184,10 @@ class Cluster:
         await self.ready(spec.name, timeout=timeout)
 
     async def ready(self, *journals: str, timeout: float = 30.0) -> None:
-        """Wait until journals have all their replicas, in agreement. Raises ClusterError after `timeout` seconds."""
+        """Wait until journals have all their replicas, in agreement. Raises ClusterError after `timeout` seconds.
+
+        Cancelling ends only the wait.
+        """
         for journal in journals:
             try:
                 async with asyncio.timeout(timeout):

@@ -45,7 +45,10 @@ class Scaled:
 
 
 class Autoscaler:
-    """Scales streams by their load: the named ones, or by default all that have a policy."""
+    """Scales streams by their load: the named ones, or by default all that have a policy.
+
+    If a change of a stream is cancelled, the next step or `Streams.resume` finishes it.
+    """
 
     def __init__(
         self,

@@ -100,7 +100,11 @@ class _View:
 
 
 class Streams:
-    """The streams of a cluster. Many tasks may use this at once, and several processes at the same time."""
+    """The streams of a cluster. Many tasks may use this at once, and several processes at the same time.
+
+    A cancelled call that only reads leaves nothing behind. After a cancelled change of segments, `resume` finishes the
+    change or leaves the stream as it was. After a cancelled `delete`, call `delete` again.
+    """
 
     def __init__(self, client: JournalClient, *, clock: Clock | None = None, entropy: Entropy = os.urandom) -> None:
         self._client = client

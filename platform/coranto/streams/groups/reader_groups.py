@@ -64,7 +64,11 @@ class _GroupModel:
 
 
 class ReaderGroup:
-    """A group of readers of a stream. Any number of processes may have objects of the same group."""
+    """A group of readers of a stream. Any number of processes may have objects of the same group.
+
+    A cancelled call that only reads leaves nothing behind. After other cancelled calls, the group may or may not have
+    changed.
+    """
 
     def __init__(
         self,

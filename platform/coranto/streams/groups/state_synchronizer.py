@@ -130,7 +130,8 @@ class StateSynchronizer(Generic[S, U]):
     """The state in `journal`, as this process knows it. For one event loop; many tasks may use it at once.
 
     Call `initialize` or `load` first. A snapshot is written after every `snapshot_every` updates. An update whose
-    answer was lost is retried for up to `patience` seconds.
+    answer was lost is retried for up to `patience` seconds. A cancelled read leaves the state as known before, or
+    newer. A cancelled write may or may not have been applied.
     """
 
     def __init__(

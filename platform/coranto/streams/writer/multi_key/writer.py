@@ -127,6 +127,8 @@ class MultiKeyWriter(Generic[E]):
     """A writer of transactions on several keys. Use as `async with MultiKeyWriter(client, "orders") as writer:`.
 
     Many tasks may use it at once. Their transactions run concurrently, each all or nothing, in no particular order.
+    Cancelling a caller revokes no commit (see `MultiKeyTransaction.commit`). After a cancelled `open` or `close`, work
+    of decided transactions may be left to the next `open`.
     """
 
     def __init__(

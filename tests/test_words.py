@@ -1,0 +1,164 @@
+"""The rules of words that a program can check: first lines of docstrings, names, and cancellation."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ("platform", "broker", "consumers", "orchestration", "tests", "benchmarks", "tools")
+ROOTS = {"coranto": "platform", "coranto_broker": "broker", "coranto_consumers": "consumers"}
+
+QUESTION = re.compile(r"(What|Whether|How|Where|Which|That|Who|Why|When|If)\b")
+"""Beginnings of a docstring that neither commands nor names its subject."""
+
+FORBIDDEN = frozenset(
+    [
+        "Aside",
+        "Crowded",
+        "HandingFace",
+        "Leftovers",
+        "Looked",
+        "Rota",
+        "Settling",
+        "Standing",
+        "Verdict",
+        "Verdicts",
+        "at_once",
+        "foresee",
+        "leftovers",
+        "rota",
+        "take_up",
+        "taking_up",
+        "tallies",
+    ]
+)
+"""Names that hid their purpose, or stood for several things, and have a better one now."""
+
+PACKAGES = (
+    "coranto.audit",
+    "coranto.client",
+    "coranto.messages",
+    "coranto.streams",
+    "coranto.testing",
+    "coranto_consumers.recoverylog",
+    "coranto_consumers.stores",
+)
+MODULES = (
+    "coranto.client.committed",
+    "coranto.client.publishing",
+    "coranto.coordination.etcd",
+    "coranto.coordination.keyspace",
+    "coranto.coordination.lease",
+    "coranto.fragments.stores",
+    "coranto.streams.control.autoscale",
+    "coranto_consumers.runtime.client",
+    "coranto_consumers.runtime.testing",
+)
+"""Modules that users import from without the help of a package."""
+
+
+def is_generated(path: Path) -> bool:
+    return "_pb2" in path.name or path.parent.name == "generated"
+
+
+FILES = sorted(path for top in SOURCES for path in (ROOT / top).rglob("*.py") if not is_generated(path))
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each docstring, and of each text that describes a name assigned before it."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            if (text := ast.get_docstring(node)) is not None:
+                yield node.body[0].lineno, text
+            for before, after in zip(node.body, node.body[1:], strict=False):
+                if isinstance(before, (ast.Assign, ast.AnnAssign)) and (text := text_of(after)) is not None:
+                    yield after.lineno, text
+
+
+def text_of(node: ast.stmt) -> str | None:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return node.value.value
+    return None
+
+
+def path_of(module: str) -> Path:
+    path = ROOT / ROOTS[module.split(".")[0]] / Path(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def public_definitions() -> Iterator[tuple[str, ast.ClassDef | ast.AsyncFunctionDef]]:
+    """Yield the classes and async functions that users can import, with their modules."""
+    offered: dict[str, set[str] | None] = dict.fromkeys(MODULES)
+    for package in PACKAGES:
+        for node in ast.walk(ast.parse(path_of(package).read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module not in MODULES:
+                names = offered.setdefault(node.module, set())
+                assert names is not None
+                names.update(alias.name for alias in node.names)
+    for module, names in offered.items():
+        if module.split(".")[0] not in ROOTS:
+            continue
+        for node in ast.parse(path_of(module).read_text()).body:
+            is_public = isinstance(node, (ast.ClassDef, ast.AsyncFunctionDef)) and not node.name.startswith("_")
+            if is_public and (names is None or node.name in names):
+                yield module, node
+
+
+def says_nothing_of_cancelling(node: ast.ClassDef | ast.AsyncFunctionDef) -> list[str]:
+    """Return the awaitables that do not say what cancelling leaves. A method without a docstring inherits it."""
+    text = ast.get_docstring(node) or ""
+    if "cancel" in text.lower():
+        return []
+    if isinstance(node, ast.AsyncFunctionDef):
+        return [node.name]
+    return [
+        f"{node.name}.{method.name}"
+        for method in node.body
+        if isinstance(method, ast.AsyncFunctionDef)
+        and not method.name.startswith("_")
+        and "cancel" not in (ast.get_docstring(method) or ("cancel" if node.bases or implements(node) else "")).lower()
+    ]
+
+
+def implements(node: ast.ClassDef) -> bool:
+    """Return whether the class says that it implements an interface, whose docstrings hold for it."""
+    return re.match(r"(An |The )?`\w+`", ast.get_docstring(node) or "") is not None
+
+
+@pytest.mark.parametrize("top", SOURCES)
+def test_the_first_line_of_a_docstring_is_an_imperative_or_a_noun_phrase(top: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in FILES
+        if path.is_relative_to(ROOT / top)
+        for line, text in docstrings(ast.parse(path.read_text()))
+        if QUESTION.match(text)
+    ]
+    assert not found, "say what it is or does, without a question word"
+
+
+def test_forbidden_names_are_not_used() -> None:
+    found = []
+    for path in FILES:
+        if path == Path(__file__):
+            continue
+        with tokenize.open(path) as file:
+            found += [
+                f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string}"
+                for token in tokenize.generate_tokens(file.readline)
+                if token.type == tokenize.NAME and token.string in FORBIDDEN
+            ]
+    assert not found, "docs/glossary.md has the words to use instead"
+
+
+def test_public_awaitables_say_what_cancelling_leaves_behind() -> None:
+    definitions = list(public_definitions())
+    assert len(definitions) > 60
+    found = [f"{module}: {name}" for module, node in definitions for name in says_nothing_of_cancelling(node)]
+    assert not found, "add a sentence to the docstring of the method or of its class"
