@@ -29,7 +29,6 @@ FORBIDDEN = frozenset(
         "Standing",
         "Verdict",
         "Verdicts",
-        "at_once",
         "foresee",
         "leftovers",
         "rota",
@@ -105,8 +104,9 @@ def public_definitions() -> Iterator[tuple[str, ast.ClassDef | ast.AsyncFunction
         if module.split(".")[0] not in ROOTS:
             continue
         for node in ast.parse(path_of(module).read_text()).body:
-            is_public = isinstance(node, (ast.ClassDef, ast.AsyncFunctionDef)) and not node.name.startswith("_")
-            if is_public and (names is None or node.name in names):
+            if not isinstance(node, (ast.ClassDef, ast.AsyncFunctionDef)) or node.name.startswith("_"):
+                continue
+            if names is None or node.name in names:
                 yield module, node
 
 

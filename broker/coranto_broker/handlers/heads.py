@@ -111,7 +111,7 @@ async def _send(context: Context, heads: Iterable[JournalHead]) -> None:
 
 @dataclass(slots=True)
 class _Told:
-    """What another broker tells: heads by journal, or why it does not. `lacks` is true for one of Gazette's."""
+    """Another broker's heads by journal, or the reason why it gives none. `lacks` is true for one of Gazette's."""
 
     heads: dict[str, JournalHead] = field(default_factory=dict)
     problem: str = ""

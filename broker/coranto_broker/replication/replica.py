@@ -154,7 +154,7 @@ class Replica:
 
     @property
     def committed(self) -> CommittedState | None:
-        """What the spool has committed; None until it is recovered."""
+        """The committed state of the spool; None until it is recovered."""
         return self._spool.committed if self._spool is not None else None
 
     @property

@@ -31,11 +31,11 @@ _LOOK_AGAIN_S: Final = 0.25
 
 @dataclass(slots=True)
 class _Progress:
-    """What one run has gathered."""
+    """The findings of one run."""
 
     result: Result = field(default_factory=Result)
     shards: dict[str, KnownShard] = field(default_factory=dict)
-    """What to remember of shards, when they are sound."""
+    """The facts to remember of shards that are sound."""
     totals: dict[str, Number] = field(default_factory=dict)
     totals_problems: list[str] = field(default_factory=list)
     replayed_bytes: int = 0

@@ -39,7 +39,7 @@ class StagedRows:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a store holds of a consumer at one moment. Shards without a row are left out."""
+    """A store's content for one consumer at one moment. Shards without a row are left out."""
 
     rows: Mapping[str, Row] = field(default_factory=dict)
     staged: Mapping[str, Sequence[StagedRows]] = field(default_factory=dict)

@@ -83,7 +83,7 @@ class KnownShard:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What earlier audits know of a consumer. `allowances` are differences of expectations that were accepted."""
+    """Earlier audits' knowledge of a consumer. `allowances` are differences of expectations that were accepted."""
 
     shards: Mapping[str, KnownShard] = field(default_factory=dict)
     allowances: Mapping[str, _Exact] = field(default_factory=dict)

@@ -41,7 +41,7 @@ class SourceAudit:
 
     findings: list[Finding] = field(default_factory=list)
     known: KnownSource | None = None
-    """What to remember if the shard is sound."""
+    """The facts to remember if the shard is sound."""
     replayed_bytes: int = 0
     unproven: int = 0
     messages: int = 0

@@ -74,7 +74,10 @@ class SqliteStore(Store):
         return self._connection
 
     async def restore_checkpoint(self, shard: str) -> Checkpoint:
-        """Open the database, and return its checkpoint. Raises CorruptData when the recovered file is no database."""
+        """Open the database, and return its checkpoint. Raises CorruptData when the recovered file is no database.
+
+        A cancelled call may leave the database open, until `destroy`.
+        """
         if self._recorder.exists(NEXT_FILE):
             self._recorder.remove(NEXT_FILE)  # Left by an owner that stopped during a copy.
         try:

@@ -33,7 +33,7 @@ _SINGLE_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class JournalHead:
-    """What brokers know of one journal. Offsets and sizes are bytes, times are Unix seconds (0: unknown, or never).
+    """The brokers' knowledge of one journal. Offsets and sizes are bytes, times are Unix seconds (0: unknown or never).
 
     If `status` is OK, `begin`, `persisted_head` and `head` are known. They are the first offset with content, the end
     of stored content, and the offset at which the next append begins. If it is SUSPENDED, only `head` is known.
@@ -70,7 +70,7 @@ class JournalHead:
     """The answer to the primary's last empty append, if `append_status_time` is not 0."""
     append_status_time: float = 0.0
     store_problem: str = ""
-    """Why appends are held back for the fragment store; empty if they are not."""
+    """The reason why appends are held back for the fragment store; empty if they are not."""
     ask_alone: bool = False
     """True if the journal has to be asked about alone."""
 

@@ -15,7 +15,7 @@ class HttpStore:
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, str]] = {}
         self.fetched: Counter[str] = Counter()
-        """How often each path was fetched."""
+        """The number of fetches of each path."""
         self.accepted: list[str | None] = []
         """The header `Accept-Encoding` of each request."""
         self._server = _Server(self)

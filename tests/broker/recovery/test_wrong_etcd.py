@@ -85,7 +85,7 @@ def run(settings: BrokerSettings, *arguments: str) -> subprocess.CompletedProces
     return subprocess.run(program, capture_output=True, text=True, check=False)
 
 
-async def take_up(settings: BrokerSettings) -> None:
+async def adopt_etcd(settings: BrokerSettings) -> None:
     """Follow the runbook for a cluster of one broker."""
     gathered = await asyncio.to_thread(run, settings, "adopt")
     assert gathered.returncode == 0, gathered.stderr
@@ -141,7 +141,7 @@ async def test_an_etcd_that_was_emptied_is_taken_up(
     assert "this etcd knows no cluster" in await refusal(broker_settings)
     early = await asyncio.to_thread(run, broker_settings, "finish-adoption")
     assert (early.returncode, "not taking up" in early.stderr) == (1, True)
-    await take_up(broker_settings)
+    await adopt_etcd(broker_settings)
     async with running_broker(broker_settings) as (_, client):
         await client.apply(kept)  # Nobody may write at offsets that were acknowledged before.
         await eventually(lambda: appends_at(client, J, len(CONTENT)))
@@ -192,7 +192,7 @@ async def test_an_etcd_that_was_restored_is_taken_up(
             held = (await coordinator.range(Layout(settings.etcd_prefix).members)).kvs
             for kv in held:
                 await coordinator.lease_revoke(kv.lease)  # As time would.
-        await take_up(settings)
+        await adopt_etcd(settings)
         async with running_broker(settings) as (_, client):
             await eventually(lambda: appends_at(client, J, len(CONTENT) + 8))
             assert await client.content(J) == CONTENT + b"and this"

@@ -1,4 +1,4 @@
-"""What the tests of consumers' audits share: a real broker, a consumer with a table and an output, and its audit."""
+"""Fixtures of the consumers' audits: a real broker, a consumer with a table and an output, and its audit."""
 
 from __future__ import annotations
 
