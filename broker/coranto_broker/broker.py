@@ -202,20 +202,20 @@ class Broker:
                 try:
                     record = await self.in_sync.leave(journal, revision, stored.stamp, stored.end, stored.registers)
                 except CorantoError as error:
-                    _log.warning("in-sync record could not be left", journal=journal, error=str(error))
+                    _log.warning("in_sync.leave_failed", journal=journal, error=str(error))
                     return
                 if record is not None and record.closed:
-                    _log.info("closed a journal's in-sync record", journal=journal, end=stored.end)
+                    _log.info("in_sync.closed", journal=journal, end=stored.end)
                 elif record is not None:
                     others = list(record.members)
-                    _log.info("left a journal's in-sync record", journal=journal, end=stored.end, others=others)
+                    _log.info("in_sync.left", journal=journal, end=stored.end, others=others)
 
         parallel = asyncio.Semaphore(LEAVING_PARALLEL)
         try:
             async with asyncio.timeout(LEAVING_SECONDS):
                 await asyncio.gather(*(leave(replica) for replica in replicas))
         except TimeoutError:
-            _log.warning("in-sync records could not be left in time; journals may wait for this broker's return")
+            _log.warning("in_sync.leave_timed_out", seconds=LEAVING_SECONDS)
 
     async def stop(self) -> None:
         """Stop serving local replicas, and store content that is only here, in bounded time."""
@@ -228,7 +228,7 @@ class Broker:
             await asyncio.wait(set(self._stopping), timeout=self.settings.exit_seconds)
         left = await self.persister.close(self.settings.exit_seconds)
         if left:
-            _log.warning("fragments remain in local files; the next start stores them", fragments=left)
+            _log.warning("fragment.left_in_local_files", fragments=left)
         for task in [*self._background, *self._stopping]:
             task.cancel()
         await asyncio.gather(*self._background, *self._stopping, return_exceptions=True)
@@ -303,12 +303,12 @@ class Broker:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("background work failed", work=task.get_name(), exc_info=error)
+            _log.error("broker.background_work_failed", work=task.get_name(), exc_info=error)
 
     # -- For the resolver ----------------------------------------------------------------------------------------------
 
     def start_replica(self, item: Item[pb.JournalSpec], *, primary: bool) -> Replica:
-        _log.info("starting replica", journal=item.id, primary=primary, create_revision=item.create_revision)
+        _log.info("replica.starting", journal=item.id, primary=primary, create_revision=item.create_revision)
         replica = Replica(
             SpoolFolder(
                 folder_of(self._spools, item.id, item.create_revision),
@@ -342,7 +342,7 @@ class Broker:
         self.resolver.restart(replica)
 
     def stop_replica(self, replica: Replica, *, drop: bool) -> None:
-        _log.info("stopping replica", journal=replica.journal, drop=drop)
+        _log.info("replica.stopping", journal=replica.journal, drop=drop)
         self.exclusively(replica.journal, lambda: self._stop(replica, drop))
 
     async def _stop(self, replica: Replica, drop: bool) -> None:
@@ -351,7 +351,7 @@ class Broker:
             try:
                 await self.in_sync.remove(replica.journal, replica.folder.create_revision, former=True)
             except CorantoError as error:
-                _log.info("in-sync record of a deleted journal stays", journal=replica.journal, error=str(error))
+                _log.info("in_sync.removal_failed", journal=replica.journal, error=str(error))
         folder = replica.folder.path
         if all(other.folder.path != folder for other in self.resolver.local_replicas):
             self._used_folders.discard(folder)
@@ -364,7 +364,7 @@ class Broker:
     def _stopped(self, task: asyncio.Task[None]) -> None:
         self._stopping.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("replica did not stop cleanly", task=task.get_name(), exc_info=error)
+            _log.error("replica.stop_failed", task=task.get_name(), exc_info=error)
 
     # -- For the leftovers ---------------------------------------------------------------------------------------------
 
@@ -454,7 +454,7 @@ class Broker:
             try:
                 self._saved.sweep(exists, self.clock.now(), self.settings.deleted_spool_seconds)
             except (CorantoError, OSError) as error:
-                _log.warning("saved in-sync records could not be looked through", error=str(error))
+                _log.warning("in_sync.sweep_failed", error=str(error))
 
     async def _keep_flushed(self) -> None:
         while True:

@@ -192,7 +192,8 @@ class _Lines:
         self._begun = self._said = monotonic()
 
     def __enter__(self) -> _Lines:
-        self._log.info(self._title, **({} if self._total is None else {"total": amount(self._total, self._unit)}))
+        total = {} if self._total is None else {"total": amount(self._total, self._unit)}
+        self._log.info("task.started", task=self._title, **total)
         return self
 
     def __exit__(
@@ -202,7 +203,7 @@ class _Lines:
         facts: dict[str, object] = {"done": amount(self._done, self._unit), "seconds": round(seconds, 1)}
         if self._done and seconds > 0:
             facts["per_second"] = amount(self._done / seconds, self._unit)
-        self._log.info(f"{self._title}: {'done' if error is None else 'stopped'}", **facts)
+        self._log.info("task.done" if error is None else "task.stopped", task=self._title, **facts)
 
     def advance(self, amount: int = 1) -> None:
         self._done += amount
@@ -226,4 +227,4 @@ class _Lines:
             facts["percent"] = round(100 * self._done / self._total)
         if self._note:
             facts["note"] = self._note
-        self._log.info(self._title, **facts)
+        self._log.info("task.progress", task=self._title, **facts)

@@ -98,12 +98,19 @@ def test_progress_in_lines() -> None:
         report.expect(400)
         now += 5
         report.advance(50)
+    a_quarter: dict[str, object] = {"percent": 25, "note": "there"}
     assert lines.said == [
-        ("Publishing", {"total": "200 flights"}),
-        ("Publishing", {"done": "40 flights", "of": "200 flights", "percent": 20}),
-        ("Publishing", {"done": "50 flights", "of": "200 flights", "percent": 25, "note": "there"}),
-        ("Publishing", {"done": "100 flights", "of": "400 flights", "percent": 25, "note": "there"}),
-        ("Publishing: done", {"done": "100 flights", "seconds": 16.2, "per_second": "6 flights"}),
+        ("task.started", {"task": "Publishing", "total": "200 flights"}),
+        ("task.progress", {"task": "Publishing", "done": "40 flights", "of": "200 flights", "percent": 20}),
+        (
+            "task.progress",
+            {"task": "Publishing", "done": "50 flights", "of": "200 flights", **a_quarter},
+        ),
+        (
+            "task.progress",
+            {"task": "Publishing", "done": "100 flights", "of": "400 flights", **a_quarter},
+        ),
+        ("task.done", {"task": "Publishing", "done": "100 flights", "seconds": 16.2, "per_second": "6 flights"}),
     ]
 
 
@@ -111,7 +118,7 @@ def test_progress_that_fails_says_that_it_stopped() -> None:
     lines = Lines()
     with pytest.raises(ZeroDivisionError):
         _fail(lines)
-    assert [event for event, _ in lines.said] == ["Reading", "Reading: stopped"]
+    assert [event for event, _ in lines.said] == ["task.started", "task.stopped"]
 
 
 def _fail(lines: Lines) -> None:

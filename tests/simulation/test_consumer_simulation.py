@@ -40,7 +40,7 @@ INTERESTING = {
     "json: a later owner restored what an earlier one had committed",
     "log: recorder.failed",
     "log: recovery_log.played",
-    "log: shard starts anew",
+    "log: shard.restarting",
     "log: sqlite_store.copied",
     "sql: a later owner restored what an earlier one had committed",
     "sqlite: a later owner restored what an earlier one had committed",

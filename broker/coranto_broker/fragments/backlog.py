@@ -192,10 +192,10 @@ class Backlog:
         if held and journal not in self._since:
             self._since[journal] = self._clock.monotonic()
             waiting = self._bytes.get(journal, 0)
-            _log.warning("appends wait for the fragment store", journal=journal, unpersisted=waiting, all=self._total)
+            _log.warning("backlog.journal_held_back", journal=journal, unpersisted=waiting, all=self._total)
         elif not held and journal in self._since:
             del self._since[journal]
-            _log.info("appends go on: the fragment store takes fragments", journal=journal, all=self._total)
+            _log.info("backlog.journal_released", journal=journal, all=self._total)
             waiters, self._waiters = self._waiters, set()
             for waiter in waiters:
                 if not waiter.done():

@@ -41,7 +41,7 @@ class JournalFolders:
     def _note(self, journal: str, url: str, found: FolderListing) -> None:
         for folder in sorted(found.others - self._others.get((url, journal), frozenset())):
             _log.warning(
-                "passed over another journal's fragments: names nest",
+                "folder.nested_journal_skipped",
                 journal=journal,
                 other=f"{journal}/{folder}",
                 store=url,
@@ -68,7 +68,7 @@ class JournalFolders:
         try:
             await store.mark(journal)
         except CorantoError as error:
-            _log.warning("a journal's folder could not be marked", journal=journal, store=store.url, error=str(error))
+            _log.warning("folder.marking_failed", journal=journal, store=store.url, error=str(error))
         else:
             self._marked.add((store.url, journal))
 
@@ -82,7 +82,7 @@ class JournalFolders:
         if owner is None:
             return postfix
         _log.warning(
-            "stored a fragment without its postfix, which is another journal's name",
+            "folder.postfix_omitted",
             journal=journal,
             postfix=postfix,
             other=folder + owner,

@@ -211,7 +211,7 @@ class FragmentPersister:
             try:
                 spec = self._spec_of(sealed.fragment.journal, sealed.create_revision)
                 if spec is None:
-                    _log.info("a fragment of a deleted journal is not stored", fragment=sealed.fragment.content_path)
+                    _log.info("fragment.journal_deleted", fragment=sealed.fragment.content_path)
                     return  # It is set aside with its folder.
                 if not spec.fragment.stores:
                     return  # Nothing to do: it is served from its local file.
@@ -228,7 +228,7 @@ class FragmentPersister:
                 sealed.set_aside()
                 job.on_diverged(sealed)
                 _log.error(
-                    "fragment was set aside: others went on without it",
+                    "fragment.set_aside",
                     fragment=sealed.fragment.content_path,
                     folder=str(sealed.content.path.parent / "set-aside"),
                 )
@@ -242,7 +242,7 @@ class FragmentPersister:
                 if not job.unreadable:
                     self._refused(job, str(error) or f"it took more than {ATTEMPT_SECONDS:.0f} seconds")
                 _log.warning(
-                    "fragment could not be stored; trying again",
+                    "fragment.storing_failed",
                     fragment=sealed.fragment.content_path,
                     error=str(error) or type(error).__name__,
                     seconds=job.delay,
@@ -287,7 +287,7 @@ class FragmentPersister:
             if self._copies is None or self._draining or now - job.damaged_at >= _HOPE_SECONDS:
                 job.unreadable = True
                 self._discount(job)  # Otherwise appends would wait for it.
-            _log.error("no good copy of a damaged fragment was found; looking again", fragment=path, seconds=job.delay)
+            _log.error("fragment.copy_not_found", fragment=path, seconds=job.delay)
             return
         self._metrics.damaged.inc()
         job.damages += 1
@@ -298,7 +298,7 @@ class FragmentPersister:
             sealed.quarantine_content()
         except OSError as failure:
             folder = f"it stays where it was: {failure}"
-        _log.error("local content of a fragment is damaged", fragment=path, error=str(error), set_aside=folder)
+        _log.error("fragment.damaged", fragment=path, error=str(error), set_aside=folder)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         job = self._tasks.pop(task)
@@ -309,7 +309,7 @@ class FragmentPersister:
             del self._of_journal[journal]
         self._discount(job)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("fragment is not going to be stored", fragment=job.sealed.fragment.content_path, exc_info=error)
+            _log.error("fragment.given_up", fragment=job.sealed.fragment.content_path, exc_info=error)
 
     async def _pause(self, job: _Job) -> None:
         """Wait until the next attempt is due, or `hurry` is set. While draining, retry at least every second."""
@@ -374,7 +374,7 @@ class FragmentPersister:
         if size is None or can_hold(fragment.codec, size, fragment.length):
             return size is not None
         _log.error(
-            "what the store has cannot be the fragment; storing it anew",
+            "fragment.wrong_in_store",
             fragment=fragment.content_path,
             store=store.url,
             file_bytes=size,
@@ -390,9 +390,7 @@ class FragmentPersister:
         job.damaged_at = None
         self._count(job)
         self._metrics.mended.inc()
-        _log.warning(
-            "fragment was mended by another broker's copy", fragment=job.sealed.fragment.content_path, source=source
-        )
+        _log.warning("fragment.mended", fragment=job.sealed.fragment.content_path, source=source)
 
     async def _check(self, sealed: Sealed) -> None:
         match await self._judge(sealed) if self._judge is not None else Judgement.FINAL:
@@ -408,7 +406,7 @@ class FragmentPersister:
                 await store.put(fragment, data)
             else:
                 await store.put(fragment, _Reading(sealed).pieces())
-        _log.debug("stored", fragment=fragment.content_path, store=store.url)
+        _log.debug("fragment.stored", fragment=fragment.content_path, store=store.url)
 
 
 def _goes_before(other: _Job, job: _Job) -> bool:

@@ -78,15 +78,15 @@ class Retention:
                 count, size = count + 1, size + fragment.length
                 self._metrics.removed.inc()
                 self._metrics.removed_bytes.inc(fragment.length)
-                _log.debug("removed a fragment", fragment=fragment.content_path, store=fragment.backing_store)
+                _log.debug("fragment.removed", fragment=fragment.content_path, store=fragment.backing_store)
         except CorantoError as error:
             self._metrics.removal_failures.inc()
-            _log.warning("fragment could not be removed", journal=journal, error=str(error))
+            _log.warning("fragment.removal_failed", journal=journal, error=str(error))
         finally:
             self._under_way.discard(journal)
             if count:
                 _log.info(
-                    "removed fragments by retention",
+                    "retention.removed",
                     journal=journal,
                     fragments=count,
                     bytes=size,

@@ -128,7 +128,7 @@ class StoreHealth:
                 await probe(self._stores.get(url))
                 watched.done("")
             except CorantoError as error:
-                _log.warning("fragment store is unhealthy", store=url, error=str(error), failures=watched.failures + 1)
+                _log.warning("store.unhealthy", store=url, error=str(error), failures=watched.failures + 1)
                 watched.done(error.told)
             self._on_probe(url, not watched.failures)
             failures = watched.failures

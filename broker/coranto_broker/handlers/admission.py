@@ -51,6 +51,6 @@ class Admission:
         self._untold += 1
         now = self._clock.monotonic()
         if now - self._told_at >= LOG_SECONDS:
-            _log.warning("appends are refused: too many are under way", under_way=count, refused=self._untold)
+            _log.warning("admission.appends_refused", under_way=count, refused=self._untold)
             self._told_at, self._untold = now, 0
         raise TooManyAppends(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -73,10 +74,10 @@ async def report(error: CorantoError | OSError, method: str, context: Context) -
     """End the call with the status code of an error, and log it."""
     code = code_of(error)
     if not isinstance(error, TooManyAppends):  # `Admission` logs these, many in one entry.
-        log = _log.info if code is grpc.StatusCode.INVALID_ARGUMENT else _log.warning
+        level = logging.INFO if code is grpc.StatusCode.INVALID_ARGUMENT else logging.WARNING
         journal = {"journal": name} if (name := _concerned.get()) else {}
         text = str(error)[:_MOST_LOGGED]
-        log("call failed", method=method, client=context.peer(), code=code.name, error=text, **journal)
+        _log.log(level, "call.failed", method=method, client=context.peer(), code=code.name, error=text, **journal)
     await context.abort(code, told(error))
 
 

@@ -137,7 +137,7 @@ async def _signed_url(broker: Broker, fragment: Fragment) -> str:
     try:
         return await broker.stores.get(fragment.backing_store).sign_async(fragment, URL_TTL_SECONDS)
     except StoreError as error:
-        _log.warning("URL could not be signed", fragment=fragment.content_path, error=str(error))
+        _log.warning("fragment.url_not_signed", fragment=fragment.content_path, error=str(error))
         return ""
 
 

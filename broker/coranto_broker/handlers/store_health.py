@@ -35,7 +35,7 @@ async def serve(
     except CorantoError as error:
         response.status = pb.FRAGMENT_STORE_UNHEALTHY
         response.store_health_error = error.told
-        _log.warning("fragment store is unhealthy", store=request.fragment_store, error=str(error))
+        _log.warning("store.unhealthy", store=request.fragment_store, error=str(error))
     return response
 
 

@@ -11,6 +11,7 @@ of the journal or, with `block`, only when the broker ends it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
@@ -104,7 +105,7 @@ class _Gateway:
         except (CorantoError, OSError) as error:
             if answer is None or answer.response is None or not answer.response.prepared:
                 raise
-            _log.info("answer cut off", method=http.method, path=http.path, client=http.remote, error=str(error))
+            _log.info("http.answer_cut_off", method=http.method, path=http.path, client=http.remote, error=str(error))
             raise CutOff from error
         assert answer.response is not None
         return answer.response
@@ -123,9 +124,15 @@ class _Gateway:
     def _failed(self, http: web.Request, error: CorantoError | OSError) -> web.Response:
         """Return the answer to a request that failed before its headers were sent."""
         status = http_status(error)
-        report = _log.info if status == 400 else _log.warning
-        report(
-            "request failed", method=http.method, path=http.path, client=http.remote, status=status, error=str(error)
+        level = logging.INFO if status == 400 else logging.WARNING
+        _log.log(
+            level,
+            "http.request_failed",
+            method=http.method,
+            path=http.path,
+            client=http.remote,
+            status=status,
+            error=str(error),
         )
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "1"} if status == 503 else {}
         return web.Response(status=status, text=f"{told(error)}\n", headers=headers)

@@ -47,7 +47,7 @@ class DeletedSpools:
         """Set aside a spool folder that nobody uses any more. Raises OSError, and may then be repeated."""
         names = self._disk.list(folder)
         if not self.keep_seconds or not names:
-            _log.info("removed the spool of a deleted journal", journal=journal, folder=str(folder))
+            _log.info("deleted_spool.removed", journal=journal, folder=str(folder))
             self._disk.remove_tree(folder)
             return
         now = self._clock.now()
@@ -65,9 +65,7 @@ class DeletedSpools:
         while self._disk.list(target):
             target, number = target.with_name(f"{folder.name}.{number}"), number + 1
         self._disk.rename(folder, target)
-        _log.warning(
-            "set aside the spool of a deleted journal", journal=journal, folder=str(target), until=_readable(until)
-        )
+        _log.warning("deleted_spool.set_aside", journal=journal, folder=str(target), until=_readable(until))
 
     def __iter__(self) -> Iterator[DeletedSpool]:
         for name in self._disk.list(self._root):
@@ -78,9 +76,7 @@ class DeletedSpools:
                     until, created = float(note["until_seconds"]), int(note["create_revision"])
                     yield DeletedSpool(path, str(note["journal"]), created, until)
                 except (OSError, ValueError, KeyError, TypeError) as error:
-                    _log.warning(
-                        "folder of a deleted journal stays: nothing says until when", folder=str(path), error=str(error)
-                    )
+                    _log.warning("deleted_spool.expiry_unknown", folder=str(path), error=str(error))
 
     def bring_back(self, spool: DeletedSpool, folder: Path) -> None:
         """Undo `take`, because the journal exists again."""
@@ -92,7 +88,7 @@ class DeletedSpools:
         now = self._clock.now()
         for spool in list(self):
             if spool.until <= now:
-                _log.info("removed the spool of a deleted journal", journal=spool.journal, folder=str(spool.path))
+                _log.info("deleted_spool.removed", journal=spool.journal, folder=str(spool.path))
                 self._disk.remove_tree(spool.path)
 
 

@@ -120,7 +120,7 @@ class InSyncRecords:
             if record.end is None and record.members:
                 # Content will follow. If etcd were then restored, nobody would know which brokers have it.
                 raise Unavailable(f"the in-sync record of {journal} cannot be written to the disk: {error}") from error
-            _log.warning("in-sync record could not be saved", journal=journal, error=str(error))
+            _log.warning("in_sync.saving_failed", journal=journal, error=str(error))
 
     async def remove(self, journal: str, create_revision: int, *, former: bool = False) -> None:
         """Remove the record of a deleted journal, unless it belongs to a later journal of the same name.
@@ -159,7 +159,7 @@ class InSyncRecords:
             result, reading = await self.write(reading, in_sync.without(record, self.me))
             if result.succeeded:
                 _log.warning(
-                    "this broker does not hold what it held of the journal",
+                    "in_sync.content_missing",
                     journal=journal,
                     end=end,
                     others=list(record.members),

@@ -195,7 +195,7 @@ class OrphanedSpools:
         try:
             await work
         except (CorantoError, OSError) as error:
-            _log.warning("leftover spool waits", folder=str(path), error=str(error))
+            _log.warning("orphaned_spool.waiting", folder=str(path), error=str(error))
 
     async def _look(self, path: Path) -> None:
         """Recover a folder if there is work to do for it, or set it aside if its journal was deleted."""
@@ -226,7 +226,7 @@ class OrphanedSpools:
             recovered = await recover_spool(folder, self._records, self._clock)
         except (OSError, CorantoError) as error:
             _log.error(
-                "spool cannot be read; trying again",
+                "spool.unreadable",
                 journal=folder.journal,
                 folder=str(folder.path),
                 error=str(error) or type(error).__name__,
@@ -236,7 +236,7 @@ class OrphanedSpools:
                 self._found[folder.path] = self.unreadable[folder.path] = None
             return
         if folder.path in self.unreadable:
-            _log.warning("spool can be read again", journal=folder.journal, folder=str(folder.path))
+            _log.warning("spool.readable_again", journal=folder.journal, folder=str(folder.path))
             del self.unreadable[folder.path]
         orphan = _OrphanedSpool(folder, watermark=recovered.watermark)
         orphan.pending += recovered.sealed
@@ -249,7 +249,7 @@ class OrphanedSpools:
             spool.close()
         orphan.end, orphan.registers, orphan.stamp = spool.end, spool.registers, spool.stamp
         if orphan.pending:
-            _log.info("took up leftover spool", journal=folder.journal, end=spool.end, fragments=len(orphan.pending))
+            _log.info("orphaned_spool.taken_up", journal=folder.journal, end=spool.end, fragments=len(orphan.pending))
         for sealed in list(orphan.pending):
             self._persister.add(sealed, orphan.stored, primary=True, on_diverged=orphan.diverged)
         if not self._journals.is_used(folder.path):
@@ -285,7 +285,9 @@ class OrphanedSpools:
         if not deserted:
             return
         if record.members != (me,) or not record.claimed:
-            _log.warning("rescuing a journal", journal=folder.journal, end=orphan.end, members=list(record.members))
+            _log.warning(
+                "orphaned_spool.rescue_started", journal=folder.journal, end=orphan.end, members=list(record.members)
+            )
             record = in_sync.claimed(record, me, orphan.end, orphan.registers)
             result, reading = await self._records.write(reading, record)
             if not result.succeeded:
@@ -297,7 +299,7 @@ class OrphanedSpools:
         record = in_sync.closed(record, create_revision, orphan.end, orphan.registers)
         result, _ = await self._records.write(reading, record)
         if result.succeeded and folder.path in self._taken:
-            _log.warning("rescued a journal", journal=folder.journal, end=orphan.end)
+            _log.warning("orphaned_spool.rescued", journal=folder.journal, end=orphan.end)
             self._remove(folder.path)
 
     async def _is_continued(self, folder: SpoolFolder) -> bool:

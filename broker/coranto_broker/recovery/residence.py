@@ -206,7 +206,7 @@ class Residence:
         try:
             marked = await self._mark()
         except (CoordinationError, Unavailable) as error:
-            _log.warning("the use of etcd could not be marked; trying again", error=str(error))
+            _log.warning("residence.marking_failed", error=str(error))
             marked = await self._mark()
         if not marked:
             raise WrongCluster(
@@ -230,7 +230,7 @@ class Residence:
                     compares = [self.guard, unmodified(self._use)] if self._use is not None else [self.guard]
                     ours = (await self._coordinator.txn(compares, [])).succeeded or await self._is_ours()
             except (CoordinationError, Unavailable, OSError) as error:
-                _log.warning("the use of etcd could not be confirmed", error=str(error))
+                _log.warning("residence.check_failed", error=str(error))
                 continue
             if not ours:
                 return (

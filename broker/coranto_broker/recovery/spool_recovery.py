@@ -30,7 +30,7 @@ async def recover_spool(
         fragment = sealed.fragment
         if not sealed.settled and judge(record, sealed.stamp, fragment.end, records.me) is Judgement.DIVERGED:
             _log.error(
-                "fragment was set aside: others went on without it",
+                "fragment.set_aside",
                 fragment=fragment.content_path,
                 folder=str(folder.path / "set-aside"),
             )
@@ -57,7 +57,7 @@ async def _verified(
             return recovered, reading.record
         except Stranded as error:
             _log.error(
-                "spool was set aside",
+                "spool.set_aside",
                 journal=folder.journal,
                 begin=spool.fragment.begin,
                 end=spool.end,
@@ -66,6 +66,6 @@ async def _verified(
             )
             recovered = recovered.without_spool(folder)
         except CorantoError as error:
-            _log.warning("spool waits for its in-sync record", journal=folder.journal, error=str(error))
+            _log.warning("spool.waiting_for_record", journal=folder.journal, error=str(error))
             await clock.sleep(min(5.0, 0.25 * 2 ** min(failures, 8)))
             failures += 1

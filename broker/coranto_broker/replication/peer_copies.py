@@ -55,7 +55,7 @@ class PeerCopies:
                 await self._read(fragment, endpoint, target)
             except (CorantoError, TimeoutError) as error:
                 reason = str(error) or "it did not answer in time"
-                _log.info("another broker has no copy", fragment=fragment.content_path, broker=name, reason=reason)
+                _log.info("fragment.no_copy_at_peer", fragment=fragment.content_path, broker=name, reason=reason)
                 continue
             return name
         return ""

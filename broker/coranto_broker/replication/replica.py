@@ -269,7 +269,7 @@ class Replica:
             except (OSError, CorantoError) as error:
                 self.unreadable = True
                 _log.error(  # A traceback tells nothing more.
-                    "spool cannot be taken up: the disk fails; trying again",
+                    "spool.unreadable",
                     journal=self.journal,
                     folder=str(self.folder.path),
                     error=str(error) or type(error).__name__,
@@ -280,7 +280,7 @@ class Replica:
                     return
                 failures += 1
         if self.unreadable:
-            _log.warning("spool can be read again", journal=self.journal, folder=str(self.folder.path))
+            _log.warning("spool.readable_again", journal=self.journal, folder=str(self.folder.path))
         self.unreadable = False
 
     async def _stops_within(self, seconds: float) -> bool:
@@ -321,7 +321,7 @@ class Replica:
         self.index.appended_at = max([*begun, *(each.first_append_time for each in recovered.sealed)], default=0.0)
         if self._spool.end or recovered.sealed:
             _log.info(
-                "took up spool",
+                "spool.taken_up",
                 journal=self.journal,
                 end=self._spool.end,
                 fragment_bytes=self._spool.fragment.length,
@@ -388,7 +388,7 @@ class Replica:
                     await asyncio.wait((self._recovering,))  # The journal's head must include that of the spool.
                 for sealed in self.index.refresh(listed, begun_at):
                     _log.error(
-                        "what the store has cannot be the fragment; storing it anew",
+                        "fragment.wrong_in_store",
                         fragment=sealed.fragment.content_path,
                     )
                     self._persister.add(sealed, self._stored, primary=True, on_diverged=self.index.forget)
@@ -397,7 +397,7 @@ class Replica:
                 failures = 0
                 self._unlistable.clear()
             except CorantoError as error:
-                _log.warning("stores could not be listed; trying again", journal=self.journal, error=str(error))
+                _log.warning("store.listing_failed", journal=self.journal, error=str(error))
                 # Appends wait for the first listing.
                 interval = interval if self.index.refreshed else min(interval, 0.25 * 2 ** min(failures, 7))
                 failures += 1
@@ -427,7 +427,7 @@ class Replica:
                 # If the Route changes, try again at once: other brokers wait for its synchronization.
                 changed, pause = failure.changed, min(PULSE_SECONDS, FAILURE_SECONDS * 2 ** min(failures, 8))
                 failures += 1
-                _log.warning("journal pulse failed; trying again", journal=self.journal, error=str(failure))
+                _log.warning("replica.pulse_failed", journal=self.journal, error=str(failure))
             try:
                 async with asyncio.timeout(pause):
                     await (changed or Signal()).wait()

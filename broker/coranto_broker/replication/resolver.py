@@ -317,7 +317,7 @@ class Resolver:
                 route = state.route_of(journal, endpoints=False)
                 members = [f"{member.zone}#{member.suffix}" for member in route.members]
                 primary = members[route.primary] if route.primary >= 0 else None
-                _log.info("route changed", journal=journal, route=members, primary=primary)
+                _log.info("route.changed", journal=journal, route=members, primary=primary)
                 stale, found.signal = found.signal, Signal()
                 stale.fire()
 

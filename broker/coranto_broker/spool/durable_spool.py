@@ -149,7 +149,7 @@ class Sealed:
         try:
             self.log.sync_folder()  # A log without its content would look like a loss.
         except OSError as error:
-            _log.warning("content of a fragment stays for now", file=str(self.content.path), error=str(error))
+            _log.warning("spool.content_not_removed", file=str(self.content.path), error=str(error))
         else:
             self.content.discard()
 
@@ -203,7 +203,7 @@ class SpoolFolder:
         try:
             self.disk.write_atomic(self.path / DISTRUSTED_FILE, str(error).encode())
         except OSError as problem:
-            _log.error("spool could not be marked as distrusted", folder=str(self.path), error=str(problem))
+            _log.error("spool.distrust_not_marked", folder=str(self.path), error=str(problem))
 
 
 def folder_of(root: Path, journal: str, create_revision: int) -> Path:

@@ -234,7 +234,7 @@ class Flusher:
             return
         self._failure = error
         _log.error(
-            "spool could not be forced to the disk and is taken up anew",
+            "spool.sync_failed",
             journal=self._folder.journal,
             folder=str(self._folder.path),
             error=str(error),

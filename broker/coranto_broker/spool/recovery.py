@@ -153,7 +153,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
             if found.has_content:
                 readable = max(readable, found.begin)  # For the same reason as the watermark below.
             _log.error(
-                "spool is corrupt and was set aside",
+                "spool.corrupt",
                 journal=folder.journal,
                 error=each.problem,
                 begin=found.begin,
@@ -163,7 +163,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
             )
         elif each.problem:
             _log.warning(
-                "commits that were never acknowledged were lost with the power",
+                "spool.unacknowledged_commits_lost",
                 journal=folder.journal,
                 begin=found.begin,
                 kept_end=each.kept_end,

@@ -103,13 +103,13 @@ class Consumer:
     # -- Replicas ------------------------------------------------------------------------------------------------------
 
     def _start_replica(self, spec: pc.ShardSpec) -> ShardReplica:
-        _log.info("starting shard", shard=spec.id)
+        _log.info("shard.starting", shard=spec.id)
         replica = ShardReplica(self._app, spec, self._client, self, clock=self.clock, metrics=self.metrics)
         replica.start()
         return replica
 
     def _stop_replica(self, replica: ShardReplica) -> None:
-        _log.info("stopping shard", shard=replica.spec.id)
+        _log.info("shard.stopping", shard=replica.spec.id)
         task = asyncio.create_task(self._ended(replica, replica.stop()), name=f"stop {replica.spec.id}")
         self._stopping.add(task)
         task.add_done_callback(self._stopped)
@@ -123,7 +123,7 @@ class Consumer:
     def _stopped(self, task: asyncio.Task[None]) -> None:
         self._stopping.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("shard did not stop cleanly", task=task.get_name(), exc_info=error)
+            _log.error("shard.stop_failed", task=task.get_name(), exc_info=error)
 
     def fqn_of(self, shard: str) -> str:
         return self.keyspace.layout.item_key(shard)
@@ -153,5 +153,5 @@ class Consumer:
                 result = await self.coordinator.txn([unmodified(mine.kv)], [Put(mine.kv.key, value, keep_lease=True)])
                 await self.keyspace.wait_for_revision(result.header.revision)
             except (TxnOutcomeUnknown, Unavailable) as error:
-                _log.warning("status could not be written", shard=shard, error=str(error))
+                _log.warning("shard.status_not_written", shard=shard, error=str(error))
                 await self.clock.sleep(0.5)

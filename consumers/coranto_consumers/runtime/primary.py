@@ -126,7 +126,7 @@ class Primary:
             written = {journal: self._appends.add(journal, intent) for journal, intent in intents.items()}
             self._begin_completing(self._write_restored(written, offsets))
             self.ready.set()
-            _log.info("shard is primary", shard=self._shard.id, read_through=offsets)
+            _log.info("shard.primary", shard=self._shard.id, read_through=offsets)
             for source in self._shard.spec.sources:
                 self._spawn(self._read(source.journal, max(source.min_offset, offsets.get(source.journal, 0))))
             self._spawn(self._producers.run())
@@ -213,7 +213,7 @@ class Primary:
         if intake.resets > self._resets:
             self._metrics.resets.labels(self._shard.id).inc(intake.resets - self._resets)
             self._resets = intake.resets
-            _log.warning("a producer lost exactly-once semantics", shard=self._shard.id)
+            _log.warning("producer.reset", shard=self._shard.id)
         self._note_passed_over()
         await self._appends.wait_for_room()
 
@@ -258,7 +258,9 @@ class Primary:
     async def _read_again(self, wanted: ReplayRange) -> None:
         """Read the next chunk of the range that the sequencer has to replay."""
         if self._replay is None or self._replay_decoder is None:
-            _log.debug("replaying", shard=self._shard.id, journal=wanted.journal, begin=wanted.begin, end=wanted.end)
+            _log.debug(
+                "shard.replaying", shard=self._shard.id, journal=wanted.journal, begin=wanted.begin, end=wanted.end
+            )
             self._replay = self._client.read(wanted.journal, wanted.begin, end_offset=wanted.end, block=True)
             self._replay_decoder = self._framings[wanted.journal].decoder(wanted.journal, wanted.begin)
         chunk = await anext(self._replay, None)
@@ -354,9 +356,7 @@ class Primary:
                 if error is None:
                     ends[journal] = done.result()
                 elif may_be_deleted and isinstance(error, JournalNotFound):
-                    _log.warning(
-                        "dropped an acknowledgement of a deleted journal", shard=self._shard.id, journal=journal
-                    )
+                    _log.warning("acknowledgement.dropped", shard=self._shard.id, journal=journal)
                 else:
                     failure = failure or error
                     self._tell_of_missing_acknowledgement(journal, str(error))
@@ -367,9 +367,7 @@ class Primary:
         return ends
 
     def _tell_of_missing_acknowledgement(self, journal: str, error: str) -> None:
-        _log.warning(
-            "committed messages of a journal are not acknowledged", shard=self._shard.id, journal=journal, error=error
-        )
+        _log.warning("acknowledgement.failed", shard=self._shard.id, journal=journal, error=error)
 
     def _note_passed_over(self) -> None:
         """Count skipped messages such as duplicates as read through, if no transaction is open or completing.

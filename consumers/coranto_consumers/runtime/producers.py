@@ -84,7 +84,7 @@ class ProducerWatch:
         try:
             fragments = await self._client.fragments(journal)
         except CorantoError as error:
-            _log.warning("it is not known where a source begins", shard=self._shard, journal=journal, error=str(error))
+            _log.warning("source.begin_unknown", shard=self._shard, journal=journal, error=str(error))
             return
         if fragments:
             self._first_offsets[journal] = min(info.fragment.begin for info in fragments)

@@ -133,7 +133,7 @@ class ShardReplica:
         """Use a changed spec. If the sources differ, the primary starts anew from its checkpoint with the new ones."""
         before, self.shard.spec = self.shard.spec, spec
         if list(before.sources) != list(spec.sources) and self._primary is not None:
-            _log.info("sources changed", shard=spec.id)
+            _log.info("shard.sources_changed", shard=spec.id)
             self._primary.stop()
 
     def stop(self) -> Coroutine[Any, Any, None]:
@@ -180,7 +180,7 @@ class ShardReplica:
                 {} if isinstance(error, CorantoError) else {"stack": _cut("".join(traceback.format_exception(error)))}
             )
             text = _cut(str(error))
-            _log.error("shard failed", shard=self.spec.id, error=text or type(error).__name__, **stack)
+            _log.error("shard.failed", shard=self.spec.id, error=text or type(error).__name__, **stack)
             self.stopped.set()
             await self._status(pc.ReplicaStatus.FAILED, f"{type(error).__name__}: {text}")
         finally:
@@ -203,14 +203,16 @@ class ShardReplica:
                     away = now if away is None else away
                     if now - away >= AWAY_SECONDS:
                         raise
-                    event, pause = "shard waits for brokers that know a journal's end", AWAY_PAUSE_SECONDS
+                    pause = AWAY_PAUSE_SECONDS
+                    _log.warning("shard.waiting_for_brokers", shard=self.spec.id, error=_cut(str(error)))
                 else:
                     failures += 1
                     fencings += isinstance(error, Fenced)
                     if max(failures, fencings) > RESTARTS or not await self._may_start_anew(error):
                         raise
-                    event, pause = "shard starts anew", backoff(failures)
-                _log.warning(event, shard=self.spec.id, error=_cut(str(error)), failures=failures, pause_seconds=pause)
+                    pause = backoff(failures)
+                    facts = {"failures": failures, "pause_seconds": pause}
+                    _log.warning("shard.restarting", shard=self.spec.id, error=_cut(str(error)), **facts)
                 self._metrics.restarts.labels(self.spec.id).inc()
                 await self._clock.sleep(pause)
 

@@ -92,7 +92,7 @@ class ShardService(pc_grpc.ShardServicer):
                 yield claims
         except CorantoError as error:
             code = next(code for kind, code in _CODES if isinstance(error, kind))
-            _log.info("call failed", method=method, client=context.peer(), code=code.name, error=str(error))
+            _log.info("call.failed", method=method, client=context.peer(), code=code.name, error=str(error))
             await context.abort(code, error.told[:_MOST_TOLD])
 
     # -- Stat ----------------------------------------------------------------------------------------------------------

@@ -233,9 +233,9 @@ class SparkConsumer:
             try:
                 client.append(journal, content, retry_unknown=True, patience=patience)
             except JournalNotFound:
-                _log.warning("a journal with pending messages is gone, and they with it", journal=journal)
+                _log.warning("source.pending_messages_gone", journal=journal)
             except CorantoError as error:
-                _log.warning("committed messages of a journal are not acknowledged", journal=journal, error=str(error))
+                _log.warning("acknowledgement.failed", journal=journal, error=str(error))
                 failure = failure or error
             else:
                 appended += 1

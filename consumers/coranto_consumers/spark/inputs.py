@@ -152,7 +152,7 @@ def _warn_of_resets(results: Mapping[str, Sequenced]) -> None:
     for journal, result in results.items():
         for reset in result.resets:
             _log.warning(
-                "a producer acknowledged less than before: what it publishes again is processed again",
+                "producer.reset",
                 journal=journal,
                 producer=reset.producer.hex(),
                 offset=reset.offset,

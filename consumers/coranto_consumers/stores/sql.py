@@ -196,7 +196,7 @@ class SqlStore:
                 f"{self.name}: {what}. {'; '.join(found)}. Add {RELAXED}=true to the URL to use the server as it is",
                 field="store_url",
             )
-        _log.warning(what, store=self.name, settings=found)
+        _log.warning("sql_store.not_durable", store=self.name, settings=found)
 
     def read(self, shard: str) -> Restored | None:
         """Return a consumer's fence and checkpoint without raising the fence. None when it never started."""

@@ -159,10 +159,10 @@ class Nemesis:
                 begun = now()
                 await harm(self._chain, rng)
                 self.done[harm.__name__] += 1
-                _log.debug("harm", kind=harm.__name__, seconds=round(now() - begun, 1))
+                _log.debug("nemesis.harmed", kind=harm.__name__, seconds=round(now() - begun, 1))
                 if rng.random() < 0.5:
                     await self._chain.progress()
-                    _log.debug("progress", seconds=round(now() - begun, 1))
+                    _log.debug("nemesis.progressed", seconds=round(now() - begun, 1))
                 else:
                     await asyncio.sleep(rng.uniform(0, _PAUSE_SECONDS))
 

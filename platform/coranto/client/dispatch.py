@@ -218,7 +218,7 @@ class Dispatcher:
                 connection = self._others[target] = self._connect(endpoint)
                 self._drain_beyond_limit()
         except InvalidInput as error:
-            _log.warning("a route leads to where this client must not connect", endpoint=endpoint, reason=str(error))
+            _log.warning("client.route_refused", endpoint=endpoint, reason=str(error))
             if len(self._refused) < _MAX_REFUSED:
                 self._refused.add(endpoint)
             return None

@@ -145,7 +145,7 @@ class Reader:
         delay = self._retry.failed(self._clock.monotonic())
         if delay is None:
             raise failure
-        _log.debug("read waits", journal=self._progress.journal, failure=str(failure), seconds=delay)
+        _log.debug("reader.waiting", journal=self._progress.journal, failure=str(failure), seconds=delay)
         await self._clock.sleep(delay)
 
     async def _call(self) -> AsyncGenerator[Chunk | Located | ReadStatus]:
@@ -201,5 +201,5 @@ class Reader:
         except (StoreError, CorruptFragment) as error:
             # Nothing of the fragment was delivered. A broker may still have the content that is damaged in the store.
             self._damage = (fragment.end, error) if isinstance(error, CorruptFragment) else self._damage
-            _log.warning("reading through brokers instead of from the store", reason=str(error))
+            _log.warning("reader.direct_read_failed", reason=str(error))
             self._direct_from = fragment.end

@@ -87,7 +87,7 @@ class Watch:
                 delay = self._retry.failed(self._clock.monotonic())
                 if delay is None:
                     raise
-                _log.debug("watch waits", failure=str(error), seconds=delay)
+                _log.debug("watch.waiting", failure=str(error), seconds=delay)
                 await self._clock.sleep(delay)
 
     async def _call(self) -> AsyncGenerator[Listing]:

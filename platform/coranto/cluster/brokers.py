@@ -14,7 +14,7 @@ from coranto.cluster.processes import ChildProcess
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
 
 _DELAYS_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 _STABLE_SECONDS = 30.0
@@ -91,5 +91,5 @@ def serves(endpoint: str) -> bool:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 return True  # It answers, so it is ready. That it requires a token does not matter here.
-            log.debug("cluster.broker_not_serving", endpoint=endpoint, error=str(error))
+            _log.debug("cluster.broker_not_serving", endpoint=endpoint, error=str(error))
     return False

@@ -28,7 +28,7 @@ from coranto.errors import ClusterError, InvalidInput
 from coranto.process.dirlock import DirectoryLock
 from coranto.security.tls import ClientTls
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
 
 ETCD_VARIABLE = "CORANTO_ETCD"
 DEFAULT_PREFIX = "/gazette/cluster"
@@ -281,7 +281,7 @@ class EmbeddedCluster:
             self._await(broker)
         self._started = True
         self._publish()
-        log.info("cluster.ready", data_dir=str(self.data_dir), etcd=self._etcd_endpoint, brokers=len(self._brokers))
+        _log.info("cluster.ready", data_dir=str(self.data_dir), etcd=self._etcd_endpoint, brokers=len(self._brokers))
 
     def _stop_everything(self) -> None:
         self._say("stopping")
@@ -343,14 +343,14 @@ class EmbeddedCluster:
             self._nurse_sometimes()
         except (ClusterError, OSError) as error:
             if not self._closing.is_set():
-                log.warning("cluster.failed", error=str(error))
+                _log.warning("cluster.failed", error=str(error))
                 self._failure = error if isinstance(error, ClusterError) else ClusterError(str(error))
 
     def _watch_etcd(self, now: float) -> None:
         if self._external_etcd or self._etcd.process.alive:
             return
         if self._etcd_restarts.due(now, self._etcd.process):
-            log.warning("cluster.restarting", process="etcd", exit=describe_exit(self._etcd.process.exit_code))
+            _log.warning("cluster.restarting", process="etcd", exit=describe_exit(self._etcd.process.exit_code))
             self._etcd.start(cancelled=self._closing.is_set)
             self._publish()
 
@@ -362,7 +362,7 @@ class EmbeddedCluster:
                 broker.ready = serves(broker.endpoint)
             return
         if broker.restarts.due(now, process):
-            log.warning("cluster.restarting", process=broker.id, exit=describe_exit(process.exit_code))
+            _log.warning("cluster.restarting", process=broker.id, exit=describe_exit(process.exit_code))
             self._spawn(broker)
             self._publish()
 
@@ -422,7 +422,7 @@ class EmbeddedCluster:
             return name
 
     def _say(self, what: str) -> None:
-        log.debug("cluster.progress", doing=what)
+        _log.debug("cluster.progress", doing=what)
         if self._progress is not None:
             self._progress(what)
 

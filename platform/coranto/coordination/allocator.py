@@ -9,6 +9,7 @@ again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -36,7 +37,7 @@ from coranto.coordination.planning import (
 from coranto.effects import Clock, SystemClock
 from coranto.errors import InvalidInput, TxnOutcomeUnknown, Unavailable
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
 
 _PAUSE_SECONDS = 0.5
 _REST = 4.0
@@ -199,7 +200,7 @@ class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
                 try:
                     await self._apply(state, changes, unmodified(leader.kv))
                 except (TxnOutcomeUnknown, Unavailable) as error:
-                    log.warning("allocator.retry", error=str(error))
+                    _log.warning("allocator.retry", error=str(error))
                     rest += _PAUSE_SECONDS
             await self._clock.sleep(rest)
 
@@ -211,13 +212,13 @@ class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
             result = await self._coordinator.txn(transaction.compares, transaction.ops)
             revision = result.header.revision
             if not result.succeeded:
-                log.info("allocator.conflict", planned_at=state.revision, revision=revision)
+                _log.info("allocator.conflict", planned_at=state.revision, revision=revision)
                 if await self._keyspace.wait_for_revision(revision) is state:
                     # Nothing in the mirror explains the conflict. Pause before trying again.
                     await self._clock.sleep(_PAUSE_SECONDS)
                 return
         kinds = [type(change).__name__.lower() for item in changes.items for change in item.changes]
-        log.info(
+        _log.info(
             "allocator.applied",
             items=len(changes.items),
             added=kinds.count("add"),
@@ -230,5 +231,5 @@ class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
     def _report(self, changes: AllocationPlan) -> None:
         if changes.unplaced != self._unplaced:
             self._unplaced = changes.unplaced
-            report = log.warning if changes.unplaced else log.info
-            report("allocator.unplaced_replicas", count=changes.unplaced)
+            level = logging.WARNING if changes.unplaced else logging.INFO
+            _log.log(level, "allocator.unplaced_replicas", count=changes.unplaced)

@@ -29,7 +29,7 @@ from coranto.security.certificates import ChannelCertificates
 from coranto.security.tls import ClientTls
 from coranto.wire import protocol_pb2 as pb
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
 
 MAX_TXN_OPS = 128
 """etcd's default limit on the operations, and separately on the comparisons, of one transaction."""
@@ -458,7 +458,7 @@ class EtcdCoordinator:
                 problem = str(error)
             delay = _RETRY_DELAYS[min(failures, len(_RETRY_DELAYS) - 1)]
             failures += 1
-            log.debug("watch.resume", prefix=prefix, revision=next_revision, problem=problem, delay=delay)
+            _log.debug("watch.resume", prefix=prefix, revision=next_revision, problem=problem, delay=delay)
             await self._clock.sleep(delay)
 
     async def _watch_once(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
@@ -484,7 +484,7 @@ class EtcdCoordinator:
                 if response.compact_revision:
                     raise WatchReset(f"revision {from_revision} is compacted (through {response.compact_revision})")
                 if response.canceled:
-                    log.warning("watch.cancelled", prefix=prefix, reason=response.cancel_reason)
+                    _log.warning("watch.cancelled", prefix=prefix, reason=response.cancel_reason)
                     return
                 if response.created:
                     if header.revision + 1 < from_revision:

@@ -32,7 +32,7 @@ from coranto.effects import Clock, SystemClock
 from coranto.errors import CoordinationError, InvalidInput, Unavailable, WatchReset
 from coranto.wire import protocol_pb2 as pb
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,10 +387,10 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         try:
             await work()
         except CoordinationError as error:
-            log.warning("keyspace.failed", prefix=self.layout.prefix, error=str(error))
+            _log.warning("keyspace.failed", prefix=self.layout.prefix, error=str(error))
             self._fail(error)
-        except Exception as error:  # Fail, because a mirror that stopped must not look alive.
-            log.exception("keyspace.failed", prefix=self.layout.prefix)
+        except Exception as error:  # noqa: BLE001  Fail, because a mirror that stopped must not look alive.
+            _log.exception("keyspace.failed", prefix=self.layout.prefix)
             self._fail(CoordinationError(f"the mirror of {self.layout.prefix} failed: {error!r}"))
 
     async def _follow(self) -> None:
@@ -404,7 +404,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
                         self._arrive(batch)
                 raise CoordinationError("the watch ended")
             except WatchReset as reset:
-                log.warning("keyspace.reload", prefix=self.layout.prefix, reason=str(reset))
+                _log.warning("keyspace.reload", prefix=self.layout.prefix, reason=str(reset))
             snapshot = await self._load_again()
             next_revision = snapshot.header.revision + 1
             self._arrive(snapshot)
@@ -414,7 +414,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             try:
                 return await self._coordinator.range(self.layout.root)
             except Unavailable as error:
-                log.warning("keyspace.reload_failed", prefix=self.layout.prefix, error=str(error))
+                _log.warning("keyspace.reload_failed", prefix=self.layout.prefix, error=str(error))
                 await self._clock.sleep(0.5)
 
     def _arrive(self, arrival: WatchBatch | Snapshot) -> None:
@@ -468,8 +468,8 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             for observer in tuple(self._observers):
                 try:
                     observer(self._state)
-                except Exception:  # A failing observer must not keep the state from the others.
-                    log.exception("keyspace.observer_failed", prefix=self.layout.prefix)
+                except Exception:  # noqa: BLE001  A failing observer must not keep the state from the others.
+                    _log.exception("keyspace.observer_failed", prefix=self.layout.prefix)
         self._wake()
 
     def _decode(self, kv: KeyValue) -> object | None:
@@ -483,7 +483,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
                 case AssignmentKey():
                     return Assignment(key, self.entities.decode_assignment(key, kv.value), kv)
         except InvalidInput as error:
-            log.warning("keyspace.bad_entry", key=kv.key, mod_revision=kv.mod_revision, error=str(error))
+            _log.warning("keyspace.bad_entry", key=kv.key, mod_revision=kv.mod_revision, error=str(error))
             return None
 
     async def _prove(self, revision: int) -> None:
@@ -497,7 +497,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
                     self.layout.root, min_mod_revision=state.revision + 1, limit=1, keys_only=True
                 )
             except Unavailable as error:
-                log.debug("keyspace.proof_failed", error=str(error))
+                _log.debug("keyspace.proof_failed", error=str(error))
                 return
             if self.state is state and not newer.kvs and newer.count == len(state.entries):
                 self._known_revision = max(self._known_revision, newer.header.revision)

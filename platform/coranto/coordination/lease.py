@@ -29,7 +29,7 @@ from coranto.effects import Clock, Disk, LocalDisk, SystemClock
 from coranto.errors import LeaseLost, MemberInUse, TxnOutcomeUnknown, Unavailable
 from coranto.process.dirlock import place_of
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
 
 LEASE_FILE = "lease.json"
 """The record's customary name within a process's data directory."""
@@ -76,7 +76,7 @@ class LeaseRecord:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("lease.bad_record", path=str(self.path), error=str(error))
+            _log.warning("lease.bad_record", path=str(self.path), error=str(error))
             return None
 
     def clear(self) -> None:
@@ -125,7 +125,7 @@ class MemberSession:
             try:
                 revision = await self._unless_lost(self._announce_once(key, value, patience))
             except (TxnOutcomeUnknown, Unavailable) as error:
-                log.warning("member.announce_again", key=key, error=str(error))
+                _log.warning("member.announce_again", key=key, error=str(error))
                 await self._unless_lost(self._clock.sleep(0.2))
                 continue
             if revision:
@@ -147,7 +147,7 @@ class MemberSession:
                     raise LeaseLost(f"member key {self.key} is no longer under this process's lease")
                 revision = await self._unless_lost(self._overwrite(kv, value))
             except (TxnOutcomeUnknown, Unavailable) as error:
-                log.warning("member.update_again", key=self.key, error=str(error))
+                _log.warning("member.update_again", key=self.key, error=str(error))
                 await self._unless_lost(self._clock.sleep(0.2))
                 continue
             if revision:
@@ -179,7 +179,7 @@ class MemberSession:
         try:
             await self._coordinator.lease_revoke(self.lease)
         except Unavailable as error:
-            log.warning("lease.revoke_failed", error=str(error), expires_within_seconds=self.ttl_seconds)
+            _log.warning("lease.revoke_failed", error=str(error), expires_within_seconds=self.ttl_seconds)
             return  # The record stays, so that a restart finds its own lease instead of waiting for it to run out.
         if self._record is not None:
             self._record.clear()
@@ -194,7 +194,7 @@ class MemberSession:
             return 0
         if found.lease == self.lease:
             return await self._overwrite(found, value)
-        log.warning("member.waiting_for_old_lease", key=key, lease=found.lease)
+        _log.warning("member.waiting_for_old_lease", key=key, lease=found.lease)
         if patience is None:
             await self._deleted(found)
             return 0
@@ -258,11 +258,11 @@ class MemberSession:
                 if self._clock.monotonic() >= self._alive_until:
                     self._lose(f"etcd could not be reached for {self.ttl_seconds} seconds: {error}")
                     return
-                log.warning("lease.keepalive_failed", error=str(error) or "timed out")
+                _log.warning("lease.keepalive_failed", error=str(error) or "timed out")
                 pause = min(self.ttl_seconds / 10, max(0.0, self._alive_until - self._clock.monotonic()))
                 continue
-            except Exception as error:
-                log.exception("lease.keepalive_failed")
+            except Exception as error:  # noqa: BLE001  Whatever it is, the lease is no longer kept alive.
+                _log.exception("lease.keepalive_failed")
                 self._lose(repr(error))
                 return
             if remaining == 0:
@@ -287,7 +287,7 @@ class MemberSession:
             await asyncio.gather(*waits, return_exceptions=True)
 
     def _lose(self, reason: str) -> None:
-        log.error("lease.lost", lease=self.lease, key=self.key, reason=reason)
+        _log.error("lease.lost", lease=self.lease, key=self.key, reason=reason)
         self.lost.set()
 
 
@@ -307,12 +307,12 @@ async def open_session(
     header, _ = await coordinator.get("/")
     remembered = record.resumable() if record is not None else None
     if record is not None and remembered is None and record.load() is not None:
-        log.warning("lease.of_another_directory", path=str(record.path), place=record.place)
+        _log.warning("lease.of_another_directory", path=str(record.path), place=record.place)
     if remembered is not None and remembered[0] == header.cluster_id:
         began = clock.monotonic()
         remaining = await coordinator.lease_keepalive(remembered[1])
         if remaining:
-            log.info("lease.resumed", lease=remembered[1], ttl_seconds=remaining)
+            _log.info("lease.resumed", lease=remembered[1], ttl_seconds=remaining)
             # A keep-alive resets the lease to its full granted time.
             return MemberSession(
                 coordinator,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import logging
 import math
 import os
 import tempfile
@@ -106,9 +107,8 @@ class FragmentStore(ABC):
         for path, reason in found.unreadable:
             # An upload in progress, or one that a crash ended, is normal.
             unfinished = path.rpartition("/")[2].startswith(_PARTIAL)
-            (_log.debug if unfinished else _log.warning)(
-                "skipped a file that is not a fragment", store=self.url, journal=journal, path=path, reason=reason
-            )
+            level = logging.DEBUG if unfinished else logging.WARNING
+            _log.log(level, "store.file_skipped", store=self.url, journal=journal, path=path, reason=reason)
         return found
 
     async def list(self, journal: str, names: Names = no_names) -> AsyncIterator[Fragment]:

@@ -43,7 +43,7 @@ from coranto.messages.pruning import Pruning
 from coranto.messages.sequencer import ReplayRange
 from coranto.messages.uuids import ProducerId
 
-log = structlog.get_logger()
+_log = structlog.get_logger(__name__)
 
 DEFAULT_RING_ROWS: Final = 1 << 20
 
@@ -241,8 +241,8 @@ class _Step:
         self._resolution = resolution
         self._read_through = through
         for reset in resolution.resets:
-            log.warning(
-                "a producer went back to an outdated checkpoint: what it publishes again is read again",
+            _log.warning(
+                "producer.reset",
                 journal=journal.name,
                 offset=reset.offset,
                 producer=reset.producer.hex(),

@@ -30,7 +30,7 @@ from coranto.messages.uuids import Flags, ProducerId
 
 M = TypeVar("M")
 
-log = structlog.get_logger()
+_log = structlog.get_logger(__name__)
 
 
 class Transaction(NamedTuple, Generic[M]):
@@ -188,8 +188,8 @@ class _CommittedReader(Generic[M]):
 
     def _queue(self, envelope: Envelope[M]) -> None:
         if self._sequencer.queue(envelope) is QueueOutcome.ACK_RESET:
-            log.warning(
-                "a producer went back to an outdated checkpoint: what it publishes again is read again",
+            _log.warning(
+                "producer.reset",
                 journal=envelope.journal,
                 offset=envelope.begin,
                 producer=envelope.producer.hex(),

@@ -72,7 +72,7 @@ class SkewWatch:
         self._known.update(each.producer for each in found[:_MAX_KNOWN])
         worst = max(found, key=lambda each: abs(each.seconds))
         _log.warning(
-            "a producer's clock is far off: look at the time of its machine",
+            "producer.clock_skewed",
             journal=self._journal,
             producer=worst.producer.hex(),
             seconds_ahead=round(worst.seconds, 1),

@@ -44,10 +44,10 @@ class Reloaded(Generic[T]):
                 self._current = self._make()
             except (OSError, InvalidInput) as error:
                 self._refused = now
-                _log.warning("certificates cannot be read again; the last ones stay", error=str(error))
+                _log.warning("certificates.reload_failed", error=str(error))
             else:
                 self._seen = self._refused = now
-                _log.info("took up changed certificates", files=[str(path) for path in self._files])
+                _log.info("certificates.reloaded", files=[str(path) for path in self._files])
         return self._current
 
     def _stamps(self) -> _Stamps:

@@ -140,10 +140,10 @@ def check_exposure(settings: ServerSettings, endpoint: str, *, harm: str) -> Non
                     "127.0.0.1. If everybody there is to be trusted, say so by --serve-anyone-without-keys",
                     field="host",
                 )
-            _log.warning(f"whoever can reach this process may {harm}: it has no keys", host=settings.host)
+            _log.warning("security.anyone_may_call", host=settings.host, harm=harm)
         return
     if keys.accept_missing:
-        _log.warning("requests without a token are accepted: remove AA== from the keys once every client sends one")
+        _log.warning("security.missing_tokens_accepted", advice="remove AA== from auth_keys")
     if settings.tls_cert is None and not loopback:
         raise InvalidInput(
             f"with keys, clients would send tokens to {settings.host} in the clear: set tls_cert and tls_key, or "

@@ -42,9 +42,7 @@ async def test_listings_are_marked_and_told_of_once(stores: StoreRegistry, store
             listed = await folders.fragments(OUTER, [URL])
             assert sorted(each.path_postfix for each in listed) == ["", "old"]
             await folders.mark_listed(OUTER, [URL])
-    assert [(each["event"], each["other"]) for each in logged] == [
-        ("passed over another journal's fragments: names nest", INNER)
-    ]
+    assert [(each["event"], each["other"]) for each in logged] == [("folder.nested_journal_skipped", INNER)]
     marked = {each.path async for each in store.files("shop") if each.path.endswith(MARKER)}
     assert marked == {f"events/{MARKER}", f"events/eu/{MARKER}"}
     # From here on the markers tell, also those who know of no journals, and what was written is theirs to read.

@@ -84,8 +84,8 @@ async def test_a_broker_removes_what_its_journal_does_not_retain(child: BrokerCh
     assert len(stored_files(settings)) == 1
     await eventually(lambda: child.metrics()["coranto_fragments_removed_total"] == 3)
     assert child.metrics()["coranto_fragment_bytes_removed_total"] == 4500
-    await eventually(lambda: child.events("removed fragments by retention"))
-    (logged,) = child.events("removed fragments by retention")
+    await eventually(lambda: child.events("retention.removed"))
+    (logged,) = child.events("retention.removed")
     assert (logged["journal"], logged["fragments"], logged["first_offset"]) == (J, 3, 4500)
     # Readers of what is gone jump; what is left, and the head, are as before.
     (first, *_) = await client.read(J, 0)

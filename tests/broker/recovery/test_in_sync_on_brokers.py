@@ -100,7 +100,7 @@ async def test_a_journal_of_one_replica_waits_for_its_broker_and_goes_on_where_t
         response = await append(second, b", and on")
     assert (response.status, response.commit.begin) == (pb.OK, 9)
     assert response.registers == label_set(author="me")
-    assert children.logged("broker-0", "rescued a journal")
+    assert children.logged("broker-0", "orphaned_spool.rescued")
 
     async def readable() -> bool:
         return await second.content(J) == b"only here, and on"
@@ -133,7 +133,7 @@ async def test_what_others_went_on_without_is_set_aside(children: Children, spec
     assert (response.status, response.commit.begin) == (pb.OK, 12)
     again = await children.start(left)
     await eventually(lambda: list((children.folder / left).rglob("set-aside/*.content")))
-    assert children.logged(left, "spool was set aside")
+    assert children.logged(left, "spool.set_aside")
     for client in (again, other):
         assert await client.content(J) == b"everybody's the others'"
     assert (await append(again, b", and on")).commit.begin == 23

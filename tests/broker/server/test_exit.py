@@ -124,7 +124,7 @@ async def test_an_exit_under_load_is_noticed_by_nobody(children: list[BrokerChil
         assert [path for path in spools if path.stat().st_size] == [], "everything is in the store"
         for given_up in (
             "member.handover_timed_out",
-            "fragments remain in local files; the next start stores them",
+            "fragment.left_in_local_files",
         ):
             assert not leaving.events(given_up)
         leaving.start()

@@ -100,9 +100,9 @@ async def test_what_is_logged_of_a_call_names_its_journal(
                 await client.append(J, b"x", offset=offset)
         with pytest.raises(grpc.aio.AioRpcError):
             await client.append_messages(pb.AppendRequest(journal=J), pb.AppendRequest(content=b"x"))
-    (failed,) = [entry for entry in logs if entry["event"] == "call failed" and "EOF" in entry["error"]]
+    (failed,) = [entry for entry in logs if entry["event"] == "call.failed" and "EOF" in entry["error"]]
     assert (failed["method"], failed["journal"], failed["code"]) == ("Append", J, "INVALID_ARGUMENT")
-    (started,) = [entry for entry in logs if entry["event"] == "starting replica"]
+    (started,) = [entry for entry in logs if entry["event"] == "replica.starting"]
     assert started["journal"] == J
 
 

@@ -149,7 +149,7 @@ async def test_a_damaged_spool_is_not_served_and_needs_an_operator(
             assert (confirmed.status, confirmed.commit.begin) == (pb.OK, 11)
             assert (await client.append(J, b"third")).commit.begin == 11
             assert await client.content(J, 11) == b"third"
-    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["spool is corrupt and was set aside"]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["spool.corrupt"]
 
 
 async def test_a_suspended_journal_is_woken_by_an_append(

@@ -542,4 +542,4 @@ async def test_a_journal_whose_brokers_are_away_does_not_hide_that_another_is_re
             with pytest.raises(NotAllowed, match="out/one"):
                 await shard.task
     assert journals.committed("out/three") == [{"n": 1}]
-    assert {each["journal"] for each in logs if "are not acknowledged" in each["event"]} == {"out/one", "out/two"}
+    assert {each["journal"] for each in logs if each["event"] == "acknowledgement.failed"} == {"out/one", "out/two"}

@@ -148,7 +148,7 @@ async def test_a_shard_goes_on_once_brokers_are_back_that_know_a_journal_s_end(j
 
 
 def waits_in(logs: Any) -> list[Any]:
-    return [each for each in logs if each["event"] == "shard waits for brokers that know a journal's end"]
+    return [each for each in logs if each["event"] == "shard.waiting_for_brokers"]
 
 
 async def test_a_failed_shard_says_why_until_it_is_unassigned(journals, consumer, sums):

@@ -132,7 +132,7 @@ def test_a_shard_waits_for_brokers_that_know_a_journal_s_end():
 
     with simulated(0) as loop, capture_logs() as logs:
         loop.run_until_complete(main(loop))
-    assert {each["event"] for each in logs} == {"shard waits for brokers that know a journal's end"}
+    assert {each["event"] for each in logs} == {"shard.waiting_for_brokers"}
     assert all("INDEX_HAS_GREATER_OFFSET" in each["error"] for each in logs)
 
 

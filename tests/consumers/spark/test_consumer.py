@@ -386,7 +386,7 @@ def test_a_producer_ahead_loses_no_message_of_others(spark, world, sqlite_url):
     ahead.flush()
     with capture_logs() as logs:
         consumer(spark, world, sqlite_url).run_until_caught_up()
-    assert [each["journal"] for each in logs if "clock is far off" in each["event"]] == [SOURCES[0]]
+    assert [each["journal"] for each in logs if each["event"] == "producer.clock_skewed"] == [SOURCES[0]]
     world.broker.write(SOURCES[0], append)
     slow.commit()
     consumer(spark, world, sqlite_url).run_until_caught_up()

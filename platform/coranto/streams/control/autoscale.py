@@ -78,7 +78,7 @@ class Autoscaler:
                 with contextlib.suppress(StreamNotFound):
                     await self.step()
             except CorantoError as error:
-                _log.warning("streams were not measured; trying again", error=str(error))
+                _log.warning("autoscale.measuring_failed", error=str(error))
             await self._clock.sleep(interval)
 
     async def step(self) -> list[Scaled]:
@@ -103,7 +103,7 @@ class Autoscaler:
         if not self._names:
             found += await self._streams.list(unsound)
         for name, problem in unsound.items():
-            _log.warning("stream contradicts itself, and is not scaled", stream=name, error=str(problem))
+            _log.warning("autoscale.stream_inconsistent", stream=name, error=str(problem))
         return found
 
     async def _look_after(self, stream: Stream) -> Scaled | None:
@@ -118,9 +118,9 @@ class Autoscaler:
                 return None
             scaled = await self._streams.scale(stream.name, changes)
         except CorantoError as error:
-            _log.warning("stream was not scaled; trying again", stream=stream.name, error=str(error))
+            _log.warning("autoscale.scaling_failed", stream=stream.name, error=str(error))
             return None
-        _log.info("stream scaled", stream=stream.name, epoch=scaled.epoch, changes=[str(each) for each in changes])
+        _log.info("autoscale.scaled", stream=stream.name, epoch=scaled.epoch, changes=[str(each) for each in changes])
         return Scaled(scaled, tuple(changes))
 
     async def _rates(self, stream: Stream, unit: RateUnit) -> Mapping[int, Rates]:

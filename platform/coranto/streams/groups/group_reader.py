@@ -171,7 +171,7 @@ class GroupReader(Generic[E]):
             try:
                 await self._group.update(leave)
             except CorantoError as error:
-                _log.warning("a reader could not leave; it will be missed", reader=self.id, reason=str(error))
+                _log.warning("reader_group.leave_failed", reader=self.id, reason=str(error))
         await self._pool.close()
         await self._watch.close()
 
@@ -412,7 +412,7 @@ class GroupReader(Generic[E]):
 
     async def _skip(self, error: StreamTruncated) -> None:
         """Continue after the content that is gone."""
-        _log.warning("what is gone is skipped", reader=self.id, reason=str(error))
+        _log.warning("reader_group.content_skipped", reader=self.id, reason=str(error))
         number = error.segment
         stream = await self._watch.refresh()
         position = (
@@ -467,5 +467,5 @@ class GroupReader(Generic[E]):
         if self._failure is None:
             self._failure = error
             if isinstance(error, ReaderOffline):
-                _log.warning("a reader is out of its group", reader=self.id)
+                _log.warning("reader_group.reader_evicted", reader=self.id)
         self._pool.woken.set()

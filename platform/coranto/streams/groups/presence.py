@@ -57,7 +57,7 @@ class Presence:
                 for reader, token in self._silent(self._group.state):
                     await self._take_out(reader, token)
             except (Unavailable, AppendOutcomeUnknown) as error:
-                _log.warning("a reader's sign of life is late", reader=self._reader, reason=str(error))
+                _log.warning("reader_group.heartbeat_late", reader=self._reader, reason=str(error))
 
     async def confirm(self) -> None:
         """Append a heartbeat with the reader's positions. Raises ReaderOffline."""
@@ -78,5 +78,5 @@ class Presence:
             # Its latest heartbeat may have become known only now.
             return Left(reader, token) if (reader, token) in self._silent(state) else None
 
-        _log.warning("a reader is silent and taken for dead", reader=reader, by=self._reader)
+        _log.warning("reader_group.reader_silent", reader=reader, by=self._reader)
         await self._group.update(leave)

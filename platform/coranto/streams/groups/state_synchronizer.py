@@ -357,7 +357,7 @@ class StateSynchronizer(Generic[S, U]):
         """Create the registers again after the brokers lost them. Earlier decisions can then no longer be applied."""
         if self._fold.state is None:
             return
-        _log.warning("the registers were lost and are made anew", journal=self.journal, offset=self._fold.offset)
+        _log.warning("state_synchronizer.registers_lost", journal=self.journal, offset=self._fold.offset)
         token, content = self._record("state", self._model.states.dump_python(self._fold.state, mode="json"))
         await self._append(token, content, labels.label_selector(exclude=[(HELD_LABEL, "")]))
 
@@ -377,4 +377,4 @@ class StateSynchronizer(Generic[S, U]):
                 await self._client.apply([pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=info.mod_revision)])
             except (EtcdTransactionFailed, ApplyOutcomeUnknown, PermissionDenied) as error:
                 # The old offset works too; new processes only have to read more.
-                _log.warning("the place of a snapshot was not noted", journal=self.journal, reason=str(error))
+                _log.warning("state_synchronizer.snapshot_not_noted", journal=self.journal, reason=str(error))

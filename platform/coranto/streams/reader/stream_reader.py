@@ -228,7 +228,7 @@ class StreamReader(Generic[E]):
 
     async def _skip(self, error: StreamTruncated) -> None:
         """Continue after the content that is gone."""
-        _log.info("what is gone is skipped", reason=str(error))
+        _log.info("stream_reader.content_skipped", reason=str(error))
         number = error.segment
         stream = await self._watch.refresh()
         assert self._frontier is not None

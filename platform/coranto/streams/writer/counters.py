@@ -56,7 +56,7 @@ class WriterCounters:
         self.metrics.transactions.labels(outcome).inc()
         _log.log(
             _LEVELS.get(outcome, _INFO),
-            "a transaction ended without a commit",
+            "stream_writer.transaction_not_committed",
             stream=self._stream,
             outcome=outcome,
             writer=self._writer,

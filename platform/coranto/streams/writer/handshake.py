@@ -30,7 +30,7 @@ async def handshake(shared: Shared, journal: str) -> tuple[Registers, int]:
         if registers.held or head == 0:
             return registers, head
         await hold(shared, journal, head)
-        _log.warning("the registers of a segment were lost, and are held anew", journal=journal, head=head)
+        _log.warning("stream_writer.registers_lost", journal=journal, head=head)
 
 
 async def hold(shared: Shared, journal: str, head: int) -> None:

@@ -82,4 +82,4 @@ class TimeMarkWriter:
             )
         except CorantoError as error:
             # Watermarks come later or not at all; no event is affected.
-            _log.warning("a time could not be noted", journal=self._journal, error=str(error))
+            _log.warning("stream_writer.time_mark_failed", journal=self._journal, error=str(error))

@@ -245,7 +245,7 @@ class MultiKeyWriter(Generic[E]):
             elif self._clock.monotonic() - since < _GATE_SECONDS:
                 await self._clock.sleep(_POLL_SECONDS)
             else:
-                _log.warning("a change of the stream's segments was left unfinished", stream=self.stream)
+                _log.warning("multi_key_writer.scaling_unfinished", stream=self.stream)
                 await self._streams.resume(self.stream)
                 since = self._clock.monotonic()
             gate = await self._decisions.gate()
@@ -368,7 +368,7 @@ class MultiKeyWriter(Generic[E]):
         except (NotAllowed, JournalNotFound):
             return True  # The process that sealed the segment did this before.
         except CorantoError as error:
-            _log.warning("a committed transaction is not visible yet", stream=self.stream, error=str(error))
+            _log.warning("multi_key_writer.not_visible_yet", stream=self.stream, error=str(error))
             return False
         return True
 
