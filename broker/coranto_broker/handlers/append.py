@@ -229,7 +229,7 @@ async def _proxy(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> pb.AppendRespo
         except grpc.aio.AioRpcError as error:
             if may_commit or error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
-            _log.warning("primary could not be reached", journal=request.journal, error=error.details())
+            _log.warning("append.primary_unreachable", journal=request.journal, error=error.details())
             header = broker.unrouted_header(broker.keyspace.state)
             header.route.CopyFrom(resolution.header.route)
             return pb.AppendResponse(status=pb.NO_JOURNAL_PRIMARY_BROKER, header=header)

@@ -140,7 +140,7 @@ async def _ask(broker: Broker, endpoint: str, selector: pb.LabelSelector) -> _To
     else:
         told.problem = f"the broker at {endpoint} is not its primary any more; ask again"
         return told
-    _log.info("heads of another broker's journals are not known", endpoint=endpoint, reason=told.problem)
+    _log.info("heads.peer_unknown", endpoint=endpoint, reason=told.problem)
     return told
 
 

@@ -52,7 +52,7 @@ class DiskCache:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = (self.folder / (name + _LOCK)).open("ab")
         except OSError as error:
-            _log.warning("fragments cannot be kept on the local disk", folder=str(self.folder), error=str(error))
+            _log.warning("disk_cache.unusable", folder=str(self.folder), error=str(error))
             return None
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # Free again when its process dies.
@@ -113,7 +113,7 @@ def _filled(path: Path, length: int, fill: Callable[[mmap.mmap], None]) -> bool:
             # Without reserved room, writing to a mapped file of a full disk would kill the process.
             os.posix_fallocate(descriptor, 0, length)
         except OSError as error:
-            _log.warning("a fragment cannot be kept on the local disk", bytes=length, error=str(error))
+            _log.warning("disk_cache.write_failed", bytes=length, error=str(error))
             return False
         with mmap.mmap(descriptor, length) as content:
             fill(content)
