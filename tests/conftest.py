@@ -14,8 +14,8 @@ import structlog
 LONG = (
     "system/test_main_job.py",
     "system/test_faults.py",
-    "orchestration/test_ui.py",
-    "orchestration/test_flights_pipeline.py",
+    "orchestration/flights/test_ui.py",
+    "orchestration/flights/test_pipeline.py",
     "consumers/spark/test_consumer.py",
     "system/test_consumer_chain.py",
     "broker/server/test_kill.py",
@@ -25,13 +25,13 @@ LONG = (
     "simulation/test_consumer_simulation.py",
     "simulation/test_streams_simulation.py",
     "simulation/test_streams_shared_simulation.py",
-    "orchestration/test_flights_publish.py",
+    "orchestration/flights/test_publish.py",
     "broker/server/test_exit.py",
     "broker/handlers/test_fuzz.py",
     "system/test_streams_kill.py",
     "broker/recovery/test_in_sync_on_brokers.py",
-    "orchestration/test_ui_processes.py",
-    "platform/cluster/test_cluster.py",
+    "orchestration/flights/test_ui_processes.py",
+    "platform/cluster/test_embedded.py",
     "consumers/test_consumer_on_cluster.py",
     "platform/cli/test_with_cluster.py",
     "platform/client/test_client_with_broker.py",
@@ -39,7 +39,7 @@ LONG = (
     "consumers/stores/test_merge.py",
     "system/test_kill_broker.py",
     "system/test_s3_journal.py",
-    "consumers/runtime/test_consumer_cli.py",
+    "consumers/cli/test_consumer.py",
 )
 """Files that take long, the longest first. Begun last, one of them would keep all other processes waiting."""
 

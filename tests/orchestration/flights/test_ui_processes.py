@@ -68,7 +68,7 @@ def groups(pids: list[int]) -> list[int]:
 def test_closing_the_ui_ends_its_servers_and_the_runs_that_they_started(
     cluster_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(Path(__file__).parents[3])
     with DagsterUi(cluster_dir, stop_seconds=PATIENCE_S) as ui:
         # All flights: more than can be published before the UI is closed.
         run_id = launch(ui, "flights")

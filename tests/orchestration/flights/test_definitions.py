@@ -14,7 +14,7 @@ from dagster_coranto.flights import config, definitions
 from dagster_coranto.flights.definitions import ALERTS, EVENTS, defs
 from dagster_coranto.flights.materialize import Job, consumer_name, fail_abandoned_runs, store_url
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_definitions_load_without_a_cluster_and_without_spark_or_pandas(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dagster_coranto.flights.materialize import Job, materialize
 from dagster_coranto.flights.ui import DagsterUi
 from dagster_coranto.resource import heads_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FLIGHTS = 2000
 RUN_SECONDS = 450
 CHROMIUM = Path("/usr/bin/chromium")
