@@ -18,7 +18,7 @@ from benchmarks.runner import Figure
 from coranto.client import ClientConfig
 from coranto.client.loop import LoopThread
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
-from coranto.messages import Clock, JsonLines, TransactionBuilder, new_producer_id
+from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
 from coranto.testing.fake_broker import FakeBroker
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
@@ -49,7 +49,7 @@ class Counts:
 
 
 def _content() -> bytes:
-    builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+    builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
     for n in range(MESSAGES):
         builder.add(JOURNAL, {"n": n, "random": os.urandom(30).hex(), "text": TEXT[n % 26 :]})
     content = builder.take(JOURNAL, 1 << 40)

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, MetaData, String, Table, text
 from coranto.audit import Depth, Report, run_checks
 from coranto.client import JournalClient
 from coranto.labels import CONTENT_TYPE, JSON_LINES
-from coranto.messages import Clock, Envelope, JsonLines, TransactionBuilder, new_producer_id
+from coranto.messages import Envelope, JsonLines, ProducerClock, TransactionBuilder, new_producer_id
 from coranto.testing import Cluster
 from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
 from coranto_consumers.runtime.application import Application, Shard
@@ -72,7 +72,7 @@ class Scene:
         self.store = SqlStore(store_url)
         self.app = Orders(self.store)
         self.memory = Memories()
-        self._clock = Clock(time.time_ns)
+        self._clock = ProducerClock(time.time_ns)
 
     def producer(self) -> TransactionBuilder[Any]:
         return TransactionBuilder(new_producer_id(os.urandom), self._clock, JsonLines())

@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, select
 from coranto.fragments.fragment import Codec
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import TransactionBuilder
-from coranto.messages.uuids import Clock, new_producer_id
+from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
 from coranto_consumers.stores import SqlStore
@@ -37,7 +37,7 @@ def stored(broker):
     """A journal of three fragments in a store, which end within lines, and a tail that the broker holds."""
     with HttpStore() as store:
         broker.create(JOURNAL)
-        builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+        builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
         for n in range(MESSAGES):
             builder.add(JOURNAL, {"n": n, "text": os.urandom(50).hex()})
         content = builder.take(JOURNAL, 1 << 30)
