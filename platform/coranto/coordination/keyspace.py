@@ -5,8 +5,9 @@ immutable view of it in terms of items, members and assignments: the key space a
 keeps the current `KeySpaceState` up to date from a watch.
 
 Two revisions matter. `KeySpaceState.header.revision` is the last that *changed* something under the prefix. A broker
-tells it to its peers, and they can always reach it by watching. `KeySpace.known_revision` may be larger: nothing under
-the prefix changed between the two. `wait_for_revision` accepts either. The watch never announces a revision that did
+tells it to its peers, and they can always reach it by watching. (Only a state that was just loaded has the revision of
+the load. So members announce themselves after it.) `KeySpace.known_revision` may be larger: nothing under the prefix
+changed between the two. `wait_for_revision` accepts either. The watch never announces a revision that did
 not touch the prefix, so a waiter asks for proof: a range of keys modified after the mirror's revision, together with
 the count of all keys. If there is no such key and the count is the same, then all present keys existed unmodified at
 the mirror's revision and none was deleted, so the mirror is current. (etcd's own progress requests would be cheaper,
@@ -130,6 +131,10 @@ class Entries:
         keys.extend(self._keys[taken:])
         entries.extend(self._entries[taken:])
         return Entries(keys, entries)
+
+    def are_current(self, snapshot: Snapshot, revision: int) -> bool:
+        """Return True if a later snapshot shows that nothing changed since these entries were read at `revision`."""
+        return len(snapshot.kvs) == len(self) and all(kv.mod_revision <= revision for kv in snapshot.kvs)
 
     def get(self, key: str) -> KeySpaceEntry | None:
         at = bisect_left(self._keys, key)
@@ -450,10 +455,12 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
                         f"etcd went back from revision {seen} to {arrival.header.revision}: it was restored from a "
                         "backup; see 'An etcd that was restored' in docs/operations.md"
                     )
-                # Earlier events are obsolete: the snapshot already contains their effect, deletions included.
+                known = arrival.header.revision
+                entries = entries.merge(events, self._decode) if events else entries
                 events.clear()
-                entries = Entries.load(arrival.kvs, self._decode)
-                header, known = arrival.header, arrival.header.revision
+                # If nothing changed, keep the revision: peers that only watch might never reach the snapshot's.
+                if header is None or not entries.are_current(arrival, header.revision):
+                    entries, header = Entries.load(arrival.kvs, self._decode), arrival.header
             elif arrival.events:
                 events.extend(arrival.events)
                 header = arrival.header

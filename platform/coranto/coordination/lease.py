@@ -116,8 +116,9 @@ class MemberSession:
     async def announce(self, key: str, value: bytes, *, patience: float | None = None) -> int:
         """Put the member key under the lease, and return the key's revision.
 
-        A key that a resumed lease already holds keeps its age (create revision) and gets the new value. If another
-        lease holds the key, this waits until the key goes: when its process closes or its lease runs out. Raises
+        A key that a resumed lease already holds keeps its age (create revision) and gets the new value. It is written
+        even if it has that value, so that everybody who watches sees a revision after this call began. If another lease
+        holds the key, this waits until the key goes: when its process closes or its lease runs out. Raises
         LeaseLost, and MemberInUse when that lease is still kept alive after its time to live and `patience` more
         seconds. If cancelled, the key may or may not have been written.
         """
@@ -193,7 +194,7 @@ class MemberSession:
         if found is None:
             return 0
         if found.lease == self.lease:
-            return await self._overwrite(found, value)
+            return await self._overwrite(found, value, anyway=True)
         _log.warning("member.waiting_for_old_lease", key=key, lease=found.lease)
         if patience is None:
             await self._deleted(found)
@@ -223,9 +224,9 @@ class MemberSession:
                 if any(event.deleted and event.kv.key == kv.key for event in batch.events):
                     return
 
-    async def _overwrite(self, kv: KeyValue, value: bytes) -> int:
-        """Return the revision at which the key has `value`, or 0 to try again."""
-        if kv.value == value:
+    async def _overwrite(self, kv: KeyValue, value: bytes, *, anyway: bool = False) -> int:
+        """Return the revision at which the key has `value`, or 0 to try again. `anyway` writes it even if it is so."""
+        if kv.value == value and not anyway:
             return kv.mod_revision
         result = await self._coordinator.txn([unmodified(kv)], [Put(kv.key, value, keep_lease=True)])
         return result.header.revision if result.succeeded else 0

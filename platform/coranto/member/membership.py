@@ -119,7 +119,7 @@ class Membership:
         record: LeaseRecord | None = None,
         patience: float | None = None,
     ) -> None:
-        """Announce the member at `endpoint`, load the key space and start the work. Then the phase is SERVING.
+        """Load the key space, announce the member at `endpoint` and start the work. Then the phase is SERVING.
 
         With `record`, a lease that an earlier process left is resumed. `patience` is that of `MemberSession.announce`.
         Raises Unavailable, LeaseLost, MemberInUse and WrongCluster. After an error or a cancellation, call `close`.
@@ -129,11 +129,15 @@ class Membership:
         )
         self._undo.push_async_callback(self._close_session)
         spec = self._work.member_spec(endpoint).SerializeToString(deterministic=True)
-        await self.session.announce(self._keyspace.layout.member_key(self.member), spec, patience=patience)
+        # The revision of a load may be that of a key outside the prefix, of which no watch tells: Gazette's processes
+        # would wait for it. So announce afterwards, and start at the revision of the announcement.
+        self._undo.push_async_callback(self._keyspace.close)
+        await self._keyspace.start()
+        key = self._keyspace.layout.member_key(self.member)
+        announced = await self.session.announce(key, spec, patience=patience)
+        await self._keyspace.wait_for_revision(announced)
         if self._residence is not None:
             await self._residence.move_in()
-        await self._keyspace.start()
-        self._undo.push_async_callback(self._keyspace.close)
         self._work.start(self.session)
         self._allocation = asyncio.create_task(self._allocate(), name="allocator")
         self._undo.push_async_callback(self._stop)

@@ -12,6 +12,8 @@ import grpc.aio
 import pytest
 
 from coranto import labels
+from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.layout import Layout
 from coranto.fragments.fragment import parse_content_path
 from coranto.fragments.stores import open_store
 from coranto.wire import protocol_pb2 as pb
@@ -41,6 +43,27 @@ def child(broker_settings: BrokerSettings, tmp_path: Path) -> Iterator[BrokerChi
         yield child
     finally:
         child.close()
+
+
+async def test_a_broker_that_returns_tells_a_revision_that_its_peers_reach(
+    broker_settings: BrokerSettings, child: BrokerChild, spec: MakeSpec
+) -> None:
+    """Gazette's peers answer a call only once a change of the prefix has brought them its revision.
+
+    Marks of the broker's use of etcd lie elsewhere, and a broker that resumes its lease has nothing new to announce.
+    """
+    client = await child.client()
+    await client.apply(spec("test/journal"))
+    await client.append_when_ready("test/journal", b"before")
+    await client.close()
+    child.end()
+    child.start()
+    client = await child.client()
+    answer = await client.append_when_ready("test/journal", b"after")
+    async with EtcdCoordinator(broker_settings.etcd) as coordinator:
+        keys = (await coordinator.range(Layout(broker_settings.etcd_prefix).root)).kvs
+    assert answer.header.etcd.revision <= max(kv.mod_revision for kv in keys)
+    await client.close()
 
 
 class Writer:

@@ -51,6 +51,7 @@ class Faulty:
         self.flowing = asyncio.Event()
         self.flowing.set()
         self.break_next = asyncio.Event()
+        self.resets = 0
         self.unavailable = 0
         self.cluster_id = 0
 
@@ -73,6 +74,9 @@ class Faulty:
         return await self.real.txn(compares, ops, otherwise=otherwise)
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        if self.resets:
+            self.resets -= 1
+            raise WatchReset("by the test")
         async for batch in self.real.watch(prefix, from_revision):
             await self.flowing.wait()
             if self.break_next.is_set():
@@ -225,6 +229,25 @@ async def test_it_loads_again_when_history_is_lost(
     result = await coordinator.txn([], [Put(layout.item_key("newer"), journal("newer"))])
     state = await keyspace.wait_for_revision(result.header.revision, timeout=WAIT_SECONDS)
     assert [item.id for item in state.items] == ["new-one", "newer"]
+
+
+async def test_a_load_that_finds_no_change_keeps_the_revision_that_watches_reach(
+    coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
+) -> None:
+    changed = await coordinator.txn([], [Put(layout.item_key("item-0"), journal("item-0"))])
+    elsewhere = await coordinator.txn([], [Put(layout.prefix + ".not-below/it", b"")])
+    faulty = Faulty(coordinator)
+    faulty.resets = 1
+    keyspace = keyspace_of(faulty)
+    seen: list[int] = []
+    keyspace.observe(lambda state: seen.append(state.revision))
+    await keyspace.start(at_revision=changed.header.revision)
+    await keyspace.wait_for_revision(elsewhere.header.revision, timeout=WAIT_SECONDS)
+    result = await coordinator.txn([], [Put(layout.item_key("item-1"), journal("item-1"))])
+    state = await keyspace.wait_for_revision(result.header.revision, timeout=WAIT_SECONDS)
+    assert faulty.resets == 0, "it was loaded again"
+    assert seen == [changed.header.revision, result.header.revision]
+    assert [item.id for item in state.items] == ["item-0", "item-1"]
 
 
 async def test_observers_see_every_state_in_order_and_cannot_harm_one_another(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.etcd import EtcdCoordinator, Put
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
-from coranto.coordination.lease import MemberSession
+from coranto.coordination.lease import LeaseRecord, MemberSession
 from coranto.effects import Clock, SystemClock
 from coranto.errors import LeaseLost
 from coranto.member.membership import MemberPhase, Membership, Seen
@@ -28,6 +29,8 @@ class Work:
     def __init__(self, name: str) -> None:
         self.id = MemberId("zone-1", name)
         self.membership: Membership
+        self.keyspace: KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
+        self.began_at = 0
         self.asked: list[tuple[str, MemberPhase]] = []
         self.breaks = asyncio.Event()
 
@@ -36,6 +39,7 @@ class Work:
         return pb.BrokerSpec(process_spec=process, journal_limit=10)
 
     def start(self, session: MemberSession) -> None:
+        self.began_at = self.keyspace.state.revision
         self._note("start")
 
     async def stop(self) -> None:
@@ -65,11 +69,12 @@ async def member(coordinator: EtcdCoordinator, layout: Layout) -> AsyncIterator[
 
     def make(name: str) -> Work:
         work = Work(name)
+        work.keyspace = KeySpace(coordinator, layout, JournalEntities(), apply_delay_seconds=0.0)
         work.membership = Membership(
             work.id,
             work,
             coordinator=coordinator,
-            keyspace=KeySpace(coordinator, layout, JournalEntities(), apply_delay_seconds=0.0),
+            keyspace=work.keyspace,
             clock=SystemClock(),
             exit_seconds=WAIT_SECONDS,
             residence=work,
@@ -82,8 +87,8 @@ async def member(coordinator: EtcdCoordinator, layout: Layout) -> AsyncIterator[
         await each.close()
 
 
-async def join(work: Work) -> Membership:
-    await work.membership.join(f"http://{work.id.suffix}:80", lease_seconds=WAIT_SECONDS)
+async def join(work: Work, record: LeaseRecord | None = None) -> Membership:
+    await work.membership.join(f"http://{work.id.suffix}:80", lease_seconds=WAIT_SECONDS, record=record)
     return work.membership
 
 
@@ -106,6 +111,21 @@ async def test_a_member_passes_its_phases_in_order(
         MemberPhase.EXITING,
     ]
     assert (await coordinator.get(layout.member_key(work.id)))[1] is None
+
+
+async def test_a_member_begins_at_a_revision_that_every_watch_brings(
+    member: Callable[[str], Work], coordinator: EtcdCoordinator, layout: Layout, tmp_path: Path
+) -> None:
+    """Gazette's processes wait for the revision that a peer tells, until a watch of the prefix brings it."""
+    for resumed in (False, True):
+        await coordinator.txn([], [Put(layout.prefix + ".not-below/mark", b"")])
+        work = member("broker-a")
+        membership = await join(work, LeaseRecord.within(tmp_path))
+        assert membership.session.resumed == resumed
+        keys = (await coordinator.range(layout.root)).kvs
+        assert work.began_at == max(kv.mod_revision for kv in keys)
+        membership.session.lost.set()  # As of a process that ended without giving up its lease.
+        await membership.close()
 
 
 async def test_a_member_that_exits_hands_its_items_over_before_it_stops(
