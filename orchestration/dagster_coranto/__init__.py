@@ -33,7 +33,7 @@ from dagster_coranto.options import AssetOptions, OpOptions, SpecOptions
 from dagster_coranto.resource import JournalResource
 from dagster_coranto.sensor import JournalPollingSensorCursor, build_journal_polling_sensor
 from dagster_coranto.spark import SparkResource
-from dagster_coranto.specs_asset import build_journal_specs_asset
+from dagster_coranto.specs_asset import JournalSpecsConfig, build_journal_specs_asset, build_journal_specs_check
 from dagster_coranto.translator import (
     DagsterJournalTranslator,
     JournalTranslatorData,
@@ -53,6 +53,7 @@ __all__ = [
     "JournalMetadataSet",
     "JournalPollingSensorCursor",
     "JournalResource",
+    "JournalSpecsConfig",
     "JournalTranslatorData",
     "OpOptions",
     "Publication",
@@ -67,6 +68,7 @@ __all__ = [
     "build_journal_group_asset",
     "build_journal_polling_sensor",
     "build_journal_specs_asset",
+    "build_journal_specs_check",
     "build_spark_consumer_assets",
     "dagster_environment",
     "journal_assets",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coranto.errors import InvalidInput
 from coranto.labels import NAME, format_selector, label_selector
-from coranto.names import validate_journal
+from coranto.names import check_prefix, validate_journal
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -37,10 +37,3 @@ class JournalGroup:
     def under(self, prefix: str) -> JournalGroup:
         """Return the group of the same journals below a prefix, such as `rerun/`. An empty prefix changes nothing."""
         return JournalGroup(check_prefix(prefix) + self.name)
-
-
-def check_prefix(prefix: str) -> str:
-    """Return a valid prefix of journal names: empty, or ending with a slash. Raises InvalidInput for others."""
-    if prefix and not prefix.endswith("/"):
-        raise InvalidInput(f"{prefix!r} must end with a slash, such as {prefix + '/'!r}", field="prefix")
-    return prefix

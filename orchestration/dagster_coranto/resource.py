@@ -17,7 +17,8 @@ from coranto.client.values import JournalInfo
 from coranto.cluster import locate
 from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR
 from coranto.fragments.stores import StoreRegistry
-from dagster_coranto.groups import JournalGroup, check_prefix
+from coranto.names import check_prefix
+from dagster_coranto.groups import JournalGroup
 from dagster_coranto.hidden import hide, reveal
 
 ENDPOINT_VARIABLE = "CORANTO_ENDPOINT"

@@ -162,3 +162,10 @@ def validate_shard_id(shard_id: str, *, kind: str = "shard id") -> str:
 def shown(value: str) -> str:
     """Return the value quoted for an error message, and shortened when it is very long."""
     return repr(value) if len(value) <= 120 else repr(value[:100]) + "…"
+
+
+def check_prefix(prefix: str) -> str:
+    """Return a valid prefix of journal names: empty, or ending with a slash. Raises InvalidInput for others."""
+    if prefix and not prefix.endswith("/"):
+        raise InvalidInput(f"{prefix!r} must end with a slash, such as {prefix + '/'!r}", field="prefix")
+    return prefix

@@ -1,3 +1,5 @@
+"""The specs asset and its check. How plans are made and applied: tests/platform/reconcile."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -6,12 +8,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from coranto.client.values import JournalInfo
-from coranto.errors import EtcdTransactionFailed, InvalidInput
+from coranto.errors import EtcdTransactionFailed
 from coranto.testing.fake_broker import CallPoint, FakeBroker
 from coranto.wire import protocol_pb2 as pb
-from dagster_coranto import JournalResource, build_journal_specs_asset
-from dagster_coranto.specs import ChangeKind, differences, plan_specs, under_prefix
+from dagster_coranto import JournalGroup, JournalResource, build_journal_specs_asset, build_journal_specs_check
 
 TREE = """
 name: flights/
@@ -21,84 +21,31 @@ children:
   - name: flights/events/part-000
   - name: flights/events/part-001
 """
+EVENTS = JournalGroup("flights/events")
 
 
-def spec(name: str, **fields: Any) -> pb.JournalSpec:
-    return pb.JournalSpec(name=name, replication=fields.pop("replication", 1), **fields)
+def shown(metadata: Any) -> dict[str, Any]:
+    return {key: getattr(value, "records", value.value) for key, value in metadata.items()}
 
 
-def upsert(name: str, *, revision: int = 0, **fields: Any) -> pb.ApplyRequest.Change:
-    return pb.ApplyRequest.Change(expect_mod_revision=revision, upsert=spec(name, **fields))
-
-
-def listed(name: str, revision: int, **fields: Any) -> JournalInfo:
-    return JournalInfo(spec(name, **fields), revision, 1, pb.Route(primary=-1))
-
-
-def test_a_plan_tells_new_changed_and_unchanged_journals_apart_and_asks_only_for_what_changes() -> None:
-    there = [listed("a/new-not", 3), listed("a/other", 4, replication=2), listed("b/elsewhere", 5)]
-    plan = plan_specs([upsert("a/fresh"), upsert("a/new-not"), upsert("a/other")], there)
-    assert [(entry.journal, entry.change) for entry in plan.entries] == [
-        ("a/fresh", ChangeKind.CREATED),
-        ("a/new-not", ChangeKind.UNCHANGED),
-        ("a/other", ChangeKind.CHANGED),
-    ]
-    assert plan.entries[2].differences == ("replication: 2 → 1",)
-    assert [(change.upsert.name, change.expect_mod_revision) for change in plan.request] == [
-        ("a/fresh", 0),
-        ("a/other", 4),
-    ]
-
-
-def test_deletions_are_asked_for_only_where_there_is_something_to_delete() -> None:
-    wanted = [pb.ApplyRequest.Change(delete="a/gone", expect_mod_revision=-1), pb.ApplyRequest.Change(delete="a/there")]
-    plan = plan_specs(wanted, [listed("a/there", 7)])
-    assert [entry.change for entry in plan.entries] == [ChangeKind.ABSENT, ChangeKind.DELETED]
-    assert list(plan.request) == [pb.ApplyRequest.Change(delete="a/there", expect_mod_revision=7)]
-
-
-def test_a_revision_that_the_author_states_is_kept() -> None:
-    plan = plan_specs([upsert("a/one", revision=-1, replication=2)], [listed("a/one", 7)])
-    assert [change.expect_mod_revision for change in plan.request] == [-1]
-
-
-def test_a_journal_named_twice_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="names a/one twice"):
-        plan_specs([upsert("a/one"), pb.ApplyRequest.Change(delete="a/one")], [])
-
-
-def test_the_version_is_that_of_the_wanted_specs_alone() -> None:
-    wanted = [upsert("a/one"), upsert("a/two")]
-    fresh, repeated = plan_specs(wanted, []), plan_specs(wanted[::-1], [listed("a/one", 3), listed("a/two", 4)])
-    assert fresh.version == repeated.version
-    assert fresh.version != plan_specs([upsert("a/one"), upsert("a/two", replication=2)], []).version
-
-
-def test_differences_name_the_fields_that_differ() -> None:
-    old = spec("a/one", fragment=pb.JournalSpec.Fragment(length=1024, compression_codec=pb.GZIP, stores=["file:///"]))
-    new = spec("a/one", fragment=pb.JournalSpec.Fragment(length=2048, compression_codec=pb.ZSTANDARD), replication=3)
-    new.fragment.flush_interval.FromSeconds(60)
-    assert list(differences(old, new)) == [
-        "replication: 1 → 3",
-        "fragment.length: 1024 → 2048",
-        "fragment.compression_codec: GZIP → ZSTANDARD",
-        "fragment.stores: file:/// → none",
-        "fragment.flush_interval: none → seconds: 60",
-    ]
-
-
-def test_a_prefix_moves_upserts_and_deletions() -> None:
-    moved = under_prefix([upsert("a/one"), pb.ApplyRequest.Change(delete="a/two")], "rerun/")
-    assert [change.upsert.name or change.delete for change in moved] == ["rerun/a/one", "rerun/a/two"]
-
-
-def materialize(journals: JournalResource, tree: str = TREE) -> dict[str, Any]:
-    result = dg.materialize([build_journal_specs_asset(tree)], resources={"journals": journals})
+def materialize(journals: JournalResource, tree: str = TREE, *, prune: bool = False) -> dict[str, Any]:
+    result = dg.materialize(
+        [build_journal_specs_asset(tree, prune_groups=[EVENTS])],
+        resources={"journals": journals},
+        run_config={"ops": {"journal_specs": {"config": {"prune": prune}}}},
+    )
     assert result.success
     (materialization,) = result.asset_materializations_for_node("journal_specs")
-    metadata: dict[str, Any] = {key: value.value for key, value in materialization.metadata.items()}
-    shown: Any = materialization.metadata["journals"]
-    return {**metadata, "journals": shown.records}
+    return shown(materialization.metadata)
+
+
+def check(journals: JournalResource, tree: str = TREE) -> tuple[bool, str, dict[str, Any]]:
+    """Run only the check. Returns its result, its description and its metadata."""
+    made = build_journal_specs_check(tree, prune_groups=[EVENTS])
+    result = dg.materialize([made], resources={"journals": journals}, selection=dg.AssetSelection.checks(made))
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert evaluation.description is not None
+    return evaluation.passed, evaluation.description, shown(evaluation.metadata)
 
 
 def rows(metadata: dict[str, Any]) -> Sequence[tuple[str, str, str]]:
@@ -124,6 +71,25 @@ def test_materializing_reports_what_changed(broker: FakeBroker, journals: Journa
     assert rows(changed)[0] == ("flights/events/part-000", "changed", "fragment.length: 4194304 → 8388608")
 
 
+def test_a_tree_of_more_journals_than_a_transaction_holds_is_applied(
+    broker: FakeBroker, journals: JournalResource
+) -> None:
+    tree = TREE + "".join(f"  - name: flights/events/part-{number:03}\n" for number in range(2, 600))
+    metadata = materialize(journals, tree)
+    assert (metadata["created"], len(broker.journals), broker.count("Apply")) == (600, 600, 5)
+    assert rows(metadata)[-1][0] == "and 500 more"
+
+
+def test_a_suspended_journal_stays_suspended(broker: FakeBroker, journals: JournalResource) -> None:
+    materialize(journals)
+    suspended = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=77)
+    broker.journals["flights/events/part-000"].spec.suspend.CopyFrom(suspended)
+    assert materialize(journals)["unchanged"] == 2
+    assert materialize(journals, TREE.replace("4194304", "8388608"))["changed"] == 2
+    spec = broker.journals["flights/events/part-000"].spec
+    assert (spec.suspend, spec.fragment.length) == (suspended, 8388608)
+
+
 def test_it_compares_again_when_somebody_else_was_faster(broker: FakeBroker, journals: JournalResource) -> None:
     broker.at(CallPoint.APPLY, pb.ETCD_TRANSACTION_FAILED)
     assert materialize(journals)["created"] == 2
@@ -140,5 +106,41 @@ def test_it_gives_up_when_others_keep_changing_the_same_journals(broker: FakeBro
 
 def test_the_prefix_of_the_resource_is_in_front_of_every_journal(broker: FakeBroker, journals: JournalResource) -> None:
     below = JournalResource(endpoint=journals.endpoint, prefix="rerun/")
-    assert materialize(below)["created"] == 2
-    assert sorted(broker.journals) == ["rerun/flights/events/part-000", "rerun/flights/events/part-001"]
+    broker.create("flights/events/part-002")
+    broker.create("rerun/flights/events/part-002")
+    assert materialize(below, prune=True)["deleted"] == 1
+    names = [f"{prefix}flights/events/part-00{n}" for prefix, n in (("", 2), ("rerun/", 0), ("rerun/", 1))]
+    assert sorted(broker.journals) == names
+
+
+def test_journals_that_left_the_tree_are_deleted_only_when_the_run_asks_for_it(
+    broker: FakeBroker, journals: JournalResource
+) -> None:
+    materialize(journals)
+    shorter = TREE.replace("  - name: flights/events/part-000\n", "")
+    assert materialize(journals, shorter)["deleted"] == 0
+    assert check(journals, shorter)[:2] == (False, "1 journals are not in the tree")
+    assert len(broker.journals) == 2
+    assert materialize(journals, shorter, prune=True)["deleted"] == 1
+    assert list(broker.journals) == ["flights/events/part-001"]
+    assert check(journals, shorter)[0]
+
+
+def test_pruning_without_groups_to_prune_is_refused(broker: FakeBroker, journals: JournalResource) -> None:
+    config = {"ops": {"journal_specs": {"config": {"prune": True}}}}
+    with pytest.raises(dg.Failure, match="the asset has no prune_groups"):
+        dg.materialize([build_journal_specs_asset(TREE)], resources={"journals": journals}, run_config=config)
+    assert broker.count("Apply") == 0
+
+
+def test_the_check_shows_what_applying_would_do_and_does_nothing(broker: FakeBroker, journals: JournalResource) -> None:
+    passed, description, metadata = check(journals)
+    assert (passed, description) == (False, "2 of 2 journals are not as the tree says")
+    assert [row[1] for row in rows(metadata)] == ["created", "created"]
+    materialize(journals)
+    assert check(journals)[:2] == (True, "2 journals are as the tree says")
+    broker.journals["flights/events/part-001"].spec.replication = 3
+    passed, description, metadata = check(journals)
+    assert (passed, description) == (False, "1 of 2 journals are not as the tree says")
+    assert rows(metadata)[0] == ("flights/events/part-001", "changed", "replication: 3 → 1")
+    assert broker.count("Apply") == 1

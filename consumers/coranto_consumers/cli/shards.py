@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -15,16 +14,29 @@ from coranto import labels
 from coranto.cli.connect import PATIENCE, Endpoint, find_cluster
 from coranto.cli.journals.editing import edit_until_applied
 from coranto.cli.output import Format, note, print_json, print_table
+from coranto.cli.reconciling import (
+    ApplyOptions,
+    Check,
+    DryRun,
+    MaxTxnSize,
+    Prune,
+    Update,
+    read_document,
+    reconcile,
+    source_name,
+)
 from coranto.client import ClientConfig, JournalClient
 from coranto.client.loop import run_blocking
 from coranto.coordination.etcd import EtcdCoordinator
-from coranto.errors import ClusterError, CorantoError, EtcdTransactionFailed, InvalidInput
+from coranto.errors import ClusterError, CorantoError, InvalidInput
+from coranto.reconcile import SpecAction, SpecPlan
 from coranto.telemetry import amount
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.cli.loading import CONSUMERS_PREFIX
 from coranto_consumers.recoverylog import Player, Recovery
 from coranto_consumers.recoverylog.pruning import Pruned, ShardHints, prune_logs
 from coranto_consumers.runtime.client import ShardClient
+from coranto_consumers.runtime.reconcile import SHARDS, ShardSpecs
 from coranto_consumers.runtime.shard_set import parse_shards, render_shards
 from coranto_consumers.runtime.specs import most_advanced, recovery_log
 
@@ -81,19 +93,25 @@ def list_shards(
 @app.command("apply")
 def apply(
     specs: Annotated[str, typer.Option("--specs", help="File with shard specs as YAML, or - for input.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
+    dry_run: DryRun = False,
+    check: Check = False,
+    update: Update = False,
+    prune: Prune = None,
+    max_txn_size: MaxTxnSize = 0,
     consumer: Consumer = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Create, update and delete shards as YAML says, all or none of them.
+    """Create, update and delete shards as YAML says.
 
     A shard's `revision` is the one that it must be at: 0 or none creates it, -1 takes it as it is. The journals that
     shards are to read must exist.
+
+    Up to 128 changes are one transaction: all or none. More take several, deletions last. After an interruption, apply
+    the same document again: it goes on with the rest.
     """
-    changes = parse_shards(sys.stdin.read() if specs == "-" else Path(specs).read_text())
-    if not changes:
-        raise InvalidInput(f"{specs} names no shards", field="--specs")
-    _with_consumer(consumer, lambda client: _apply(client, changes, endpoint, dry_run=dry_run))
+    changes = read_document(specs, parse_shards, SHARDS.plural)
+    options = ApplyOptions(dry_run, check, update, prune, max_txn_size)
+    _with_consumer(consumer, lambda client: _apply(client, changes, endpoint, source_name(specs), options))
 
 
 @app.command("edit")
@@ -113,7 +131,7 @@ def edit(selector: Selector = "", consumer: Consumer = None, endpoint: Endpoint 
 
     def apply_saved(saved: str) -> None:
         changes = parse_shards(saved)
-        _with_consumer(consumer, lambda client: _apply(client, changes, endpoint))
+        _with_consumer(consumer, lambda client: _apply(client, changes, endpoint, "the edit", ApplyOptions()))
 
     text = render_shards([(shard.spec, shard.mod_revision) for shard in shards])
     edit_until_applied(_HEAD + text, apply_saved, "coranto-shards-")
@@ -209,46 +227,18 @@ async def _apply(
     client: ShardClient,
     changes: Sequence[pc.ApplyRequest.Change],
     endpoint: str | None,
-    *,
-    dry_run: bool = False,
+    source: str,
+    options: ApplyOptions,
 ) -> None:
-    present = {shard.spec.id: shard for shard in await client.list()}
-    due = []
-    for change in changes:
-        found = present.get(change.upsert.id)
-        if found is not None and change.HasField("upsert") and found.spec == change.upsert:
-            typer.echo(f"unchanged {change.upsert.id}")
-        else:
-            due.append(change)
-    conflicts = [problem for change in due if (problem := _conflict(change, present))]
-    if conflicts:
-        raise EtcdTransactionFailed("apply of shards", detail="; ".join(conflicts))
-    await _check_sources(due, endpoint)
-    if due and not dry_run:
-        await client.apply(due)
-    for change in due:
-        shard = change.upsert.id or change.delete
-        action = "delete" if change.delete else "update" if shard in present else "create"
-        typer.echo(f"{'would ' if dry_run else ''}{action} {shard}")
+    async def check_sources(plan: SpecPlan) -> None:
+        await _check_sources([step.spec for step in plan.due if step.action is not SpecAction.DELETE], endpoint)
+
+    await reconcile(SHARDS, ShardSpecs(client), changes, source, options, check_sources)
 
 
-def _conflict(change: pc.ApplyRequest.Change, present: dict[str, pc.ListResponse.Shard]) -> str:
-    """Return the reason why a change cannot be applied, or ""."""
-    shard, expected = change.upsert.id or change.delete, change.expect_mod_revision
-    found = present.get(shard)
-    actual = found.mod_revision if found is not None else 0
-    if change.delete and found is None:
-        return f"{shard} is to be deleted but does not exist"
-    if expected in (-1, actual):
-        return ""
-    if expected == 0:
-        return f"{shard} exists already, at revision {actual}: give that as its `revision` to update it"
-    return f"{shard} is at revision {actual or 'none'}, not {expected}"
-
-
-async def _check_sources(changes: Sequence[pc.ApplyRequest.Change], endpoint: str | None) -> None:
+async def _check_sources(specs: Sequence[pc.ShardSpec], endpoint: str | None) -> None:
     """Raise InvalidInput for a shard with a source journal that does not exist."""
-    wanted = {source.journal: change.upsert.id for change in changes for source in change.upsert.sources}
+    wanted = {source.journal: spec.id for spec in specs for source in spec.sources}
     if not wanted:
         return
     async with JournalClient.of(find_cluster(endpoint)) as journals:

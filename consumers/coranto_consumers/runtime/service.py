@@ -199,7 +199,7 @@ class ShardService(pc_grpc.ShardServicer):
         response = pc.ApplyResponse(status=pc.OK, header=process.unrouted_header())
         if not ops:
             return response
-        result = await process.coordinator.txn(compares, ops)
+        result = await process.coordinator.txn(list(dict.fromkeys(compares)), ops)  # Both kinds may ask the same.
         if result.succeeded:
             await process.keyspace.wait_for_revision(result.header.revision)
         else:

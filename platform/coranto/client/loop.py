@@ -10,11 +10,13 @@ import asyncio
 import atexit
 import concurrent.futures
 import os
+import queue
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -108,6 +110,23 @@ def shared_loop() -> LoopThread:
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run work on the loop of this process and return its result (see `LoopThread.run`)."""
     return _shared.get().run(work)
+
+
+def run_reporting(work: Callable[[Callable[[R], None]], Coroutine[Any, Any, T]], on_report: Callable[[R], None]) -> T:
+    """Run work on the loop of this process, give its reports to `on_report` in this thread, and return its result.
+
+    `work` takes a function that reports. If `on_report` raises, or the wait is interrupted, the work is cancelled.
+    """
+    reports: queue.SimpleQueue[tuple[R] | None] = queue.SimpleQueue()
+    future = _shared.get().submit(work(lambda report: reports.put((report,))))
+    future.add_done_callback(lambda _: reports.put(None))
+    try:
+        while (report := reports.get()) is not None:
+            on_report(report[0])
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
 
 class Face:

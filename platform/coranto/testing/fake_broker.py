@@ -24,6 +24,7 @@ import grpc
 import grpc.aio
 
 from coranto import labels
+from coranto.coordination.etcd import MAX_TXN_OPS
 from coranto.fragments import codecs
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.names import strip_metadata
@@ -285,6 +286,8 @@ class FakeBroker(pb_grpc.JournalServicer):
 
     async def Apply(self, request: pb.ApplyRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ApplyResponse:
         self._came("Apply", request)
+        if len(request.changes) > MAX_TXN_OPS:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{len(request.changes)} changes are too many")
         status = await self._reach(CallPoint.APPLY, context)
         if status is None and not all(map(self._expected, request.changes)):
             status = pb.ETCD_TRANSACTION_FAILED

@@ -261,6 +261,17 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
                 return done.output
 
             assert await run_here("shards", "apply", "--specs", "-", input=LOCAL_SHARDS) == "create local-000\n"
+            idle = "common: {max_txn_duration: 1s, disable: true, sources: [{journal: numbers/part-000}]}\nshards:\n"
+            many = idle + "".join(f"- id: idle-{number:03}\n" for number in range(300))
+            words = ("shards", "apply", "--specs", "-", "--update", "--prune", "id:prefix=idle-")
+            plan = await run_here(*words, "--dry-run", input=many)
+            assert (plan.count("would create"), plan.count("transaction")) == (300, 3)
+            assert (await run_here(*words, input=many)).count("create idle-") == 300
+            assert (await run_here(*words, "--check", input=many)).count("unchanged") == 300
+            left = await run_here(*words, input=idle + "- id: idle-000\n")
+            assert (left.count("unchanged"), left.count("delete idle-")) == (1, 299)
+            gone = "shards: [{id: idle-000, delete: true, revision: -1}]"
+            assert await run_here("shards", "apply", "--specs", "-", input=gone) == "delete idle-000\n"
             async with ShardClient(ClientConfig(process.endpoint)) as shards:
                 async with asyncio.timeout(120):
                     state = process.keyspace.state

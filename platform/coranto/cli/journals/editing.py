@@ -9,11 +9,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from coranto.cli.connect import Endpoint, connect
-from coranto.cli.journals.applying import MaxTxnSize, apply_changes
-from coranto.cli.journals.selection import Names, Selector, chosen, select_now
+from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.journals.selection import Names, Selector, chosen, select
 from coranto.cli.output import note
+from coranto.cli.reconciling import ApplyOptions, MaxTxnSize, reconcile
+from coranto.client import JournalClient
 from coranto.errors import CorantoError, InvalidInput
+from coranto.reconcile import JOURNALS, JournalSpecs
 from coranto.specs.journal_tree import parse_tree, render_tree
 
 _HEAD = "# Save what the journals shall be. Journals that are left out stay as they are; `delete: true` deletes.\n"
@@ -29,15 +31,19 @@ def edit(
     unchanged or empty.
     """
     selection = chosen(names, selector)
-    with connect(endpoint) as client:
-        found = select_now(client, selection)
+    found = with_client(endpoint, lambda client: select(client, selection))
+    options = ApplyOptions(max_txn_size=max_txn_size, quiet_if_unchanged=True)
 
-        def apply_saved(saved: str) -> None:
-            changes = parse_tree(saved)
-            apply_changes(client, changes, "the edit", max_txn_size=max_txn_size, quiet_if_unchanged=True)
+    def apply_saved(saved: str) -> None:
+        changes = parse_tree(saved)
 
-        text = render_tree([(info.spec, info.mod_revision) for info in found])
-        edit_until_applied(_HEAD + text, apply_saved, "coranto-journals-")
+        async def work(client: JournalClient) -> None:
+            await reconcile(JOURNALS, JournalSpecs(client), changes, "the edit", options)
+
+        with_client(endpoint, work)
+
+    text = render_tree([(info.spec, info.mod_revision) for info in found])
+    edit_until_applied(_HEAD + text, apply_saved, "coranto-journals-")
 
 
 def edit_until_applied(opened: str, apply_saved: Callable[[str], None], prefix: str) -> None:

@@ -136,27 +136,68 @@ children: [{name: orders/part-000}, {name: orders/part-001}, {name: orders/part-
 """
 
 
-def test_specs_are_applied_in_batches(run: CommandLine, remote: RemoteBroker) -> None:
-    remote.fake.at(CallPoint.APPLY, None, pb.ETCD_TRANSACTION_FAILED)
+def applied(remote: RemoteBroker) -> list[int]:
+    """The sizes of the requested transactions."""
+    return [len(request.changes) for request in remote.fake.requests if isinstance(request, pb.ApplyRequest)]
+
+
+def test_specs_are_applied_in_several_transactions_which_go_on_after_an_interruption(
+    run: CommandLine, remote: RemoteBroker
+) -> None:
+    remote.fake.at(CallPoint.APPLY, None, grpc.StatusCode.INVALID_ARGUMENT)
     result = run("apply", "--specs", "-", "--max-txn-size", "2", input=TREE.encode())
     assert (result.code, result.output) == (1, "create orders/part-000\ncreate orders/part-001\n")
-    assert "Of 3 changes the first 2 were applied" in result.errors
-    rest = TREE.replace("{name: orders/part-000}, {name: orders/part-001}, ", "")
-    assert run("apply", "--specs", "-", "--max-txn-size", "2", input=rest.encode()).code == 0
-    assert [len(request.changes) for request in remote.fake.requests if isinstance(request, pb.ApplyRequest)] == [
-        2,
-        1,
-        1,
-    ]
+    assert "Of 3 changes the first 2 were applied before. Apply again to go on" in result.errors
+    again = run("apply", "--specs", "-", "--max-txn-size", "2", input=TREE.encode())
+    assert (again.code, again.output.count("unchanged"), again.output.count("create")) == (0, 2, 1)
+    assert applied(remote) == [2, 1, 1]
 
 
-def test_a_transaction_that_is_too_large(run: CommandLine, remote: RemoteBroker) -> None:
-    children = ", ".join(f"{{name: orders/part-{number:03}}}" for number in range(129))
+def test_a_tree_of_more_changes_than_a_transaction_holds_is_applied(run: CommandLine, remote: RemoteBroker) -> None:
+    children = ", ".join(f"{{name: orders/part-{number:03}}}" for number in range(300))
     tree = TREE[: TREE.index("children")] + f"children: [{children}]\n"
-    remote.fake.at(CallPoint.APPLY, grpc.StatusCode.INVALID_ARGUMENT)
+    plan = run("apply", "--specs", "-", "--dry-run", input=tree.encode()).output.splitlines()
+    assert plan[0] == "transaction 1 of 3: 128 journals"
+    assert plan.index("transaction 3 of 3: 44 journals") == 258
+    assert len(remote.fake.journals) == 0
     result = run("apply", "--specs", "-", input=tree.encode())
+    assert (result.code, result.output.count("create orders/part-")) == (0, 300), result.errors
+    assert applied(remote) == [128, 128, 44]
+
+
+def test_drift_is_found_shown_and_mended(run: CommandLine, remote: RemoteBroker) -> None:
+    words = ("apply", "--specs", "-", "--update", "--prune", "name:prefix=orders/")
+    assert run(*words, input=TREE.encode()).code == 0
+    assert run(*words, "--check", input=TREE.encode()).code == 0
+    remote.fake.journals["orders/part-001"].spec.replication = 3
+    create(remote, "orders/left")
+    create(remote, "other/one")
+    drifted = run(*words, "--check", input=TREE.encode())
+    assert drifted.code == 1
+    assert drifted.output.splitlines() == [
+        "unchanged orders/part-000",
+        "unchanged orders/part-002",
+        "would update orders/part-001",
+        "  replication: 3 → 1",
+        "would delete orders/left (the document does not name it)",
+    ]
+    assert "2 journals are not as the input says" in drifted.errors
+    assert applied(remote) == [3]
+    mended = run(*words, input=TREE.encode())
+    assert mended.output.splitlines()[2:] == [
+        "update orders/part-001",
+        "delete orders/left (the document does not name it)",
+    ]
+    assert sorted(remote.fake.journals) == ["orders/part-000", "orders/part-001", "orders/part-002", "other/one"]
+
+
+def test_without_update_a_journal_that_exists_must_be_given_its_revision(
+    run: CommandLine, remote: RemoteBroker
+) -> None:
+    assert run("apply", "--specs", "-", input=TREE.encode()).code == 0
+    result = run("apply", "--specs", "-", input=TREE.replace("replication: 1", "replication: 2").encode())
     assert (result.code, result.output) == (1, "")
-    assert "--max-txn-size 128" in result.errors
+    assert "orders/part-000 exists already, at revision" in result.errors
 
 
 def test_specs_that_say_nothing_of_a_suspension_keep_it(run: CommandLine, remote: RemoteBroker) -> None:
@@ -220,7 +261,7 @@ def test_an_edit_is_applied(
 def test_an_edit_that_cannot_be_applied_is_opened_again(
     run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], editor: Callable[..., Path]
 ) -> None:
-    remote.fake.at(CallPoint.APPLY, pb.ETCD_TRANSACTION_FAILED)
+    remote.fake.at(CallPoint.APPLY, grpc.StatusCode.INVALID_ARGUMENT)
     seen = editor(
         "text = text.replace('length: 1048576', 'length: many')",
         "text = text.replace('length: many', 'length: 2097152')",
@@ -232,7 +273,7 @@ def test_an_edit_that_cannot_be_applied_is_opened_again(
     assert "ERROR" not in (seen / "0").read_text()
     assert (seen / "1").read_text().startswith("# ERROR: line ")
     assert "'many' is not a whole number" in (seen / "1").read_text()
-    assert (seen / "2").read_text().startswith("# ERROR: apply of 1 changes: ETCD_TRANSACTION_FAILED")
+    assert (seen / "2").read_text().startswith("# ERROR: apply of 1 changes: ")
     assert (seen / "2").read_text().count("ERROR") == 1
     assert left(seen) == []
 

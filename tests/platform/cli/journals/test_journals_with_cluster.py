@@ -96,6 +96,27 @@ def persist(client: SyncJournalClient, journal: str) -> int:
     return end
 
 
+def test_a_tree_of_many_journals_is_applied_drifts_and_is_pruned(run: Run, client: SyncJournalClient) -> None:
+    words = ("apply", "--specs", "-", "--update", "--prune", "name:prefix=many/")
+    head = TREE.format(folder="many").partition("children")[0]
+    parts = [f"{{name: many/part-{number:03}}}" for number in range(300)]
+    assert run(*words, input=f"{head}children: [{', '.join(parts)}]".encode()).count("create many/part-") == 300
+    run("suspend", "many/part-007", "--force")
+    suspended = client.list("name=many/part-007").journals[0].spec.suspend
+    assert suspended.level == pb.JournalSpec.Suspend.FULL
+    changed = f"{head}children: [{', '.join(['{name: many/part-000/eu}', *parts[1:]])}]".replace(": 1024", ": 2048")
+    plan = run(*words, "--dry-run", input=changed.encode()).splitlines()
+    assert plan[:2] == [
+        "transaction 1 of 4: 1 journals",
+        "would delete many/part-000 (the document does not name it)",
+    ], "journals must not nest"
+    assert run(*words, input=changed.encode()).count("update many/part-") == 299
+    assert run(*words, "--check", input=changed.encode()).count("unchanged") == 300
+    listed = {info.name: info.spec for info in client.list("name:prefix=many/").journals}
+    assert len(listed) == 300
+    assert listed["many/part-007"].suspend == suspended
+
+
 def test_a_watch_shows_changes_and_who_serves(cluster: EmbeddedCluster, run: Run, folder: str) -> None:
     words = ["journals", "list", "--watch", "-o", "json", "-l", f"name:prefix={folder}/", "--endpoint"]
     with subprocess.Popen([*COMMAND, *words, cluster.info.endpoint], stdout=subprocess.PIPE) as process:

@@ -1,0 +1,25 @@
+"""Makes specs in etcd what a document says, of journals and shards alike, for commands and for Dagster.
+
+`kinds` tells what differs between kinds of specs, `plan` compares (pure), and `reconciler` applies in transactions.
+"""
+
+from coranto.reconcile.journals import JOURNALS, JournalSpecs, under_prefix
+from coranto.reconcile.kinds import PresentSpec, SpecAccess, SpecChange, SpecKind, at_any_revision
+from coranto.reconcile.plan import SpecAction, SpecPlan, SpecStep, make_plan
+from coranto.reconcile.reconciler import SpecReconciler
+
+__all__ = [
+    "JOURNALS",
+    "JournalSpecs",
+    "PresentSpec",
+    "SpecAccess",
+    "SpecAction",
+    "SpecChange",
+    "SpecKind",
+    "SpecPlan",
+    "SpecReconciler",
+    "SpecStep",
+    "at_any_revision",
+    "make_plan",
+    "under_prefix",
+]

@@ -1,0 +1,71 @@
+"""Journal specs for the reconciler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from coranto import labels
+from coranto.client import JournalClient
+from coranto.names import check_prefix, names_above
+from coranto.reconcile.kinds import PresentSpec, SpecKind
+from coranto.wire import protocol_pb2 as pb
+
+
+def _keep_suspension(wanted: pb.JournalSpec, present: pb.JournalSpec) -> pb.JournalSpec:
+    """Return the wanted spec, with the journal's present `suspend` if it gives none.
+
+    Brokers keep the offset there at which the journal continues. Without it, an empty journal would begin at offset 0
+    again.
+    """
+    if wanted.HasField("suspend") or not present.HasField("suspend"):
+        return wanted
+    kept = pb.JournalSpec()
+    kept.CopyFrom(wanted)
+    kept.suspend.CopyFrom(present.suspend)
+    return kept
+
+
+def _nesting(deleted: Sequence[pb.JournalSpec], created: Sequence[pb.JournalSpec]) -> set[str]:
+    """Return the names of deleted journals that nest with created ones. A broker checks names against those present."""
+    gone, new = {spec.name for spec in deleted}, {spec.name for spec in created}
+    above_new = {above for name in new for above in names_above(name)}
+    return {name for name in gone if name in above_new or any(above in new for above in names_above(name))}
+
+
+JOURNALS: SpecKind = SpecKind(
+    noun="journal",
+    change=pb.ApplyRequest.Change,
+    name_of=lambda spec: str(spec.name),
+    labels_of=lambda spec: labels.with_meta(spec.name, spec.labels),
+    keep=_keep_suspension,
+    in_the_way=_nesting,
+    way_is_made_within=False,
+)
+
+
+class JournalSpecs:
+    """The journals of a client's cluster."""
+
+    def __init__(self, client: JournalClient) -> None:
+        self._client = client
+
+    async def present(self) -> Mapping[str, PresentSpec]:
+        return {info.name: PresentSpec(info.spec, info.mod_revision) for info in (await self._client.list()).journals}
+
+    async def apply(self, changes: Sequence[pb.ApplyRequest.Change]) -> None:
+        await self._client.apply(changes)
+
+
+def under_prefix(changes: Iterable[pb.ApplyRequest.Change], prefix: str) -> list[pb.ApplyRequest.Change]:
+    """Return the same changes for journals with `prefix` in front of their names. It is empty or ends with a slash."""
+    check_prefix(prefix)
+    moved = []
+    for change in changes:
+        copy = pb.ApplyRequest.Change()
+        copy.CopyFrom(change)
+        if copy.HasField("upsert"):
+            copy.upsert.name = prefix + copy.upsert.name
+        if copy.delete:
+            copy.delete = prefix + copy.delete
+        moved.append(copy)
+    return moved

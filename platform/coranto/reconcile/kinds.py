@@ -1,0 +1,75 @@
+"""The differences between kinds of specs, as the reconciler sees them.
+
+Changes of all kinds have the same three fields, as in Gazette's protocols: `upsert` (a spec), `delete` (a name) and
+`expect_mod_revision`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from coranto.specs.validation import ANY_REVISION
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
+
+SpecChange = pb.ApplyRequest.Change | pc.ApplyRequest.Change
+ChangeT = TypeVar("ChangeT", bound=SpecChange)
+
+
+@dataclass(frozen=True, slots=True)
+class PresentSpec:
+    """A spec as etcd has it, and the revision that last changed it."""
+
+    spec: Message
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpecKind:
+    """A kind of specs."""
+
+    noun: str
+    """Such as `journal`. Its plural has an s."""
+    change: Callable[..., Any]
+    """Makes a change."""
+    name_of: Callable[[Any], str]
+    """Returns the name in a spec."""
+    labels_of: Callable[[Any], pb.LabelSet]
+    """Returns a spec's labels with its name, for selectors."""
+    keep: Callable[[Any, Any], Any]
+    """Takes a wanted and the present spec. Returns the wanted one, with what only the present one knows."""
+    in_the_way: Callable[[Sequence[Any], Sequence[Any]], set[str]]
+    """Takes deleted and created specs. Returns the names of those that must be deleted before the others exist."""
+    way_is_made_within: bool
+    """Whether one transaction may delete what is in the way and create the others. Otherwise it takes two."""
+
+    @property
+    def plural(self) -> str:
+        return f"{self.noun}s"
+
+
+class SpecAccess(Protocol):
+    """The specs of one kind in one cluster."""
+
+    async def present(self) -> Mapping[str, PresentSpec]:
+        """Return all specs, by name."""
+        ...
+
+    async def apply(self, changes: Sequence[Any]) -> None:
+        """Make changes in one transaction. Raises EtcdTransactionFailed if an expected revision is not the actual."""
+        ...
+
+
+def at_any_revision(changes: Iterable[ChangeT]) -> list[ChangeT]:
+    """Return changes in which those without a revision have -1, so that they may also update what exists."""
+    result = []
+    for change in changes:
+        copy: Any = type(change)()
+        copy.CopyFrom(change)
+        copy.expect_mod_revision = change.expect_mod_revision or ANY_REVISION
+        result.append(copy)
+    return result

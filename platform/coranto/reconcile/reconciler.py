@@ -1,0 +1,126 @@
+"""Applying a document's changes, in as many transactions as they need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from coranto.coordination.etcd import MAX_TXN_OPS
+from coranto.errors import ApplyOutcomeUnknown, CorantoError, EtcdTransactionFailed, Unavailable
+from coranto.reconcile.kinds import SpecAccess, SpecChange, SpecKind
+from coranto.reconcile.plan import SpecPlan, SpecStep, make_plan
+from coranto.wire import protocol_pb2 as pb
+
+_ATTEMPTS: Final = 5
+"""Most attempts in a row of which none succeeds."""
+_PAUSE: Final = 0.05
+"""Seconds before the second attempt, in which brokers learn what others changed. It doubles with each attempt."""
+_SHOWN_CONFLICTS: Final = 10
+
+
+class SpecReconciler:
+    """Makes the specs of one kind what a document wants.
+
+    `source` is the document's name in errors. Every change expects the revision at which it was compared. If somebody
+    else is faster, or an answer is lost, specs are compared again. A document of more changes than `size` takes several
+    transactions; after an interruption, applying it again goes on with what is left.
+    """
+
+    def __init__(
+        self,
+        kind: SpecKind,
+        specs: SpecAccess,
+        wanted: Iterable[SpecChange],
+        *,
+        source: str,
+        prune: pb.LabelSelector | None = None,
+        size: int = MAX_TXN_OPS,
+    ) -> None:
+        self._kind = kind
+        self._specs = specs
+        self._wanted = tuple(wanted)
+        self._source = source
+        self._prune = prune
+        self.size = min(size or MAX_TXN_OPS, MAX_TXN_OPS)
+        self._done: dict[str, SpecStep] = {}
+
+    async def plan(self) -> SpecPlan:
+        """Compare with the present specs, and change nothing. Raises InvalidInput for a document that is not valid."""
+        return make_plan(self._kind, self._wanted, await self._specs.present(), prune=self._prune)
+
+    def check(self, plan: SpecPlan) -> None:
+        """Raise EtcdTransactionFailed for a plan that has conflicts."""
+        if not plan.conflicts:
+            return
+        shown, more = plan.conflicts[:_SHOWN_CONFLICTS], len(plan.conflicts) - _SHOWN_CONFLICTS
+        detail = "; ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
+        raise EtcdTransactionFailed(f"apply of {self._source}", detail=detail)
+
+    async def apply(
+        self, plan: SpecPlan, on_applied: Callable[[Sequence[SpecStep]], None] = lambda _: None
+    ) -> SpecPlan:
+        """Apply a plan of this reconciler, and return the steps that were done with those that were not needed.
+
+        Calls `on_applied` with the steps of each transaction. Raises EtcdTransactionFailed for a conflict; one that
+        shows at the start is raised before anything is applied. Other errors tell how much was applied before.
+        """
+        failures = 0
+        while True:
+            try:
+                self.check(plan)
+                failed = await self._go_through(plan, on_applied)
+                if failed is None:
+                    return self._result(plan)
+                batch, error, progressed = failed
+                failures = 1 if progressed else failures + 1
+                if failures == _ATTEMPTS:
+                    raise error
+                await asyncio.sleep(_PAUSE * 2 ** (failures - 1))
+                plan = await self.plan()
+                self._notice(batch, plan, on_applied)
+            except CorantoError as error:
+                if not self._done:
+                    raise
+                total = len(self._done.keys() | {step.name for step in plan.due})
+                raise CorantoError(
+                    f"{error} Of {total} changes the first {len(self._done)} were applied before. "
+                    "Apply again to go on with the others."
+                ) from error
+
+    async def _go_through(
+        self, plan: SpecPlan, on_applied: Callable[[Sequence[SpecStep]], None]
+    ) -> tuple[Sequence[SpecStep], CorantoError, bool] | None:
+        """Apply the plan's transactions. Returns the one that failed, its error, and whether any succeeded before."""
+        progressed = False
+        for batch in plan.transactions(self.size):
+            try:
+                await self._specs.apply([step.change for step in batch])
+            except (EtcdTransactionFailed, ApplyOutcomeUnknown, Unavailable) as error:
+                return batch, error, progressed
+            progressed = True
+            self._done.update((step.name, step) for step in batch)
+            on_applied(batch)
+        return None
+
+    def _notice(
+        self,
+        batch: Sequence[SpecStep],
+        plan: SpecPlan,
+        on_applied: Callable[[Sequence[SpecStep]], None],
+    ) -> None:
+        """Count those steps of a failed transaction as done that the new plan no longer needs.
+
+        Its answer may have been lost, or somebody else did the same.
+        """
+        needed = {step.name for step in plan.due}
+        noticed = [step for step in batch if step.name not in needed]
+        self._done.update((step.name, step) for step in noticed)
+        if noticed:
+            on_applied(noticed)
+
+    def _result(self, plan: SpecPlan) -> SpecPlan:
+        named = {step.name for step in plan.steps}
+        steps = [self._done.get(step.name, step) for step in plan.steps]
+        steps += [step for step in self._done.values() if step.name not in named]
+        return SpecPlan(self._kind, tuple(steps), (), plan.digest)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from coranto.errors import InvalidInput
+from coranto.labels import label_set, parse_selector
+from coranto.reconcile import JOURNALS, PresentSpec, SpecAction, at_any_revision, make_plan, under_prefix
+from coranto.reconcile.differences import differences
+from coranto.wire import protocol_pb2 as pb
+
+Change = pb.ApplyRequest.Change
+
+
+def spec(name: str, **fields: Any) -> pb.JournalSpec:
+    return pb.JournalSpec(name=name, replication=fields.pop("replication", 1), **fields)
+
+
+def upsert(name: str, *, revision: int = 0, **fields: Any) -> Change:
+    return Change(expect_mod_revision=revision, upsert=spec(name, **fields))
+
+
+def delete(name: str, revision: int = -1) -> Change:
+    return Change(expect_mod_revision=revision, delete=name)
+
+
+def present(*journals: tuple[str, int] | tuple[str, int, dict[str, Any]]) -> Mapping[str, PresentSpec]:
+    return {name: PresentSpec(spec(name, **(rest[0] if rest else {})), revision) for name, revision, *rest in journals}
+
+
+def test_a_plan_tells_new_changed_and_unchanged_journals_apart() -> None:
+    there = present(("a/same", 3), ("a/other", 4, {"replication": 2}), ("b/elsewhere", 5))
+    plan = make_plan(JOURNALS, at_any_revision([upsert("a/new"), upsert("a/same"), upsert("a/other")]), there)
+    assert [(step.name, step.action) for step in plan.steps] == [
+        ("a/new", SpecAction.CREATE),
+        ("a/same", SpecAction.NONE),
+        ("a/other", SpecAction.UPDATE),
+    ]
+    assert plan.steps[2].differences == ("replication: 2 → 1",)
+    assert [step.name for step in plan.due] == ["a/new", "a/other"]
+    assert plan.conflicts == ()
+
+
+def test_every_change_expects_the_revision_at_which_it_was_compared() -> None:
+    there = present(("a/one", 7), ("a/two", 8))
+    plan = make_plan(JOURNALS, [upsert("a/one", revision=-1, replication=2), delete("a/two"), upsert("a/new")], there)
+    assert [step.change.expect_mod_revision for step in plan.steps] == [7, 8, 0]
+
+
+def test_a_revision_that_is_not_the_present_one_is_a_conflict() -> None:
+    there = present(("a/one", 7), ("a/two", 8))
+    wanted = [upsert("a/one", replication=2), upsert("a/two", revision=5, replication=2), upsert("a/new", revision=5)]
+    assert make_plan(JOURNALS, wanted, there).conflicts == (
+        "a/one exists already, at revision 7: give that as its `revision` to update it, or -1 for any",
+        "a/two is at revision 8, not 5",
+        "a/new is at revision none, not 5",
+    )
+
+
+def test_what_is_in_effect_already_needs_nothing_whatever_its_revision() -> None:
+    """So a document can be applied again after an interruption."""
+    plan = make_plan(
+        JOURNALS,
+        [upsert("a/one"), upsert("a/two", revision=5), delete("a/gone", 3)],
+        present(("a/one", 7), ("a/two", 8)),
+    )
+    assert [step.action for step in plan.steps] == [SpecAction.NONE, SpecAction.NONE, SpecAction.GONE]
+    assert (plan.due, plan.conflicts) == ((), ())
+
+
+def test_a_suspended_journal_stays_suspended() -> None:
+    """Without its offset, an empty journal would begin at 0 again."""
+    suspended = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=77)
+    there = present(("a/one", 7, {"suspend": suspended}), ("a/two", 8, {"suspend": suspended}))
+    woken = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=99)
+    wanted = [upsert("a/one", replication=2), upsert("a/two", suspend=woken)]
+    one, two = make_plan(JOURNALS, at_any_revision(wanted), there).steps
+    assert (one.spec.suspend, one.spec.replication) == (suspended, 2)
+    assert one.differences == ("replication: 1 → 2",)
+    assert two.spec.suspend == woken
+
+
+def test_a_spec_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="a/one is given twice"):
+        make_plan(JOURNALS, [upsert("a/one"), delete("a/one")], {})
+
+
+def test_the_digest_is_that_of_the_wanted_specs_alone() -> None:
+    wanted = [upsert("a/one"), upsert("a/two")]
+    suspended = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=77)
+    there = present(("a/one", 3, {"suspend": suspended}), ("a/two", 4))
+    fresh, repeated = make_plan(JOURNALS, wanted, {}), make_plan(JOURNALS, wanted[::-1], there)
+    assert fresh.digest == repeated.digest
+    assert fresh.digest != make_plan(JOURNALS, [upsert("a/one"), upsert("a/two", replication=2)], {}).digest
+
+
+# -- Pruning -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_that_the_document_does_not_name_is_touched_unless_pruning_is_asked_for() -> None:
+    there = present(("shop/kept", 3), ("shop/left", 4), ("other/one", 5))
+    assert make_plan(JOURNALS, [upsert("shop/kept")], there).due == ()
+    plan = make_plan(JOURNALS, [upsert("shop/kept")], there, prune=parse_selector("name:prefix=shop/"))
+    (step,) = plan.due
+    assert (step.name, step.action, step.pruned) == ("shop/left", SpecAction.DELETE, True)
+    assert step.change == delete("shop/left", 4)
+
+
+def test_pruning_selects_by_labels_too() -> None:
+    there = present(("a/one", 3, {"labels": label_set({"app": "shop"})}), ("a/two", 4))
+    plan = make_plan(JOURNALS, [upsert("b/one")], there, prune=parse_selector("app=shop"))
+    assert [step.name for step in plan.due if step.pruned] == ["a/one"]
+
+
+def test_pruning_everything_is_refused() -> None:
+    there = present(("a/one", 3))
+    for selector in ("", "!draft"):
+        with pytest.raises(InvalidInput, match="would delete all journals that the document does not name"):
+            make_plan(JOURNALS, [upsert("b/one")], there, prune=parse_selector(selector))
+    with pytest.raises(InvalidInput, match="an empty document would delete all selected journals"):
+        make_plan(JOURNALS, [], there, prune=parse_selector("name:prefix=a/"))
+
+
+# -- Transactions --------------------------------------------------------------------------------------------------
+
+
+def test_few_changes_are_one_transaction_and_many_are_several_with_deletions_last() -> None:
+    there = present(("a/0-old", 1), ("a/5-changed", 2, {"replication": 3}))
+    wanted = [delete("a/0-old"), *(upsert(f"a/new-{n}") for n in range(3)), upsert("a/5-changed", revision=-1)]
+    plan = make_plan(JOURNALS, wanted, there)
+    assert len(plan.transactions(5)) == 1
+    names = [[step.name for step in steps] for steps in plan.transactions(2)]
+    assert names == [["a/new-0", "a/new-1"], ["a/new-2", "a/5-changed"], ["a/0-old"]]
+
+
+@pytest.mark.parametrize(("old", "new"), [("a/b", "a/b/c"), ("a/b/c", "a/b")])
+def test_a_journal_with_which_a_new_one_would_nest_is_deleted_in_a_transaction_before(old: str, new: str) -> None:
+    plan = make_plan(JOURNALS, [delete(old), delete("z/last"), upsert(new)], present((old, 1), ("z/last", 2)))
+    names = [[step.name for step in steps] for steps in plan.transactions(128)]
+    assert names == [[old], [new, "z/last"]]
+
+
+# -- Differences ---------------------------------------------------------------------------------------------------
+
+
+def test_differences_name_the_fields_that_differ() -> None:
+    old = spec("a/one", fragment=pb.JournalSpec.Fragment(length=1024, compression_codec=pb.GZIP, stores=["file:///"]))
+    new = spec("a/one", fragment=pb.JournalSpec.Fragment(length=2048, compression_codec=pb.ZSTANDARD), replication=3)
+    new.fragment.flush_interval.FromSeconds(60)
+    new.labels.CopyFrom(label_set({"app": "shop"}))
+    assert list(differences(old, new)) == [
+        "replication: 1 → 3",
+        "labels: none → app=shop",
+        "fragment.length: 1024 → 2048",
+        "fragment.compression_codec: GZIP → ZSTANDARD",
+        "fragment.stores: file:/// → none",
+        "fragment.flush_interval: 0s → 1m0s",
+    ]
+
+
+def test_a_prefix_moves_upserts_and_deletions() -> None:
+    moved = under_prefix([upsert("a/one"), delete("a/two")], "rerun/")
+    assert [change.upsert.name or change.delete for change in moved] == ["rerun/a/one", "rerun/a/two"]
+    with pytest.raises(InvalidInput, match="must end with a slash"):
+        under_prefix([], "rerun")
