@@ -1,15 +1,18 @@
 """Audits: compare what is stored with what brokers say and with what was there before, and report what differs.
 
-`findings` and `report` are the values that every audit gives, and `check` is the interface of the parts that make
-findings. `signing` signs reports. `content` compares one journal's fragments with the brokers' index.
+`audit_journals` audits all journals of a selector. `findings` and `report` are the values that every audit gives, and
+`check` is the interface of the parts that make findings. `signing` signs reports. `content` compares one journal's
+fragments with the brokers' index.
 """
 
 from coranto.audit.check import Check, run_checks
 from coranto.audit.content import AuditStatus, FragmentAudit, JournalAudit, audit_journal, uncovered
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject, SubjectKind
+from coranto.audit.journals import AuditOptions, JournalsCheck, audit_journals
 from coranto.audit.report import Coverage, Depth, Report
 
 __all__ = [
+    "AuditOptions",
     "AuditStatus",
     "Check",
     "Coverage",
@@ -18,12 +21,14 @@ __all__ = [
     "Finding",
     "FragmentAudit",
     "JournalAudit",
+    "JournalsCheck",
     "Kind",
     "Report",
     "Severity",
     "Subject",
     "SubjectKind",
     "audit_journal",
+    "audit_journals",
     "run_checks",
     "uncovered",
 ]

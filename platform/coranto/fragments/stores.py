@@ -143,6 +143,21 @@ class FragmentStore(ABC):
     async def remove(self, fragment: Fragment) -> None:
         """Remove a fragment; no error when it is absent. Raises StoreError."""
 
+    @abstractmethod
+    async def put_note(self, path: str, content: bytes) -> None:
+        """Store a file that is no fragment at `path` below the store's prefix, wholly or not at all.
+
+        It survives power loss like a fragment. A file of that path is replaced. Raises StoreError.
+        """
+
+    @abstractmethod
+    async def get_note(self, path: str) -> bytes:
+        """Return the content of a file that is no fragment. Raises FragmentNotFound and StoreError."""
+
+    @abstractmethod
+    async def remove_note(self, path: str) -> None:
+        """Remove a file that is no fragment; no error when it is absent. Raises StoreError."""
+
     async def read(self, fragment: Fragment) -> bytes:
         """Return the fragment's uncompressed content, after verifying its length and SHA-1.
 
@@ -259,6 +274,19 @@ class ObjectStoreFragments(FragmentStore):
         with suppress(FragmentNotFound), self._errors("remove", fragment.content_path):
             await obstore.delete_async(self._store, self._key(fragment))
 
+    async def put_note(self, path: str, content: bytes) -> None:
+        with self._errors("put", path):
+            await obstore.put_async(self._write_store, self._url.key(path), content)
+
+    async def get_note(self, path: str) -> bytes:
+        with self._errors("get", path):
+            result = await obstore.get_async(self._store, self._url.key(path))
+            return bytes(await result.bytes_async())
+
+    async def remove_note(self, path: str) -> None:
+        with suppress(FragmentNotFound), self._errors("remove", path):
+            await obstore.delete_async(self._store, self._url.key(path))
+
     def _signer(self) -> Any:
         return self._store
 
@@ -301,6 +329,17 @@ class FileFragments(ObjectStoreFragments):
                 else:
                     async for chunk in content:
                         await asyncio.to_thread(_append, partial, chunk)
+                await asyncio.to_thread(_commit, partial, target)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+
+    async def put_note(self, path: str, content: bytes) -> None:
+        target = self._root / self._url.key(path)
+        with self._errors("put", path):
+            partial = await asyncio.to_thread(_create_partial, target)
+            try:
+                await asyncio.to_thread(_append, partial, content)
                 await asyncio.to_thread(_commit, partial, target)
             except BaseException:
                 partial.unlink(missing_ok=True)

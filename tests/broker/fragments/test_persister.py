@@ -75,6 +75,15 @@ class MemoryStore(FragmentStore):
     async def remove(self, fragment: Fragment) -> None:
         raise NotImplementedError
 
+    async def put_note(self, path: str, content: bytes) -> None:
+        raise NotImplementedError
+
+    async def get_note(self, path: str) -> bytes:
+        raise NotImplementedError
+
+    async def remove_note(self, path: str) -> None:
+        raise NotImplementedError
+
 
 class Stores:
     def __init__(self) -> None:

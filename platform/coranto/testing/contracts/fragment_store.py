@@ -208,6 +208,18 @@ class FragmentStoreContract:
         await writing
         assert await store.read(fragment) == CONTENT
 
+    async def test_notes_are_kept_apart_from_fragments(self, store: FragmentStore) -> None:
+        with pytest.raises(FragmentNotFound):
+            await store.get_note(".notes/one")
+        await store.remove_note(".notes/one")
+        await store.put_note(".notes/one", b"first")
+        await store.put_note(".notes/one", b"second")
+        await store.put_note(".notes/two", b"")
+        assert await store.get_note(".notes/one") == b"second"
+        assert sorted([file.path async for file in store.files(".notes")]) == ["one", "two"]
+        await store.remove_note(".notes/one")
+        assert [file.path async for file in store.files(".notes")] == ["two"]
+
     async def test_a_missing_fragment(self, store: FragmentStore) -> None:
         fragment = fragment_of(CONTENT)
         for call in (store.get, store.read):

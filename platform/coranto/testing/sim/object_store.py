@@ -59,6 +59,8 @@ class SimObjectStore:
         self.objects: dict[str, StoredObject] = {}
         self.markers: dict[str, float] = {}
         """The time at which each marker of a journal's folder was put."""
+        self.notes: dict[str, tuple[float, bytes]] = {}
+        """Files that are no fragments, by path: the time at which each was put, and its content."""
         self.faulty: Counter[str] = Counter()
         """The number of calls that met each fault."""
         self._network = network
@@ -94,6 +96,7 @@ class SimObjectStore:
         stored = [
             *((path, found.stored_at, len(found.data)) for path, found in self.objects.items()),
             *((path, stored_at, 0) for path, stored_at in self.markers.items()),
+            *((path, stored_at, len(data)) for path, (stored_at, data) in self.notes.items()),
         ]
         return [
             StoredFile(path.removeprefix(folder), int(self._network.loop.epoch + stored_at), size)
@@ -108,6 +111,21 @@ class SimObjectStore:
     def remove(self, fragment: Fragment) -> None:
         self._refuse()
         self.objects.pop(fragment.content_path, None)
+
+    def put_note(self, path: str, content: bytes) -> None:
+        self._refuse()
+        self.notes[path] = self._network.loop.time(), content
+
+    def get_note(self, path: str) -> bytes:
+        self._refuse()
+        found = self.notes.get(path)
+        if found is None:
+            raise FragmentNotFound(f"no file {path}")
+        return found[1]
+
+    def remove_note(self, path: str) -> None:
+        self._refuse()
+        self.notes.pop(path, None)
 
     def _refuse(self) -> None:
         if self._rng.random() < self.faults.refuse:
@@ -166,6 +184,15 @@ class SimFragments(FragmentStore):
 
     async def remove(self, fragment: Fragment) -> None:
         await self._call(lambda: self._service.remove(fragment))
+
+    async def put_note(self, path: str, content: bytes) -> None:
+        await self._call(lambda: self._service.put_note(path, content))
+
+    async def get_note(self, path: str) -> bytes:
+        return await self._call(lambda: self._service.get_note(path))
+
+    async def remove_note(self, path: str) -> None:
+        await self._call(lambda: self._service.remove_note(path))
 
     async def _call(self, serve: Callable[[], T]) -> T:
         self._process.check_alive()

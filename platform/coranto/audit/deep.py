@@ -1,0 +1,205 @@
+"""The deep part of an audit: reads content and compares its SHA-1, as far as a budget of bytes goes.
+
+Stored fragments are read in the order of their last verification, over all selected journals: first those that no audit
+has read, then those that were read longest ago. So successive audits rotate over everything. Spools are read from each
+replica at every deep audit. Content that an earlier audit missed is read again if other fragments cover it now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
+from coranto.audit.present import Present, known, plausible
+from coranto.audit.remembered import JournalRecord, Key, KnownFragment
+from coranto.client import ClientConfig, JournalClient
+from coranto.client.values import JournalInfo
+from coranto.effects import Clock
+from coranto.errors import CorantoError, CorruptFragment, FragmentNotFound, StoreError
+from coranto.fragments.fragment import Fragment
+from coranto.fragments.stores import StoreRegistry
+
+RECHECK_BYTES: Final = 64 << 20
+"""The largest missed fragment whose content is read again, without a budget, if something covers it now."""
+
+
+@dataclass(slots=True)
+class DeepResult:
+    """What was read. `verified` and `bad` have stored fragments by journal; `bad` with what is wrong."""
+
+    findings: list[Finding] = field(default_factory=list)
+    verified: dict[str, dict[Key, float]] = field(default_factory=dict)
+    bad: dict[str, dict[Key, str]] = field(default_factory=dict)
+    read_bytes: int = 0
+    left_bytes: int = 0
+    spool_bytes: int = 0
+
+
+async def read_stored(
+    stores: StoreRegistry,
+    journals: list[Present],
+    records: Mapping[str, JournalRecord],
+    budget: int | None,
+    clock: Clock,
+) -> DeepResult:
+    """Read stored fragments, those first that were read longest ago, until `budget` bytes are read (None: all).
+
+    At least one fragment is read, however large. A fragment that cannot be read is a finding.
+    """
+    result = DeepResult()
+    queue: list[tuple[float, str, Fragment]] = []
+    for present in journals:
+        record = records.get(present.journal)
+        remembered = {each.key: each for each in (record.fragments if record is not None else [])}
+        for fragment in plausible(present.objects).stored:
+            last = remembered.get(known(fragment).key)
+            at = 0.0 if last is None or last.bad else last.verified_at
+            queue.append((at if last is None or not last.bad else -1.0, present.journal, fragment))
+    for _, journal, fragment in sorted(queue, key=lambda each: (each[0], each[1], each[2].begin)):
+        if budget is not None and result.read_bytes and result.read_bytes + fragment.length > budget:
+            result.left_bytes += fragment.length
+            continue
+        result.read_bytes += fragment.length
+        subject = Subject.journal(journal)
+        facts: dict[str, Fact] = {
+            "fragment": fragment.content_path,
+            "store": fragment.backing_store,
+            "span": [fragment.begin, fragment.end],
+        }
+        try:
+            await stores.get(fragment.backing_store).read(fragment)
+        except CorruptFragment as error:
+            result.bad.setdefault(journal, {})[known(fragment).key] = str(error)
+        except FragmentNotFound:
+            continue  # Removed since the listing, perhaps by retention. The next audit judges that.
+        except StoreError as error:
+            message = f"{fragment.content_path} in {fragment.backing_store} cannot be read: {error}"
+            result.findings.append(Finding(Kind.CONTENT_UNREADABLE, Severity.ERROR, subject, message, facts))
+        else:
+            result.verified.setdefault(journal, {})[known(fragment).key] = clock.now()
+    return result
+
+
+async def read_spools(config: ClientConfig | None, client: JournalClient, journals: list[Present]) -> DeepResult:
+    """Read the spool of every replica, and compare its SHA-1 with what the replica says of it.
+
+    With `config`, each replica is asked at its own endpoint. Without it, `client` asks one of them.
+    """
+    result = DeepResult()
+    clients: dict[str, JournalClient] = {}
+    try:
+        for present in journals:
+            if not present.head.known:
+                continue
+            if config is None or not present.info.route.endpoints:
+                await _read_live(client, present.info, present.live, "", result)
+                continue
+            for endpoint in present.info.route.endpoints:
+                if not endpoint:
+                    continue
+                if endpoint not in clients:
+                    clients[endpoint] = JournalClient.of(
+                        replace(config, endpoint=endpoint, route_cache=0, patience=min(config.patience, 5.0))
+                    )
+                await _read_replica(clients[endpoint], endpoint, present.info, result)
+    finally:
+        for each in clients.values():
+            await each.close()
+    return result
+
+
+async def _read_replica(client: JournalClient, endpoint: str, info: JournalInfo, result: DeepResult) -> None:
+    try:
+        listed = [each.fragment for each in await client.fragments(info.name)]
+    except CorantoError as error:
+        message = f"the replica at {endpoint} does not list its fragments, so its spool was not read: {error}"
+        result.findings.append(
+            Finding(Kind.NOT_EXAMINED, Severity.ERROR, Subject.journal(info.name), message, {"endpoint": endpoint})
+        )
+        return
+    live = [each for each in listed if not each.backing_store and each.length]
+    await _read_live(client, info, live, endpoint, result)
+
+
+async def _read_live(
+    client: JournalClient, info: JournalInfo, live: list[Fragment], endpoint: str, result: DeepResult
+) -> None:
+    for fragment in live:
+        problem = await _compare(client, fragment, fragment.sum)
+        result.spool_bytes += fragment.length
+        if problem:
+            where = f"the replica at {endpoint}" if endpoint else "a broker"
+            message = (
+                f"the content of [{fragment.begin}, {fragment.end}) that {where} has, and no store yet, is not what it "
+                f"says: {problem}. Another replica may have it right: end that broker, so that it is replaced"
+            )
+            facts: dict[str, Fact] = {"endpoint": endpoint, "span": [fragment.begin, fragment.end]}
+            result.findings.append(
+                Finding(Kind.SPOOL_DIFFERS, Severity.ERROR, Subject.journal(info.name), message, facts)
+            )
+
+
+async def _compare(client: JournalClient, fragment: Fragment, wanted: bytes) -> str:
+    """Return what is wrong with the content of a span as brokers serve it; "" if its SHA-1 is `wanted`."""
+    sha = hashlib.sha1(usedforsecurity=False)
+    reached = fragment.begin
+    try:
+        async for chunk in client.read(
+            fragment.journal, fragment.begin, end_offset=fragment.end, direct=False, fail_on_jump=True
+        ):
+            sha.update(chunk.content)
+            reached = chunk.end
+    except CorantoError as error:
+        return f"it cannot be read: {error}"
+    if reached != fragment.end:
+        return f"it was served only up to offset {reached}"
+    return "" if sha.digest() == wanted else f"its SHA-1 is {sha.hexdigest()}, and should be {wanted.hex()}"
+
+
+async def found_again(client: JournalClient, present: Present, record: JournalRecord | None) -> frozenset[Key]:
+    """Return the missed fragments of a record whose very content is there again, within other fragments."""
+    if record is None or not present.head.known:
+        return frozenset()
+    keys = present.keys
+    missed = [each for each in record.fragments if each.lost_since and each.key not in keys]
+    return frozenset([each.key for each in missed if await _is_back(client, present.journal, each)])
+
+
+async def _is_back(client: JournalClient, journal: str, missed: KnownFragment) -> bool:
+    if missed.end - missed.begin > RECHECK_BYTES:
+        return False
+    try:
+        content = await client.read_all(journal, missed.begin, missed.end)
+    except CorantoError:
+        return False  # It is still missing; the judgement says so.
+    return hashlib.sha1(content, usedforsecurity=False).hexdigest() == missed.sum
+
+
+async def replaced_meanwhile(
+    client: JournalClient, present: Present, record: JournalRecord | None
+) -> list[tuple[KnownFragment, str]]:
+    """Return what brokers alone had at the last audit, and whose content is another one now, with what was found.
+
+    Its fragment has been completed since, so it is stored with another name. Only its content tells whether brokers
+    gave out its offsets twice.
+    """
+    if record is None or not present.head.known or record.create_revision != present.info.create_revision:
+        return []
+    keys, found = present.keys, []
+    beginning = min((each.begin for each in (*present.objects, *present.live)), default=present.head.head)
+    for each in record.fragments:
+        if each.stored or each.lost_since or each.key in keys or each.end > present.head.head:
+            continue
+        if each.begin < beginning or each.end - each.begin > RECHECK_BYTES:
+            continue  # Retention may have removed it; if not, the judgement says so.
+        try:
+            content = await client.read_all(present.journal, each.begin, each.end)
+        except CorantoError:
+            continue  # It is missing; the judgement says so.
+        digest = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+        if digest != each.sum:
+            found.append((each, digest))
+    return found

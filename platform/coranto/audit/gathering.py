@@ -1,0 +1,99 @@
+"""Gathering the present state of journals from brokers and stores. Nothing of content is read."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from coranto.audit.present import Present
+from coranto.client import JournalClient
+from coranto.client.heads import Heads, JournalHead
+from coranto.client.values import JournalInfo
+from coranto.effects import Clock
+from coranto.errors import CorantoError, InvalidInput, StoreError
+from coranto.fragments.fragment import Fragment
+from coranto.fragments.stores import StoreRegistry
+from coranto.wire import protocol_pb2 as pb
+
+CONCURRENCY: Final = 16
+"""The number of journals that are examined at once."""
+
+
+@dataclass(slots=True)
+class Gathered:
+    """The present state of the selected journals, and the cluster's id in hexadecimal."""
+
+    cluster: str
+    journals: list[Present] = field(default_factory=list)
+
+
+async def gather(client: JournalClient, stores: StoreRegistry, selector: str, clock: Clock) -> Gathered:
+    """Gather the present state of the journals that a selector matches. Raises the client's errors."""
+    heads = await client.heads(selector)
+    listing = await client.list(selector)
+    names = listing.names if not selector else (await client.list("")).names
+    gate = asyncio.Semaphore(CONCURRENCY)
+    cluster = f"{listing.header.etcd.cluster_id:x}"
+
+    async def one(info: JournalInfo) -> Present:
+        async with gate:
+            return await present_of(client, stores, info, _head(heads, info), cluster, names, clock)
+
+    return Gathered(cluster, list(await asyncio.gather(*(one(info) for info in listing.journals))))
+
+
+def _head(heads: Heads, info: JournalInfo) -> JournalHead:
+    head = heads.by_name.get(info.name)
+    if head is not None and head.create_revision == info.create_revision:
+        return head
+    problem = "it was created a moment ago" if head is None else "it was deleted and created again a moment ago"
+    return JournalHead(info.name, pb.NOT_JOURNAL_BROKER, problem, info.create_revision)
+
+
+async def present_of(
+    client: JournalClient,
+    stores: StoreRegistry,
+    info: JournalInfo,
+    head: JournalHead,
+    cluster: str,
+    names: Sequence[str],
+    clock: Clock,
+) -> Present:
+    """Return the present state of one journal. `names` are all journals, in order: their files are their own."""
+    below = names[bisect_left(names, f"{info.name}/") : bisect_left(names, f"{info.name}0")]  # "0" follows "/".
+    objects: list[Fragment] = []
+    unreadable: list[tuple[str, str]] = []
+    unlisted: list[tuple[str, str]] = []
+    # The stores are listed first, so that fragments persisted meanwhile do not seem unknown to the index.
+    for url in info.spec.fragment.stores:
+        try:
+            listing = await stores.get(url).listing(info.name, lambda: below)
+            objects += listing.fragments
+            unreadable += [(path, reason) for path, reason in listing.unreadable if ".partial-" not in path]
+        except (StoreError, InvalidInput) as error:
+            unlisted.append((url, str(error)))
+    index: list[Fragment] = []
+    problem = ""
+    if head.status == pb.OK:
+        try:
+            index = [each.fragment for each in await client.fragments(info.name)]
+        except CorantoError as error:
+            problem = str(error)
+    gone: list[Fragment] = []
+    listed = {(each.backing_store, each.content_path) for each in objects}
+    broken = {url for url, _ in unlisted}
+    for each in index:
+        if not each.backing_store or each.backing_store in broken:
+            continue
+        if (each.backing_store, each.content_path) in listed:
+            continue
+        try:
+            store = stores.get(each.backing_store)
+            (objects if await store.exists(each) else gone).append(each)  # It may have been stored a moment ago.
+        except (StoreError, InvalidInput) as error:
+            unlisted.append((each.backing_store, str(error)))
+            broken.add(each.backing_store)
+    return Present(info, head, clock.now(), cluster, objects, index, gone, unreadable, unlisted, problem=problem)

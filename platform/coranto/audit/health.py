@@ -1,0 +1,98 @@
+"""The health of one journal at this moment: its brokers, replicas, stores and unstored content. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
+from coranto.audit.present import Present
+from coranto.errors import status_error
+from coranto.wire import protocol_pb2 as pb
+
+FLUSH_GRACE_SECONDS: Final = 180.0
+"""The time, beyond the flush interval, in which content should be stored: a pulse completes it, and it is uploaded."""
+
+
+def health_of(present: Present) -> Iterator[Finding]:
+    """Yield what is wrong with a journal's brokers, replicas, stores and unstored content."""
+    subject, head, spec = Subject.journal(present.journal), present.head, present.info.spec
+
+    def found(kind: Kind, severity: Severity, message: str, facts: Mapping[str, Fact] | None = None) -> Finding:
+        return Finding(kind, severity, subject, message, facts or {})
+
+    for url, reason in present.unlisted:
+        yield found(
+            Kind.STORE_UNREACHABLE,
+            Severity.ERROR,
+            f"its fragment store {url} could not be listed by this audit, so only the brokers' word is known: {reason}",
+            {"store": url},
+        )
+    if not spec.fragment.stores:
+        yield found(
+            Kind.STORE_ABSENT,
+            Severity.WARNING,
+            "its spec names no fragment store, so its content is on brokers' disks alone",
+        )
+    if not head.known:
+        yield found(
+            Kind.UNANSWERED,
+            Severity.ERROR,
+            f"no broker tells its head: {head.problem or pb.Status.Name(head.status)}. Its content was not examined",
+            {"status": pb.Status.Name(head.status)},
+        )
+        return
+    if present.problem:
+        yield found(
+            Kind.UNANSWERED, Severity.ERROR, f"brokers do not list its fragments: {present.problem}", {"status": ""}
+        )
+    if head.status == pb.SUSPENDED or not head.broker:
+        return  # Nobody holds it, or it was asked about alone, and the rest is not known.
+    if not head.is_primary:
+        yield found(
+            Kind.NO_PRIMARY,
+            Severity.ERROR,
+            f"its primary does not answer; {head.broker}, a replica, told its head. It takes no appends now",
+        )
+    if head.replicas < head.replication:
+        yield found(
+            Kind.REPLICAS_MISSING,
+            Severity.ERROR,
+            f"{head.replicas} brokers hold it, and its replication is {head.replication}: start the missing brokers, "
+            "or add others in another zone",
+            {"replicas": head.replicas, "replication": head.replication},
+        )
+    elif not head.in_sync:
+        yield found(
+            Kind.REPLICAS_MISSING,
+            Severity.WARNING,
+            f"its {head.replicas} replicas have not agreed since the last change of its brokers; if that lasts, look "
+            "into the primary's log",
+            {"replicas": head.replicas, "replication": head.replication},
+        )
+    if head.is_primary and head.append_status == pb.INDEX_HAS_GREATER_OFFSET:
+        yield found(
+            Kind.CONSISTENCY_LOST,
+            Severity.ERROR,
+            f"it refuses appends: {status_error(pb.INDEX_HAS_GREATER_OFFSET, 'its last empty append')}",
+            {"head": head.head, "persisted_head": head.persisted_head},
+        )
+    if head.store_problem or head.append_status == pb.FRAGMENT_STORE_UNHEALTHY:
+        store = spec.fragment.stores[0] if spec.fragment.stores else ""
+        reason = head.store_problem or "its last empty append was answered FRAGMENT_STORE_UNHEALTHY"
+        yield found(
+            Kind.STORE_UNHEALTHY,
+            Severity.ERROR,
+            f"brokers cannot use its fragment store {store}: {reason}",
+            {"store": store},
+        )
+    flush = spec.fragment.flush_interval.ToNanoseconds() / 1e9
+    age = present.at - head.unpersisted_since if head.unpersisted_since else 0.0
+    if flush > 0 and spec.fragment.stores and age > flush + FLUSH_GRACE_SECONDS:
+        yield found(
+            Kind.UNPERSISTED_TOO_OLD,
+            Severity.ERROR,
+            f"{head.unpersisted_bytes} bytes wait to be stored, the oldest for {age:.0f} s, and its flush interval is "
+            f"{flush:g} s. Look for the reason in its store's health and in the primary's log",
+            {"age_seconds": age, "flush_seconds": flush, "bytes": head.unpersisted_bytes},
+        )

@@ -1,0 +1,296 @@
+"""The audit of journals: gathers what is there, compares it with what audits remember, and remembers the rest.
+
+`audit_journals` is what the command, Python programs and orchestrators call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from coranto import labels
+from coranto.audit import deep
+from coranto.audit.check import Check, Result, run_checks
+from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
+from coranto.audit.gathering import CONCURRENCY, gather
+from coranto.audit.judgement import Judged, judge
+from coranto.audit.memory import AuditMemory, Remembered, StoreMemory
+from coranto.audit.present import Present
+from coranto.audit.remembered import JournalRecord, accepted
+from coranto.audit.report import Coverage, Depth, Report
+from coranto.client import JournalClient
+from coranto.effects import Clock, SystemClock
+from coranto.errors import CorantoError, InvalidInput, StoreError
+from coranto.fragments.stores import StoreRegistry
+from coranto.labels import label_set, parse_selector
+
+DEFAULT_BUDGET: Final = 1 << 30
+"""The bytes of stored content that a deep audit reads, unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """What an audit does.
+
+    `depth` DEEP reads stored content up to `budget` bytes (None: everything), and all spools. `memory` is the URL of
+    the store with the records of earlier audits; by default each journal's first store has them. `allow_empty` says
+    that it is right if the selector matches nothing. `accept` is a reason to take the journals as they are: what is
+    lost is reported once more, and not held against later audits.
+    """
+
+    depth: Depth = Depth.CHEAP
+    budget: int | None = DEFAULT_BUDGET
+    memory: str = ""
+    allow_empty: bool = False
+    accept: str = ""
+
+
+async def audit_journals(
+    client: JournalClient,
+    stores: StoreRegistry,
+    selector: str = "",
+    options: AuditOptions = AuditOptions(),
+    *,
+    checks: Sequence[Check] = (),
+    clock: Clock | None = None,
+) -> Report:
+    """Audit the journals that a selector matches, and run other `checks` in the same report.
+
+    Raises the client's errors if brokers do not answer at all, and InvalidInput for a selector or URL that is not
+    valid. Everything else that cannot be examined is a finding.
+    """
+    journals = JournalsCheck(client, stores, selector, options, clock=clock)
+    return await run_checks(selector or "all journals", [journals, *checks], depth=options.depth, clock=clock)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """One place of records, with what it had."""
+
+    url: str
+    memory: AuditMemory | None
+    loaded: Remembered = field(default_factory=Remembered)
+    problem: str = ""
+
+
+class JournalsCheck:
+    """The check of journals, as a part of any audit. It needs to read, append nothing, and to write its records."""
+
+    name = "journals"
+
+    def __init__(
+        self,
+        client: JournalClient,
+        stores: StoreRegistry,
+        selector: str,
+        options: AuditOptions,
+        *,
+        clock: Clock | None = None,
+        memory: AuditMemory | None = None,
+        at_replicas: bool = True,
+    ) -> None:
+        """`memory` is used for all journals, in place of the one that `options` names.
+
+        A deep audit reads spools `at_replicas`: it connects to each at its own endpoint. Otherwise one of them serves.
+        """
+        self._client = client
+        self._stores = stores
+        self._selector = selector
+        self._options = options
+        self._clock: Clock = clock or SystemClock()
+        self._given = memory
+        self._peers = client.config if at_replicas else None
+        if options.depth is Depth.DEEP and options.budget is not None and options.budget <= 0:
+            raise InvalidInput(f"a deep audit cannot read {options.budget} bytes; give at least 1", field="budget")
+
+    async def run(self) -> Result:
+        gathered = await gather(self._client, self._stores, self._selector, self._clock)
+        result = Result(cluster=gathered.cluster)
+        journals = gathered.journals
+        subject = Subject.selector(self._selector or "all journals")
+        if not journals and not self._options.allow_empty:
+            result.findings.append(
+                Finding(
+                    Kind.NOTHING_SELECTED,
+                    Severity.ERROR,
+                    subject,
+                    "no journal matches, so nothing was examined. Check the selector and the token's scope; declare "
+                    "that it may be empty (--allow-empty) if that is right",
+                )
+            )
+        places = await self._load(journals)
+        records = {name: record for place in places.values() for name, record in place.loaded.records.items()}
+        result.findings += self._about_memory(places)
+        result.findings += self._gone(journals, records, gathered.cluster)
+        if self._options.depth is Depth.DEEP:
+            journals = await self._deepen(journals, records, result)
+        judged = await self._judge(journals, records)
+        for present in journals:
+            each = judged[present.journal]
+            result.findings += each.findings
+            result.subjects[present.journal] = each.facts
+        await self._save(journals, records, judged, places, result)
+        known = sum(1 for present in journals if present.complete)
+        result.coverage.insert(
+            0,
+            Coverage(
+                self.name,
+                "journals",
+                known,
+                len(journals) - known,
+                "" if known == len(journals) else "brokers or stores did not tell all about them; see the findings",
+            ),
+        )
+        return result
+
+    # -- The judgement -------------------------------------------------------------------------------------------------
+
+    async def _judge(self, journals: Sequence[Present], records: Mapping[str, JournalRecord]) -> dict[str, Judged]:
+        gate = asyncio.Semaphore(CONCURRENCY)
+
+        async def one(present: Present) -> Judged:
+            async with gate:
+                record = records.get(present.journal)
+                back = await deep.found_again(self._client, present, record)
+                return judge(replace(present, back=back), record)
+
+        found = await asyncio.gather(*(one(present) for present in journals))
+        return {present.journal: each for present, each in zip(journals, found, strict=True)}
+
+    async def _deepen(
+        self, journals: list[Present], records: Mapping[str, JournalRecord], result: Result
+    ) -> list[Present]:
+        """Read content, and return what was found of each journal with it."""
+        stored = await deep.read_stored(self._stores, journals, records, self._options.budget, self._clock)
+        spools = await deep.read_spools(self._peers, self._client, journals)
+        result.findings += [*stored.findings, *spools.findings]
+        left = "the budget of this audit was used up; the next ones go on" if stored.left_bytes else ""
+        result.coverage.append(Coverage("stored content", "bytes", stored.read_bytes, stored.left_bytes, left))
+        result.coverage.append(Coverage("spools", "bytes", spools.spool_bytes))
+        return [
+            replace(
+                present,
+                verified=stored.verified.get(present.journal, {}),
+                bad=stored.bad.get(present.journal, {}),
+                twice=await deep.replaced_meanwhile(self._client, present, records.get(present.journal)),
+            )
+            for present in journals
+        ]
+
+    # -- The memory ----------------------------------------------------------------------------------------------------
+
+    async def _load(self, journals: Sequence[Present]) -> dict[str, _Memory]:
+        """Return the places of records, by URL."""
+        places: dict[str, _Memory] = {}
+        urls = {self._place_of(present) for present in journals}
+        if self._options.memory or self._given is not None:
+            urls.add(self._options.memory)
+        for url in sorted(urls):
+            places[url] = place = _Memory(url, self._given)
+            try:
+                if place.memory is None:
+                    if not url:
+                        place.problem = "it has no fragment store to keep records in; name a place (--memory)"
+                        continue
+                    place.memory = StoreMemory(self._stores.get(url))
+                place.loaded = await place.memory.load()
+            except (StoreError, InvalidInput) as error:
+                place.problem = str(error)
+        return places
+
+    def _place_of(self, present: Present) -> str:
+        if self._options.memory or self._given is not None:
+            return self._options.memory
+        urls = present.info.spec.fragment.stores
+        return urls[0] if urls else ""
+
+    def _about_memory(self, places: Mapping[str, _Memory]) -> list[Finding]:
+        found = []
+        for place in places.values():
+            subject = Subject.store(place.url or "none")
+            if place.problem:
+                found.append(
+                    Finding(
+                        Kind.MEMORY_UNREACHABLE,
+                        Severity.ERROR,
+                        subject,
+                        f"the records of earlier audits cannot be read, so losses cannot be found: {place.problem}",
+                    )
+                )
+            found += [
+                Finding(
+                    Kind.MEMORY_DAMAGED,
+                    Severity.ERROR,
+                    subject,
+                    f"a record of earlier audits cannot be read, so it does not count: {problem}. It is replaced after "
+                    "a few more audits; restore it if there is a copy",
+                )
+                for problem in place.loaded.damaged
+            ]
+        return found
+
+    def _gone(self, journals: Sequence[Present], records: Mapping[str, JournalRecord], cluster: str) -> list[Finding]:
+        """Return a finding for each remembered journal that the selector would match, and that is gone."""
+        matches = labels.matcher(parse_selector(self._selector))
+        there = {present.journal for present in journals}
+        found = []
+        for name, record in sorted(records.items()):
+            known = labels.with_meta(name, label_set(record.labels))
+            if name in there or record.cluster != cluster or not matches(known):
+                continue
+            facts: dict[str, Fact] = {"create_revision": record.create_revision, "head": record.head}
+            found.append(
+                Finding(
+                    Kind.JOURNAL_GONE,
+                    Severity.ERROR,
+                    Subject.journal(name),
+                    f"it existed at the last audit and does not any more, or is no longer selected; it ended at "
+                    f"{record.head}. Content that was not stored is in deleted/ of the brokers' data directories for a "
+                    "week. If it was deleted on purpose, accept that (--accept)",
+                    facts,
+                )
+            )
+        return found
+
+    async def _save(
+        self,
+        journals: Sequence[Present],
+        records: Mapping[str, JournalRecord],
+        judged: Mapping[str, Judged],
+        places: Mapping[str, _Memory],
+        result: Result,
+    ) -> None:
+        now = self._clock.now()
+        reason = self._options.accept
+        new: dict[str, dict[str, JournalRecord]] = {}
+        for present in journals:
+            record = judged[present.journal].record
+            if record is None:
+                continue  # Not all is known: what was known stays.
+            if reason:
+                losses = [str(each.kind) for each in judged[present.journal].findings if each.is_error]
+                plain = judge(present, None, fresh=True).record or record
+                verified = {each.key: each for each in record.fragments if not each.lost_since}
+                plain = replace(plain, fragments=[verified.get(each.key, each) for each in plain.fragments])
+                record = accepted(records.get(present.journal, plain), plain, reason, losses, now)
+            new.setdefault(self._place_of(present), {})[present.journal] = record
+        gone = {each.subject.name for each in result.findings if each.kind is Kind.JOURNAL_GONE} if reason else set()
+        for url, place in places.items():
+            if place.memory is None or place.problem:
+                continue
+            try:
+                if gone & place.loaded.records.keys():
+                    await place.memory.forget(gone, now)
+                if new.get(url):
+                    await place.memory.save(new[url], now)
+            except (CorantoError, OSError) as error:
+                result.findings.append(
+                    Finding(
+                        Kind.MEMORY_UNREACHABLE,
+                        Severity.ERROR,
+                        Subject.store(url),
+                        f"this audit could not be recorded, so later ones cannot find losses since: {error}",
+                    )
+                )

@@ -1,0 +1,403 @@
+"""The judgement of one journal: compare what is there with what was there, and with what its spec promises. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from coranto.audit.content import uncovered
+from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
+from coranto.audit.health import health_of
+from coranto.audit.losses import Expected, Spans, lost, merged, overlaps, shortest
+from coranto.audit.present import Present, known, plausible
+from coranto.audit.remembered import JournalRecord, Key, KnownFragment, digest_of, digest_of_registers
+from coranto.fragments.fragment import Fragment
+from coranto.wire import protocol_pb2 as pb
+
+_SHOWN = 5
+
+
+@dataclass(slots=True)
+class Judged:
+    """The findings about one journal, facts about it, and what to remember (None: leave what is remembered)."""
+
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Fact] = field(default_factory=dict)
+    record: JournalRecord | None = None
+
+
+def judge(present: Present, before: JournalRecord | None, *, fresh: bool = False) -> Judged:
+    """Judge a journal by what is there now and what was there `before`.
+
+    With `fresh` the journal is taken as it is: what is lost is not held against it, and not remembered.
+    """
+    found = _Journal(present, None if fresh else before)
+    found.identity()
+    found.content(fresh=fresh)
+    found.heads()
+    found.names()
+    judged = Judged([*found.findings, *health_of(present)], found.facts())
+    judged.record = found.record() if present.complete else None
+    since = dict(before.since) if before is not None and not fresh else {}
+    lasting: dict[str, float] = {}
+    for position, each in enumerate(judged.findings):
+        if each.is_error:
+            lasting[each.kind] = since.get(each.kind, present.at)
+            judged.findings[position] = replace(each, since=lasting[each.kind])
+    if judged.record is not None:
+        judged.record = replace(judged.record, since=lasting, accepted=before.accepted if before is not None else [])
+    return judged
+
+
+class _Journal:
+    """One journal, as it is and as it was."""
+
+    def __init__(self, present: Present, before: JournalRecord | None) -> None:
+        self.present = present
+        self.before = before
+        self.findings: list[Finding] = []
+        self.spec = present.info.spec
+        self.subject = Subject.journal(present.journal)
+        self.sound = plausible(present.objects)
+        remembered = before.fragments if before is not None else []
+        self.bad = {each.key: each for each in remembered if each.bad}
+        self.verified = {each.key: each.verified_at for each in remembered if not each.bad} | dict(present.verified)
+        self.lost: Spans = []
+        self.missed: list[KnownFragment] = []
+        self.replaced: set[Key] = set()
+        head = present.head
+        self.head = max(head.head, before.head if before is not None else 0)
+
+    def find(self, kind: Kind, severity: Severity, message: str, facts: Mapping[str, Fact] | None = None) -> None:
+        self.findings.append(Finding(kind, severity, self.subject, message, facts or {}))
+
+    # -- Is it still the same journal ----------------------------------------------------------------------------------
+
+    def identity(self) -> None:
+        before, info = self.before, self.present.info
+        if before is None:
+            self.find(
+                Kind.FIRST_AUDIT,
+                Severity.INFO,
+                "no earlier audit of this journal is known, so only losses from now on can be found",
+            )
+            return
+        if before.create_revision == info.create_revision and before.cluster in ("", self.present.cluster):
+            return
+        moved = before.cluster not in ("", self.present.cluster)
+        self.find(
+            Kind.JOURNAL_RECREATED,
+            Severity.ERROR,
+            f"it was deleted and created again since {_time(before.at)}: its create revision was "
+            f"{before.create_revision} and is {info.create_revision}"
+            + (f", and the cluster was {before.cluster} and is {self.present.cluster}" if moved else "")
+            + f". It ended at {before.head} then. Content that was not stored is in deleted/ of the brokers' data "
+            "directories for a week; accept the journal as it is (--accept) when it is right",
+            {
+                "create_revision_before": before.create_revision,
+                "create_revision": info.create_revision,
+                "head_before": before.head,
+                "head": self.present.head.head,
+            },
+        )
+
+    # -- Is all content there ------------------------------------------------------------------------------------------
+
+    def content(self, *, fresh: bool) -> None:
+        if not self.present.head.known or self.present.problem:
+            return  # `health_of` tells that.
+        stored = [each for each in self.sound.stored if not self._is_bad(each)]
+        if self.present.unlisted:
+            stored = [each for each in self.present.index if each.backing_store]  # The brokers' word has to do.
+        stored_spans = [(each.begin, each.end) for each in stored]
+        spans = stored_spans + [(each.begin, each.end) for each in self.present.live]
+        beginning = min((begin for begin, _ in spans), default=self.head)
+        expected = self._expected(beginning)
+        stored_end = max((end for _, end in stored_spans), default=0)
+        self.lost = [] if fresh else lost(expected, spans, stored_end, self.present.at)
+        # New content at offsets that were given out twice does not bring back what was lost there.
+        self.missed = self._still_missed()
+        self.lost = merged([*self.lost, *((each.begin, each.end) for each in self.missed)])
+        self._tell_lost(expected)
+        if self.before is None and not fresh and expected.first == beginning > 0 and not expected.retention_seconds:
+            self._unexplained(beginning)
+        self._gone(spans)
+        self._replaced()
+
+    def _still_missed(self) -> list[KnownFragment]:
+        keys = self.present.keys | self.present.back
+        return [
+            each
+            for each in (self.before.fragments if self.before is not None else [])
+            if each.lost_since and each.key not in keys
+        ]
+
+    def _expected(self, beginning: int) -> Expected:
+        before = self.before
+        index = [known(each) for each in self.present.gone]
+        if before is None:
+            retention = shortest(self.present.retention_seconds)
+            # What the index knows was there, even if this is the first audit.
+            first = min([beginning, *(each.begin for each in index)])
+            return Expected(first, self.head, index, 0.0, retention)
+        retention = shortest(before.retention_seconds, self.present.retention_seconds)
+        if before.retention_seconds <= 0 and self.present.retention_seconds <= 0:
+            retention = 0.0
+        return Expected(before.first, self.head, [*before.fragments, *index], before.at, retention)
+
+    def _tell_lost(self, expected: Expected) -> None:
+        if not self.lost:
+            return
+        size = sum(end - begin for begin, end in self.lost)
+        seen = [each for each in expected.known if overlaps((each.begin, each.end), self.lost)]
+        changed = self.before is not None and self.before.mod_revision != self.present.info.mod_revision
+        facts: dict[str, Fact] = {
+            "spans": [[begin, end] for begin, end in self.lost],
+            "bytes": size,
+            "fragments": [f"{each.begin:016x}-{each.end:016x}-{each.sum}" for each in seen],
+            "retention_seconds": expected.retention_seconds,
+            "spec_changed": changed,
+        }
+        was = f", which was there at {_time(self.before.at)}" if self.before is not None and seen else ""
+        rule = (
+            f"retention ({expected.retention_seconds:g} s) does not allow that yet"
+            if expected.retention_seconds
+            else "its retention keeps everything"
+        )
+        hint = (
+            " Its spec was changed since: a retention that was shortened and lengthened again would explain it."
+            if changed and was
+            else ""
+        )
+        kind = Kind.CONTENT_LOST if was else Kind.CONTENT_MISSING
+        self.find(
+            kind,
+            Severity.ERROR,
+            f"{size} bytes of content are gone, in {_shown(self.lost)}{was}, and {rule}.{hint} Restore the fragments "
+            "from a copy of the store, or start the brokers that had them; if they are gone for good, accept the loss "
+            "(--accept)",
+            facts,
+        )
+
+    def _unexplained(self, beginning: int) -> None:
+        self.find(
+            Kind.BEGINNING_UNEXPLAINED,
+            Severity.ERROR,
+            f"it begins at {beginning} although its retention keeps everything, and no earlier audit knows why: "
+            f"[0, {beginning}) may be lost. If that content was removed on purpose, accept the journal as it is "
+            "(--accept)",
+            {"begin": beginning},
+        )
+
+    def _gone(self, spans: Spans) -> None:
+        """Tell of fragments that the index names and their stores lack, unless retention has just removed them."""
+        for each in self.present.gone:
+            is_lost = overlaps((each.begin, each.end), self.lost)
+            covered = any(begin <= each.begin and each.end <= end for begin, end in spans)
+            if not is_lost and not covered:
+                continue
+            self.find(
+                Kind.FRAGMENT_MISSING,
+                Severity.ERROR if is_lost else Severity.WARNING,
+                f"the brokers' index names {each.content_path}, and {each.backing_store} does not have it"
+                + ("" if is_lost else "; other fragments have its content"),
+                {"fragment": each.content_path, "store": each.backing_store, "span": [each.begin, each.end]},
+            )
+
+    def _replaced(self) -> None:
+        """Tell of objects of the same offsets with different SHA-1s: at most one of them is the journal's content."""
+        sums: dict[tuple[int, int], set[str]] = defaultdict(set)
+        for each in self.sound.stored:
+            sums[each.begin, each.end].add(each.sum.hex())
+        before: dict[tuple[int, int], set[str]] = defaultdict(set)
+        for old in self.before.fragments if self.before is not None else []:
+            if not old.lost_since and not old.bad:
+                before[old.begin, old.end].add(old.sum)
+        for (begin, end), found in sorted(sums.items()):
+            was = ", ".join(sorted(before.get((begin, end), ())))
+            if was and not found & before[begin, end]:
+                self.replaced.update((begin, end, each) for each in before[begin, end])
+                self.find(
+                    Kind.CONTENT_REPLACED,
+                    Severity.ERROR,
+                    f"[{begin}, {end}) had the SHA-1 {was} and is stored with {', '.join(sorted(found))}: content that "
+                    "was there was replaced by other content. Restore the fragment from a copy of the store, or accept "
+                    "it (--accept)",
+                    {"span": [begin, end], "sum_before": was, "sums": sorted(found)},
+                )
+            elif len(found) > 1:
+                self.find(
+                    Kind.CONTENT_REPLACED,
+                    Severity.ERROR,
+                    f"[{begin}, {end}) is stored {len(found)} times with different SHA-1s "
+                    f"({', '.join(sorted(found))}): at most one is the journal's. A deep audit tells which contradict "
+                    "their own names; remove those",
+                    {"span": [begin, end], "sums": sorted(found)},
+                )
+
+        for old, digest in self.present.twice:
+            self.find(
+                Kind.CONTENT_REPLACED,
+                Severity.ERROR,
+                f"[{old.begin}, {old.end}) had the SHA-1 {old.sum} at brokers at the last audit, and has {digest} now: "
+                "these offsets were given out twice, and readers may have seen both contents",
+                {"span": [old.begin, old.end], "sum_before": old.sum, "sums": [digest]},
+            )
+
+    # -- Does the head hold --------------------------------------------------------------------------------------------
+
+    def heads(self) -> None:
+        before, head = self.before, self.present.head
+        if before is None or not head.known:
+            return
+        if head.head < before.head:
+            self.find(
+                Kind.HEAD_FELL,
+                Severity.ERROR,
+                f"its head is {head.head}, and was {before.head} at {_time(before.at)}: brokers have lost content that "
+                "was acknowledged. Start the brokers that had it, with their data directories; if they are gone for "
+                "good, `coranto journals reset-head` lets the journal continue",
+                {"head_before": before.head, "head": head.head},
+            )
+        if head.registers is None or before.registers is None:
+            return
+        registers = digest_of_registers(head.registers)
+        if registers != before.registers and (head.head == before.head or (before.registers and not registers)):
+            unmoved = head.head == before.head
+            self.find(
+                Kind.REGISTERS_LOST,
+                Severity.ERROR if unmoved else Severity.WARNING,
+                f"its registers {'changed without an append' if unmoved else 'are empty and were not'} since "
+                f"{_time(before.at)}: brokers may have lost them. Fences that writers keep in registers do not hold "
+                "until they are set again",
+                {"head": head.head, "empty": not registers},
+            )
+
+    # -- Do stored files agree with their names ------------------------------------------------------------------------
+
+    def names(self) -> None:
+        for each in self.sound.implausible:
+            self.find(
+                Kind.CONTENT_DIFFERS,
+                Severity.ERROR,
+                f"{each.content_path} in {each.backing_store} has {each.file_bytes} bytes, which cannot hold the "
+                f"{each.length} bytes of content that its name states. Restore it from a copy, or remove it",
+                {"fragment": each.content_path, "store": each.backing_store, "span": [each.begin, each.end]},
+            )
+        for each in self.sound.stored:
+            if self._is_bad(each):
+                now = self.present.bad.get(known(each).key)
+                self.find(
+                    Kind.CONTENT_DIFFERS,
+                    Severity.ERROR,
+                    now or f"{self.bad[known(each).key].bad} (as an earlier audit read it)",
+                    {"fragment": each.content_path, "store": each.backing_store, "span": [each.begin, each.end]},
+                )
+        if self.present.unlisted or self.present.problem:
+            return
+        index = self.present.index
+        for each in self.sound.stored:
+            if uncovered([(entry.begin, entry.end) for entry in index], each.begin, each.end):
+                self.find(
+                    Kind.OBJECT_UNKNOWN,
+                    Severity.WARNING,
+                    f"{each.backing_store} has {each.content_path}, and the brokers' index covers none or only a part "
+                    "of it. Brokers may list the store later; if the object stays unknown, somebody else put it there",
+                    {"fragment": each.content_path, "store": each.backing_store, "span": [each.begin, each.end]},
+                )
+        if self.present.unreadable:
+            paths = [path for path, _ in self.present.unreadable]
+            self.find(
+                Kind.OBJECT_MISNAMED,
+                Severity.WARNING,
+                f"{len(paths)} files in its folder have names that are not fragments', so they count for nothing: "
+                f"{', '.join(paths[:_SHOWN])}. Remove them, or give a fragment its name back",
+                {"paths": paths},
+            )
+
+    def _is_bad(self, fragment: Fragment) -> bool:
+        """Return True if this audit, or an earlier one, read this very object and found other content than named."""
+        key = known(fragment).key
+        if key in self.present.bad or key in self.present.verified:
+            return key in self.present.bad
+        bad = self.bad.get(key)
+        return bad is not None and bad.mod_time == fragment.mod_time
+
+    # -- What to remember ----------------------------------------------------------------------------------------------
+
+    def record(self) -> JournalRecord:
+        present, before, head = self.present, self.before, self.present.head
+        fragments: dict[Key, KnownFragment] = {}
+        conflicts = self._newcomers()
+        for each in (*self.sound.stored, *present.live):
+            now = known(each)
+            kept = self.bad.get(now.key) if self._is_bad(each) else None
+            if now.key in present.bad:
+                kept = now._replace(bad=present.bad[now.key])
+            if now.key in conflicts:
+                continue  # Another object was there first: this one must not pass for what was known.
+            fragments[now.key] = kept or now._replace(verified_at=self.verified.get(now.key, 0.0))
+        missed = {each.key for each in self.missed} | {each.key for each, _ in present.twice}
+        for old in [*(before.fragments if before is not None else []), *map(known, present.gone)]:
+            is_lost = old.key in missed or old.key in self.replaced or overlaps((old.begin, old.end), self.lost)
+            if old.key not in fragments and is_lost and old.key not in present.back:
+                fragments[old.key] = old._replace(lost_since=old.lost_since or present.at)
+        beginning = min((each.begin for each in fragments.values()), default=self.head)
+        first = min([beginning, *(begin for begin, _ in self.lost)])
+        unchanged = before is not None and any(each.kind is Kind.JOURNAL_RECREATED for each in self.findings)
+        registers = digest_of_registers(head.registers) if head.registers is not None else None
+        if before is not None and any(each.kind is Kind.REGISTERS_LOST and each.is_error for each in self.findings):
+            registers = before.registers
+        return JournalRecord(
+            present.journal,
+            before.cluster if unchanged and before is not None else present.cluster,
+            before.create_revision if unchanged and before is not None else present.info.create_revision,
+            present.info.mod_revision,
+            present.at,
+            self.head,
+            max(head.persisted_head, before.persisted_head if before is not None else 0),
+            present.retention_seconds,
+            [(label.name, label.value) for label in self.spec.labels.labels],
+            registers,
+            first,
+            sorted(fragments.values()),
+        )
+
+    def _newcomers(self) -> set[Key]:
+        """Return objects that were not known and have the offsets of one that was, and is there still or is missed."""
+        keys = self.present.keys
+        remembered = self.before.fragments if self.before is not None else []
+        old = {each.key for each in remembered}
+        missed = {each.key for each in remembered if each.lost_since} | self.replaced
+        taken = {(begin, end) for begin, end, _ in (old & keys) | missed}
+        return {key for key in keys - old if key[:2] in taken}
+
+    def facts(self) -> dict[str, Fact]:
+        head, present = self.present.head, self.present
+        stored = [known(each) for each in self.sound.stored]
+        return {
+            "create_revision": present.info.create_revision,
+            "first": min((each.begin for each in (*self.sound.stored, *present.live)), default=head.head),
+            "persisted_head": max((each.end for each in stored), default=0),
+            "head": head.head,
+            "fragments": len(stored),
+            "stored_bytes": sum(each.end - each.begin for each in stored),
+            "live_bytes": sum(each.length for each in present.live),
+            "last_append_time": head.last_append_time,
+            "retention_seconds": present.retention_seconds,
+            "digest": digest_of(stored),
+            "replicas": head.replicas,
+            "suspended": pb.JournalSpec.Suspend.Level.Name(present.info.spec.suspend.level),
+        }
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _shown(spans: Iterable[tuple[int, int]]) -> str:
+    found = [f"[{begin}, {end})" for begin, end in spans]
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more

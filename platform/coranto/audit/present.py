@@ -1,0 +1,89 @@
+"""The present state of a journal, as an audit has gathered it from brokers and stores. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coranto.audit.remembered import Key, KnownFragment
+from coranto.client.heads import JournalHead
+from coranto.client.values import JournalInfo
+from coranto.fragments.codecs import can_hold
+from coranto.fragments.fragment import Fragment
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What brokers and stores say of a journal. `at` is the time at which this was gathered, in Unix seconds.
+
+    `objects` are the fragments that the audit itself has found in the stores. `index` is what the brokers list,
+    gathered after that. `gone` are fragments of the index that their stores do not have. `unreadable` are files in the
+    journal's folders with names that are not fragments', each with the reason. `unlisted` are the stores that could not
+    be listed, each with the reason: then `objects` is not complete. `back` are fragments that an earlier audit found
+    lost, and whose content this audit has read again, in other fragments.
+    """
+
+    info: JournalInfo
+    head: JournalHead
+    at: float
+    cluster: str = ""
+    objects: Sequence[Fragment] = ()
+    index: Sequence[Fragment] = ()
+    gone: Sequence[Fragment] = ()
+    unreadable: Sequence[tuple[str, str]] = ()
+    unlisted: Sequence[tuple[str, str]] = ()
+    back: frozenset[Key] = frozenset()
+    verified: Mapping[Key, float] = field(default_factory=dict)
+    """The fragments whose content this audit has found right, with the time."""
+    bad: Mapping[Key, str] = field(default_factory=dict)
+    """The fragments whose content this audit has found to differ from their names, with what is wrong."""
+    twice: Sequence[tuple[KnownFragment, str]] = ()
+    """What brokers alone had at the last audit and whose content is another one now, with the SHA-1 of that."""
+    problem: str = ""
+    """Why the brokers' index is not known; empty if it is."""
+
+    @property
+    def journal(self) -> str:
+        return self.info.name
+
+    @property
+    def complete(self) -> bool:
+        """True if all stores and the brokers' index are known."""
+        return not self.unlisted and not self.problem and self.head.known
+
+    @property
+    def retention_seconds(self) -> float:
+        return self.info.spec.fragment.retention.ToNanoseconds() / 1e9
+
+    @property
+    def keys(self) -> set[Key]:
+        """The offsets and SHA-1s of all fragments that are there, in stores or at brokers."""
+        return {known(each).key for each in (*plausible(self.objects).stored, *self.live)}
+
+    @property
+    def live(self) -> list[Fragment]:
+        """The fragments that only brokers have."""
+        return [each for each in self.index if not each.backing_store and each.length]
+
+
+@dataclass(slots=True)
+class Sound:
+    """The fragments that count as content, and the objects that do not."""
+
+    stored: list[Fragment] = field(default_factory=list)
+    implausible: list[Fragment] = field(default_factory=list)
+
+
+def plausible(objects: Sequence[Fragment]) -> Sound:
+    """Sort objects by whether the lengths of their files fit their names."""
+    sound = Sound()
+    for each in objects:
+        fits = each.file_bytes is None or can_hold(each.codec, each.file_bytes, each.length)
+        (sound.stored if fits else sound.implausible).append(each)
+    return sound
+
+
+def known(fragment: Fragment) -> KnownFragment:
+    """Return a fragment as records have it."""
+    mod_time = fragment.mod_time if fragment.backing_store else 0
+    return KnownFragment(fragment.begin, fragment.end, fragment.sum.hex(), mod_time)

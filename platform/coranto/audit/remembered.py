@@ -1,0 +1,144 @@
+"""What audits remember of a journal, so that a later one finds what is gone. Pure.
+
+A record keeps what was known at the last audit: where the journal was created and ended, and each fragment with its
+SHA-1, the time at which it was stored, and when an audit last read it. Something that an audit found lost stays in the
+record, so that every later audit finds it again, until it is back or somebody accepts the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+import pydantic
+
+from coranto.errors import CorruptData
+from coranto.wire import protocol_pb2 as pb
+
+FORMAT: Final = 1
+
+
+Key = tuple[int, int, str]
+"""What tells fragments apart: both offsets, and the SHA-1 in hexadecimal."""
+
+
+class KnownFragment(NamedTuple):
+    """A fragment as an audit has seen it. Offsets are bytes, times are Unix seconds.
+
+    `mod_time` is the time at which the store received it; 0 if only brokers had it. `verified_at` is the time at which
+    an audit last found its content right; 0 if none has. `bad` tells what was wrong when it was read last.
+    """
+
+    begin: int
+    end: int
+    sum: str
+    mod_time: int = 0
+    verified_at: float = 0.0
+    lost_since: float = 0.0
+    bad: str = ""
+
+    @property
+    def stored(self) -> bool:
+        return self.mod_time != 0
+
+    @property
+    def key(self) -> Key:
+        return self.begin, self.end, self.sum
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Somebody's word that the journal is to be taken as it was at that time."""
+
+    at: float
+    reason: str
+    losses: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRecord:
+    """What is remembered of one journal. `at` is the time of the last audit that could examine it."""
+
+    journal: str
+    cluster: str
+    create_revision: int
+    mod_revision: int
+    at: float
+    head: int
+    persisted_head: int
+    retention_seconds: float
+    labels: list[tuple[str, str]] = field(default_factory=list)
+    registers: str | None = None
+    """A digest of the registers; None if they are not known."""
+    first: int = 0
+    """The offset at which content must begin, as far as retention allows."""
+    fragments: list[KnownFragment] = field(default_factory=list)
+    since: dict[str, float] = field(default_factory=dict)
+    """The time at which each kind of lasting finding was first found."""
+    accepted: list[Acceptance] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.fragments)
+
+    @property
+    def stored_end(self) -> int:
+        """The largest end of a fragment that a store had."""
+        return max((each.end for each in self.fragments if each.stored), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The records of journals, by name, as one file has them."""
+
+    journals: dict[str, JournalRecord] = field(default_factory=dict)
+    format: int = FORMAT
+
+
+_RECORDS: Final = pydantic.TypeAdapter(Records)
+
+
+def encode(records: Mapping[str, JournalRecord]) -> bytes:
+    return _RECORDS.dump_json(Records(dict(records)))
+
+
+def decode(content: bytes) -> dict[str, JournalRecord]:
+    """Return the records of a file. Raises CorruptData."""
+    try:
+        found = _RECORDS.validate_json(content)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise CorruptData(f"records of audits: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if found.format > FORMAT:
+        raise CorruptData(f"records of audits have format {found.format}; this version reads up to {FORMAT}")
+    return found.journals
+
+
+def digest_of(fragments: Iterable[KnownFragment]) -> str:
+    """Return a digest of fragments: equal for the same offsets and SHA-1s, in any order."""
+    lines = sorted(f"{each.begin:x}-{each.end:x}-{each.sum}" for each in fragments)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def digest_of_registers(registers: pb.LabelSet) -> str:
+    """Return a digest of registers; "" for empty ones."""
+    if not registers.labels:
+        return ""
+    return hashlib.sha256(registers.SerializeToString(deterministic=True)).hexdigest()
+
+
+def newest(files: Iterable[Mapping[str, JournalRecord]]) -> dict[str, JournalRecord]:
+    """Return the latest record of each journal."""
+    found: dict[str, JournalRecord] = {}
+    for records in files:
+        for name, record in records.items():
+            if name not in found or found[name].at < record.at:
+                found[name] = record
+    return found
+
+
+def accepted(record: JournalRecord, now: JournalRecord, reason: str, losses: list[str], at: float) -> JournalRecord:
+    """Return the record of a journal that is to be taken as it is `now`, keeping the word of who accepted it."""
+    return replace(now, accepted=[*record.accepted, Acceptance(at, reason, losses)])
