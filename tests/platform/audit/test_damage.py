@@ -13,7 +13,7 @@ from coranto.client import Suspend
 from coranto.errors import CorantoError
 from coranto.fragments.fragment import Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
-from tests.platform.audit.conftest import J, PIECE, Damaged, Play
+from tests.platform.audit.conftest import PIECE, Damaged, J, Play
 
 REPLICATIONS = pytest.mark.parametrize("replication", [1, 3])
 LENGTH = len(PIECE)
