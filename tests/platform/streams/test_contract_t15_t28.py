@@ -646,7 +646,7 @@ async def count_all_ends(world: StreamWorld, virtual_clock: VirtualClock) -> Non
     assert value("coranto_stream_events_total", outcome="committed") == 1
     assert value("coranto_stream_bytes_total") == last.end
     assert result.sequence == 1
-    told = [line for line in lines if line["event"] == "a transaction ended without a commit"]
+    told = [line for line in lines if line["event"] == "stream_writer.transaction_not_committed"]
     assert [line["outcome"] for line in told] == ["deduplicated", "aborted", "timed_out", "failed", "empty"]
     assert {line["writer"] for line in told} == {"w"}
     assert [line["sequence"] for line in told] == [0, 1, 1, 1, 1]

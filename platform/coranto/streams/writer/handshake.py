@@ -21,11 +21,12 @@ _log = structlog.get_logger(__name__)
 async def handshake(shared: Shared, journal: str) -> tuple[Registers, int]:
     """Return a segment's registers and its head. If it has content, the registers are held.
 
-    This takes one empty append, or more if all brokers that had the registers are gone. Raises JournalNotFound,
-    NotAllowed if the registers of a sealed segment are lost, and errors of the client.
+    This takes one empty append, or more if all brokers that had the registers are gone. If earlier processes may have
+    written under the same writer id, an empty segment takes two. Raises JournalNotFound, NotAllowed if the registers of
+    a sealed segment are lost, IndexHasGreaterOffset if they may be, and errors of the client.
     """
     while True:
-        result = await shared.barrier(journal)
+        result = await (shared.certain_barrier if shared.identity.stable else shared.barrier)(journal)
         registers, head = Registers.of(result.registers), result.end
         if registers.held or head == 0:
             return registers, head

@@ -112,7 +112,7 @@ class Routing:
         number = writer.segment.number
         self._live.pop(number, None)
         self._superseded = [each for each in self._superseded if each is not writer]
-        if registers is not None:
+        if registers is not None and registers.held:
             self._sealed[number] = registers
         adopted: dict[SegmentWriter, list[WriteUnit]] = {}
         for unit in units:
@@ -128,15 +128,15 @@ class Routing:
         if (known := self._sealed.get(segment.number)) is not None:
             return known, 0
         try:
-            result = await self._shared.barrier(segment.journal, segment.mod_revision)
+            result = await self._shared.certain_barrier(segment.journal, segment.mod_revision)
         except JournalNotFound:
             return None
         registers = Registers.of(result.registers)
         if registers.held:
             self._sealed[segment.number] = registers
             return registers, result.end
-        # The registers were lost, or never held. A broker that took the segment over after the loss returns 0 as its
-        # end. The final offset or stored fragments then show that there is content, so that registers were lost.
+        # The registers were lost for good, or never held. A broker that took the segment over after the loss may return
+        # 0 as its end. The final offset or stored fragments then show that there is content, so they were lost.
         if segment.sealed_at is not None:
             return registers, segment.sealed_at
         return registers, max(result.end, await self._shared.client.head(segment.journal))

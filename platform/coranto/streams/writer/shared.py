@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 from coranto.client.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.effects import Clock
-from coranto.errors import CorantoError, PositionUnknown, WriteError
+from coranto.errors import CorantoError, PositionUnknown, RegisterMismatch, WriteError
 from coranto.labels import HELD, label_selector
 from coranto.messages.uuids import ProducerClock
 from coranto.streams.model.events import EventFormat
@@ -116,3 +117,15 @@ class Shared:
             patience=self.patience,
             min_etcd_revision=min_revision,
         )
+
+    async def certain_barrier(self, journal: str, min_revision: int = 0) -> AppendResult:
+        """Like `barrier`, but if there are no registers, that is certain. Raises IndexHasGreaterOffset if it is not.
+
+        A broker that took a sealed journal over from brokers that are away answers `barrier` as if the journal were
+        empty. When they return, the registers and the content are there again.
+        """
+        result = await self.barrier(journal, min_revision)
+        if not result.registers.labels:
+            with contextlib.suppress(RegisterMismatch):
+                return await self.barrier(journal, min_revision, held=True)
+        return result

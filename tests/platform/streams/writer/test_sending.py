@@ -98,3 +98,38 @@ async def test_what_is_in_doubt_stays_so_when_nobody_knows_a_sealed_segment_any_
             await world.streams.scale(STREAM, [Split(segment.number, 2)])
         with pytest.raises(CommitUnknown):
             await doubtful
+
+
+@pytest.mark.parametrize("opened", ["before it is sealed", "later"])
+async def test_nothing_is_written_again_behind_a_sealed_segment_whose_broker_is_away(opened: str) -> None:
+    """Only that broker knows that the segment has content: nothing of it is stored."""
+    async with stream_world(2) as world:
+        async with StreamWriter[Any](world.client, STREAM, writer_id="importer") as earlier:
+            first = await earlier.write_events("key", [{"n": 0}], sequence=7)
+        (segment,) = (await world.streams.describe(STREAM)).active()
+        route = (await world.client.list(label_selector(include={"name": segment.journal}))).journals[0].route
+        holder = int(route.members[route.primary].suffix.rpartition("-")[2])
+        writer = StreamWriter[Any](world.client, STREAM, writer_id="importer")
+        if opened != "later":
+            await writer.open()
+        await world.cluster.kill(holder, expire=True)
+        with contextlib.suppress(IndexHasGreaterOffset):
+            await world.streams.scale(STREAM, [Split(segment.number, 2)])
+        if opened == "later":
+            await writer.open()
+        with pytest.raises(IndexHasGreaterOffset):
+            await writer.last_sequence("key")
+        with pytest.raises(IndexHasGreaterOffset):
+            await writer.write_events("key", [{"n": 0}], sequence=7)
+        await world.cluster.start(holder)
+        async with asyncio.timeout(60.0):
+            while True:
+                with contextlib.suppress(IndexHasGreaterOffset):  # Until that broker has rescued the segment.
+                    again = await writer.write_events("key", [{"n": 0}], sequence=7)
+                    break
+        assert (again.deduplicated, again.begin, again.end) == (True, first.begin, first.end)
+        assert await writer.last_sequence("key") == 7
+        await writer.close()
+        successors = (await world.streams.describe(STREAM)).active()
+        assert segment.number not in [each.number for each in successors]
+        assert [await world.client.head(each.journal) for each in successors] == [0, 0]
