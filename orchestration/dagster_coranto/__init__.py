@@ -17,7 +17,8 @@ from __future__ import annotations
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 from dagster_coranto.checks import build_fragment_check
-from dagster_coranto.consumer_assets import ConsumerSettings, build_spark_consumer_assets
+from dagster_coranto.consumer import ConsumerMode, ConsumerSettings
+from dagster_coranto.consumer_assets import ConsumerRun, build_spark_consumer_assets
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.instance import dagster_environment, prepare_home
 from dagster_coranto.journal_assets import (
@@ -28,12 +29,13 @@ from dagster_coranto.journal_assets import (
     journal_assets,
 )
 from dagster_coranto.log import DagsterLog
-from dagster_coranto.metadata import JournalMetadataSet
+from dagster_coranto.metadata import ConsumerMetadataSet, GroupMetadataSet, JournalMetadataSet
 from dagster_coranto.options import AssetOptions, OpOptions, SpecOptions
 from dagster_coranto.resource import JournalResource
 from dagster_coranto.sensor import JournalPollingSensorCursor, build_journal_polling_sensor
 from dagster_coranto.spark import SparkResource
 from dagster_coranto.specs_asset import JournalSpecsConfig, build_journal_specs_asset, build_journal_specs_check
+from dagster_coranto.sql_store import SqlStoreResource
 from dagster_coranto.translator import (
     DagsterJournalTranslator,
     JournalTranslatorData,
@@ -46,9 +48,13 @@ DagsterLibraryRegistry.register("dagster-coranto", __version__, is_dagster_packa
 
 __all__ = [
     "AssetOptions",
+    "ConsumerMetadataSet",
+    "ConsumerMode",
+    "ConsumerRun",
     "ConsumerSettings",
     "DagsterJournalTranslator",
     "DagsterLog",
+    "GroupMetadataSet",
     "JournalGroup",
     "JournalMetadataSet",
     "JournalPollingSensorCursor",
@@ -61,6 +67,7 @@ __all__ = [
     "PublishFunction",
     "SparkResource",
     "SpecOptions",
+    "SqlStoreResource",
     "__version__",
     "build_fragment_check",
     "build_group_spec",

@@ -9,7 +9,7 @@ import dagster as dg
 from coranto.client import SyncJournalClient
 from coranto.errors import JournalNotFound
 from dagster_coranto.groups import JournalGroup
-from dagster_coranto.metadata import JournalRow, offsets_metadata, table, vector_version
+from dagster_coranto.metadata import GroupMetadataSet, JournalRow, offsets_metadata, table, vector_version
 from dagster_coranto.options import AssetOptions, filled, op_options, spec_options, with_deps
 from dagster_coranto.resource import JournalResource, heads_of
 from dagster_coranto.translator import DagsterJournalTranslator, build_group_spec
@@ -85,10 +85,13 @@ def build_journal_group_asset(
         return dg.MaterializeResult(
             data_version=vector_version(after),
             metadata={
-                "messages": done.messages,
-                "bytes": sum(after.values()) - sum(before.values()),
-                "heads": offsets_metadata(after),
-                "journals": table(rows, _COLUMNS),
+                **GroupMetadataSet(
+                    messages=done.messages,
+                    bytes=sum(after.values()) - sum(before.values()),
+                    head=sum(after.values()),
+                    heads=offsets_metadata(after),
+                    journals=table(rows, _COLUMNS),
+                ),
                 **done.metadata,
             },
         )

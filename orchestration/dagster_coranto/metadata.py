@@ -31,6 +31,44 @@ class JournalMetadataSet(NamespacedMetadataSet):
         return "dagster-coranto"
 
 
+class GroupMetadataSet(NamespacedMetadataSet):
+    """Metadata of a group of journals when it was published to, or observed. Namespace `dagster-coranto`."""
+
+    messages: int | None = None
+    """The messages that were published."""
+    transactions: int | None = None
+    bytes: int | None = None
+    """The bytes by which the journals have grown."""
+    head: int | None = None
+    """The sum of the journals' heads, which Dagster plots over time."""
+    heads: dg.JsonMetadataValue | None = None
+    journals: dg.TableMetadataValue | None = None
+    offsets_read: dg.JsonMetadataValue | None = None
+    """Of a consumer's output: the offsets of its sources that the messages come from."""
+
+    @classmethod
+    def namespace(cls) -> str:
+        return "dagster-coranto"
+
+
+class ConsumerMetadataSet(NamespacedMetadataSet):
+    """Metadata of a consumer's tables when they were materialised. Namespace `dagster-coranto`."""
+
+    messages: int | None = None
+    transactions: int | None = None
+    lag_bytes: int | None = None
+    """The bytes of the source journals that were not processed yet."""
+    published: int | None = None
+    rows_read: int | None = None
+    fence: int | None = None
+    offsets_read: dg.JsonMetadataValue | None = None
+    journals: dg.TableMetadataValue | None = None
+
+    @classmethod
+    def namespace(cls) -> str:
+        return "dagster-coranto"
+
+
 def verbatim(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
     """Return lines of text without any markup: links, pictures and markup in them take no effect.
 

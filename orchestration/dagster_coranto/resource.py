@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +11,17 @@ import dagster as dg
 from pydantic import Field, field_validator
 
 from coranto.client import ClientConfig, JournalClient, SyncJournalClient
+from coranto.client.heads import Heads
 from coranto.client.loop import run_blocking
-from coranto.client.values import JournalInfo
 from coranto.cluster import locate
 from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR
+from coranto.errors import Unavailable
 from coranto.fragments.stores import StoreRegistry
 from coranto.names import check_prefix
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.hidden import hide, reveal
 
 ENDPOINT_VARIABLE = "CORANTO_ENDPOINT"
-_CONCURRENT_CALLS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +131,27 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         return group.under(self.prefix)
 
     def positions(self, group: JournalGroup) -> dict[str, JournalPosition]:
-        """Return the positions of a group's journals, by full name and in its order. The prefix applies."""
-        return run_blocking(self._positions(self.group(group)))
+        """Return the positions of a group's journals, by full name and in its order. The prefix applies.
 
-    async def _positions(self, group: JournalGroup) -> dict[str, JournalPosition]:
+        Raises Unavailable when the head of one of them is unknown.
+        """
+        heads = self.heads(group)
+        for each in heads.unknown:
+            raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
+        return positions_of(heads)
+
+    def heads(self, group: JournalGroup) -> Heads:
+        """Return all that brokers tell of a group's journals, by one call. The prefix applies."""
+        return run_blocking(self._heads(self.group(group)))
+
+    async def _heads(self, group: JournalGroup) -> Heads:
         async with JournalClient.of(self.client_config()) as client:
-            journals: Sequence[JournalInfo] = (await client.list(group.selector)).journals
-            limit = asyncio.Semaphore(_CONCURRENT_CALLS)
+            return await client.heads(group.selector)
 
-            async def head(name: str) -> int:
-                async with limit:
-                    return await client.head(name)
 
-            heads = await asyncio.gather(*(head(journal.name) for journal in journals))
-        return {
-            journal.name: JournalPosition(head, journal.create_revision)
-            for journal, head in zip(journals, heads, strict=True)
-        }
+def positions_of(heads: Heads) -> dict[str, JournalPosition]:
+    """Return the positions of journals whose heads are known, in order of their names."""
+    return {each.journal: JournalPosition(each.head, each.create_revision) for each in heads if each.known}
 
 
 def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:

@@ -47,11 +47,11 @@ def test_it_reports_what_publishing_did_to_the_journals(broker: FakeBroker, jour
     materialize(journals)
     materialization = materialize(journals)
     metadata: dict[str, Any] = {key: value.value for key, value in materialization.metadata.items()}
-    assert metadata["messages"] == 2
-    assert metadata["bytes"] == 3
-    assert metadata["heads"] == {"shop/orders/a": 2, "shop/orders/b": 4}
+    assert metadata["dagster-coranto/messages"] == 2
+    assert metadata["dagster-coranto/bytes"] == 3
+    assert metadata["dagster-coranto/heads"] == {"shop/orders/a": 2, "shop/orders/b": 4}
     assert metadata["note"] == "shop/orders"
-    shown: Any = materialization.metadata["journals"]
+    shown: Any = materialization.metadata["dagster-coranto/journals"]
     rows = [dict(record.data) for record in shown.records]
     assert rows == [
         {"journal": "shop/orders/a", "head_before": 1, "head": 2, "bytes": 1},
@@ -65,7 +65,7 @@ def test_the_prefix_of_the_resource_chooses_other_journals(broker: FakeBroker, j
     for name in ("shop/orders/a", "rerun/shop/orders/a"):
         broker.create(name)
     materialization = materialize(JournalResource(endpoint=journals.endpoint, prefix="rerun/"))
-    assert materialization.metadata["heads"].value == {"rerun/shop/orders/a": 1}
+    assert materialization.metadata["dagster-coranto/heads"].value == {"rerun/shop/orders/a": 1}
     assert broker.journals["shop/orders/a"].head == 0
 
 

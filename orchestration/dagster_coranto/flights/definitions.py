@@ -9,7 +9,8 @@ import dagster as dg
 
 from coranto.telemetry import progress
 from dagster_coranto.checks import build_fragment_check
-from dagster_coranto.consumer_assets import ConsumerSettings, build_spark_consumer_assets
+from dagster_coranto.consumer import ConsumerSettings
+from dagster_coranto.consumer_assets import build_spark_consumer_assets
 from dagster_coranto.flights.config import TABLE, FlightsConfig, store_url
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.journal_assets import Publication, PublishContext, journal_assets

@@ -88,13 +88,13 @@ def test_metadata_tells_offsets_messages_transactions_and_lag(materialized: Path
     read = latest("carrier_delays")
     with JournalResource().client() as client:
         heads = {journal.name: client.head(journal.name) for journal in client.list(EVENTS.selector).journals}
-    assert read["offsets_read"] == heads
-    assert read["messages"] == FLIGHTS
-    assert read["transactions"] > 1
-    assert read["lag_bytes"] == 0
-    assert read["published"] == len(expected(FLIGHTS))
+    assert read["dagster-coranto/offsets_read"] == heads
+    assert read["dagster-coranto/messages"] == FLIGHTS
+    assert read["dagster-coranto/transactions"] > 1
+    assert read["dagster-coranto/lag_bytes"] == 0
+    assert read["dagster-coranto/published"] == len(expected(FLIGHTS))
     published = latest("flights/events")
-    assert published["messages"] == FLIGHTS
+    assert published["dagster-coranto/messages"] == FLIGHTS
     assert published["batches_appended_twice"] >= 1
     assert published["flights_rolled_back"] == 500
     assert latest("journal_specs")["created"] == 5
@@ -106,7 +106,7 @@ def test_the_data_version_is_the_digest_of_the_vector_of_offsets(materialized: P
     assert event is not None
     assert event.asset_materialization is not None
     version = (event.asset_materialization.tags or {})["dagster/data_version"]
-    offsets = latest("carrier_delays")["offsets_read"]
+    offsets = latest("carrier_delays")["dagster-coranto/offsets_read"]
     assert version == vector_version(offsets).value
 
 
@@ -132,11 +132,11 @@ def test_more_flights_are_added_to_what_is_there_and_nothing_is_counted_twice(ma
     more = Job(limit=FLIGHTS + 700)
     assert materialize(more, log_level="WARNING")
     assert latest("journal_specs")["unchanged"] == 5
-    assert latest("flights/events")["messages"] == 700
-    assert latest("carrier_delays")["messages"] == 700
+    assert latest("flights/events")["dagster-coranto/messages"] == 700
+    assert latest("carrier_delays")["dagster-coranto/messages"] == 700
     assert materialize(more, log_level="WARNING")
-    assert latest("flights/events")["messages"] == 0
-    assert latest("carrier_delays")["messages"] == 0
+    assert latest("flights/events")["dagster-coranto/messages"] == 0
+    assert latest("carrier_delays")["dagster-coranto/messages"] == 0
     assert delays(materialized, "carrier_delays") == expected_delays(FLIGHTS + 700)
     assert alerts() == expected(FLIGHTS + 700)
 

@@ -137,11 +137,13 @@ def test_a_materialisation_started_by_a_click_succeeds_and_tells_what_was_read(u
     assert await_run(page) is dg.DagsterRunStatus.SUCCESS
 
     page.reload()
-    expect(metadata_value(page, "messages")).to_have_text(re.compile(rf"^{FLIGHTS}$|^{FLIGHTS:,}$"))
-    expect(metadata_value(page, "transactions")).to_have_text("1")
-    expect(metadata_value(page, "lag_bytes")).to_have_text("0")
-    expect(metadata_value(page, "published")).to_have_text(str(len(expected_alerts(load_flights(FLIGHTS)))))
-    shown = json.loads(metadata_value(page, "offsets_read").inner_text())
+    expect(metadata_value(page, "dagster-coranto/messages")).to_have_text(re.compile(rf"^{FLIGHTS}$|^{FLIGHTS:,}$"))
+    expect(metadata_value(page, "dagster-coranto/transactions")).to_have_text("1")
+    expect(metadata_value(page, "dagster-coranto/lag_bytes")).to_have_text("0")
+    expect(metadata_value(page, "dagster-coranto/published")).to_have_text(
+        str(len(expected_alerts(load_flights(FLIGHTS))))
+    )
+    shown = json.loads(metadata_value(page, "dagster-coranto/offsets_read").inner_text())
     assert shown == heads_of(JournalResource().positions(EVENTS))
 
     page.goto(f"{ui.url}/runs")

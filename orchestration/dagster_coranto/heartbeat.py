@@ -1,0 +1,62 @@
+"""A sign of life that a consuming run keeps in its tags.
+
+A run whose process was killed stays "started" for ever, as far as Dagster knows. The tag tells it from one that works.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Final
+
+import dagster as dg
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+ALIVE_TAG: Final = "coranto/alive"
+"""The tag of a run that consumes: the time of its last sign of life, in seconds since 1970."""
+BEAT_SECONDS: Final = 30.0
+PRESUMED_DEAD_SECONDS: Final = 300.0
+"""A run without a sign of life for so long is presumed dead."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Heartbeat:
+    """Renews a run's sign of life from a thread of its own, while the context is open."""
+
+    def __init__(self, instance: dg.DagsterInstance, run_id: str, *, every_seconds: float = BEAT_SECONDS) -> None:
+        self._instance = instance
+        self._run_id = run_id
+        self._every_seconds = every_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="coranto-heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._beat()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_seconds):
+            self._beat()
+
+    def _beat(self) -> None:
+        try:
+            self._instance.add_run_tags(self._run_id, {ALIVE_TAG: str(int(time.time()))})
+        except (dg.DagsterError, SQLAlchemyError, OSError) as error:
+            # Consuming goes on without Dagster's database: the fence, not this tag, keeps consumers apart.
+            _log.warning("dagster.heartbeat_not_stored", run=self._run_id, error=str(error))
+
+
+def last_sign_of_life(run: dg.DagsterRun) -> float | None:
+    """Return the time of a run's last sign of life, in seconds since 1970. None if it has shown none yet."""
+    text = run.tags.get(ALIVE_TAG, "")
+    return float(text) if text.isdecimal() else None

@@ -1,0 +1,124 @@
+"""A consumer beside Dagster: `python -m dagster_coranto.serve -m my_project.definitions [CONSUMER]`.
+
+The process keeps consuming until it is interrupted, and reports materialisations to $DAGSTER_HOME's instance without
+runs. It is for a consumer that should be quick at all times, under a supervisor such as systemd or Kubernetes. Leave
+the consumer's polling sensor off beside it: whichever starts later shuts out the other.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Annotated
+
+import dagster as dg
+import structlog
+import typer
+from dagster._core.code_pointer import CodePointer
+from dagster._core.definitions.reconstruct import initialize_repository_def_from_pointer
+from dagster._core.workspace.autodiscovery import loadable_targets_from_python_module
+from sqlalchemy.exc import SQLAlchemyError
+
+from coranto.errors import ClusterError, CommitOutcomeUnknown, CorantoError, Fenced
+from coranto.telemetry import configure_logging
+from dagster_coranto.consumer import Materialized, SparkConsumerDefinition, consumer_of
+from dagster_coranto.consumption import Consumption
+from dagster_coranto.resource import JournalResource
+from dagster_coranto.spark import SparkResource
+from dagster_coranto.typed_resources import resource_arguments, resource_of
+
+_IDLE_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+
+_log = structlog.get_logger(__name__)
+
+
+def load_repository(module: str) -> dg.RepositoryDefinition:
+    """Return the definitions of a module, in any form that `dagster -m` takes."""
+    target = loadable_targets_from_python_module(module, os.getcwd())[0]
+    return initialize_repository_def_from_pointer(CodePointer.from_module(module, target.attribute, os.getcwd()))
+
+
+def serve(
+    repository: dg.RepositoryDefinition, name: str, instance: dg.DagsterInstance, stopped: threading.Event
+) -> None:
+    """Keep a consumer going until `stopped`, through outages of brokers and stores.
+
+    Raises Fenced when another instance has started, and InvalidInput for a name of no consumer.
+    """
+    assets = repository.assets_defs_by_key
+    definition = consumer_of(list(dict.fromkeys(assets.values())), name)
+    required = assets[definition.keys[0]].required_resource_keys - {"io_manager"}
+    resources = {key: value for key, value in repository.get_top_level_resources().items() if key in required}
+    pause = _FIRST_PAUSE_SECONDS
+    with dg.build_resources(resources, instance=instance) as bound:
+        while not stopped.is_set():
+            try:
+                _serve_once(definition, bound, instance, stopped)
+                pause = _FIRST_PAUSE_SECONDS
+            except CorantoError as error:
+                if not (error.retriable or isinstance(error, CommitOutcomeUnknown | ClusterError)):
+                    raise
+                _log.warning(
+                    "dagster.consuming_interrupted", consumer=definition.name, error=str(error), again_in=pause
+                )
+                stopped.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _serve_once(
+    definition: SparkConsumerDefinition, resources: object, instance: dg.DagsterInstance, stopped: threading.Event
+) -> None:
+    by_name = {key: getattr(resources, key) for key in resources._asdict()}  # type: ignore[attr-defined]
+    context = dg.build_asset_context(resources=by_name, instance=instance)
+    settings = definition.settings(context, **resource_arguments(definition.settings, resources))
+    journals = resource_of(resources, definition.resource_key, JournalResource)
+    spark = resource_of(resources, definition.spark_resource_key, SparkResource)
+
+    def emit(state: Materialized) -> None:
+        try:
+            instance.report_runless_asset_event(state.as_event())
+        except (dg.DagsterError, SQLAlchemyError, OSError) as error:
+            # Dagster's database is not needed to consume; the next report tells what this one would have.
+            _log.warning("dagster.materialisation_not_reported", asset=state.key.to_user_string(), error=str(error))
+
+    Consumption(definition, settings, journals, spark).serve(
+        emit, stopped.is_set, lambda: stopped.wait(_IDLE_SECONDS), _log
+    )
+
+
+def run(
+    module: Annotated[str, typer.Option("--module-name", "-m", help="Python module of the Dagster definitions.")],
+    consumer: Annotated[str, typer.Argument(help="The consumer's name; not needed if there is only one.")] = "",
+) -> None:
+    """Keep a Spark consumer going beside Dagster, until interrupted.
+
+    The exit code is 1 when another instance of the consumer has shut this one out, or when it cannot start.
+    """
+    configure_logging("info")
+    stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    try:
+        with dg.DagsterInstance.get() as instance:
+            _log.info("dagster.consuming_begun", module=module, consumer=consumer or "(the only one)")
+            serve(load_repository(module), consumer, instance, stopped)
+    except Fenced as error:
+        typer.echo(f"Another instance of the consumer has started: {error}", err=True)
+        raise typer.Exit(1) from None
+    except CorantoError as error:
+        typer.echo(f"The consumer has ended: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.getcwd())
+    typer.run(run)
