@@ -121,7 +121,7 @@ def delete(name: str, revision: int = -1) -> pb.ApplyRequest.Change:
 
 
 @pytest.mark.parametrize("scope", ["env != prod", "env = dev", "env=dev,name:prefix=test/", "!prod,env!=prod"])
-async def test_a_token_does_not_delete_what_it_excludes(calls: Calls, scope: str) -> None:
+async def test_a_token_does_not_delete_journals_that_it_excludes(calls: Calls, scope: str) -> None:
     held = token(scope)
     assert await calls.apply(held, delete(THEIRS)) is DENIED
     assert await calls.apply(held, delete(MINE), delete(THEIRS)) is DENIED
@@ -130,7 +130,7 @@ async def test_a_token_does_not_delete_what_it_excludes(calls: Calls, scope: str
     assert await calls.listing(EVERYTHING) == [THEIRS]
 
 
-async def test_a_deletion_does_not_hit_what_was_relabelled_meanwhile(
+async def test_a_deletion_spares_a_journal_that_was_relabelled_meanwhile(
     calls: Calls, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at the labels and the transaction the journal becomes one that the token excludes."""
@@ -163,7 +163,7 @@ async def test_what_has_the_name_alone_in_scope_works_without_a_look_at_labels(c
 # --------------------------------------------------------------------------------------- refusals come before advice
 
 
-async def test_whoever_may_not_is_told_so_whatever_is_in_the_request(calls: Calls, spec: MakeSpec) -> None:
+async def test_a_missing_permission_is_reported_for_any_request(calls: Calls, spec: MakeSpec) -> None:
     """A malformed request is answered as a well-formed one, and as one about a journal that there is not."""
     outside = token("env=dev")
     bad_labels = pb.LabelSet(labels=[pb.Label(name="b", value="\n"), pb.Label(name="a")])

@@ -46,7 +46,7 @@ def claims(capability: Capability, selector: str) -> tuple[tuple[str, str], ...]
 
 
 @pytest.mark.integration
-async def test_a_broker_goes_on_whatever_template_it_is_sent(
+async def test_a_broker_continues_whatever_template_it_is_sent(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path
 ) -> None:
     child = BrokerChild(broker_settings, tmp_path / "log")
@@ -65,7 +65,7 @@ async def test_a_broker_goes_on_whatever_template_it_is_sent(
 
 
 @pytest.mark.integration
-async def test_whoever_may_not_change_a_journal_is_told_so_whatever_the_change_is(
+async def test_a_missing_permission_is_reported_for_any_change(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CORANTO_BROKER_AUTH_KEYS", KEY)

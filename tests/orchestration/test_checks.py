@@ -70,7 +70,7 @@ def test_sound_journals_pass_and_are_shown(journals: JournalResource, journal: F
     }
 
 
-def test_journals_whose_names_nest_are_told_apart(
+def test_journals_whose_names_nest_are_distinguished(
     journals: JournalResource, journal: FakeJournal, broker: FakeBroker, tmp_path: Path
 ) -> None:
     inner = broker.create(f"{PART}/eu", fragment=pb.JournalSpec.Fragment(stores=[STORE], compression_codec=pb.NONE))
@@ -98,7 +98,7 @@ def test_a_missing_object_fails_it_and_leaves_a_gap(
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "longer", "garbage"])
-def test_content_that_is_not_what_its_name_says_fails_it(
+def test_content_that_disagrees_with_its_name_fails_the_check(
     journals: JournalResource, journal: FakeJournal, tmp_path: Path, damage: str
 ) -> None:
     broken = journal.stored[2].fragment

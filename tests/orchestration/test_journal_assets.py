@@ -41,7 +41,7 @@ def test_the_asset_is_that_of_the_group() -> None:
     assert [dep.asset_key for dep in spec.deps] == [dg.AssetKey("specs")]
 
 
-def test_it_reports_what_publishing_did_to_the_journals(broker: FakeBroker, journals: JournalResource) -> None:
+def test_metadata_reports_the_published_content(broker: FakeBroker, journals: JournalResource) -> None:
     for name in ("shop/orders/b", "shop/orders/a", "shop/other/a"):
         broker.create(name)
     materialize(journals)

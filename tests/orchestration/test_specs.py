@@ -64,7 +64,7 @@ def test_materializing_applies_the_tree_once_and_then_finds_nothing_to_do(
     assert broker.count("Apply") == 1
 
 
-def test_materializing_reports_what_changed(broker: FakeBroker, journals: JournalResource) -> None:
+def test_materializing_reports_the_changes(broker: FakeBroker, journals: JournalResource) -> None:
     materialize(journals)
     changed = materialize(journals, TREE.replace("4194304", "8388608"))
     assert changed["changed"] == 2
@@ -133,7 +133,7 @@ def test_pruning_without_groups_to_prune_is_refused(broker: FakeBroker, journals
     assert broker.count("Apply") == 0
 
 
-def test_the_check_shows_what_applying_would_do_and_does_nothing(broker: FakeBroker, journals: JournalResource) -> None:
+def test_the_check_shows_the_changes_and_applies_none(broker: FakeBroker, journals: JournalResource) -> None:
     passed, description, metadata = check(journals)
     assert (passed, description) == (False, "2 of 2 journals are not as the tree says")
     assert [row[1] for row in rows(metadata)] == ["created", "created"]

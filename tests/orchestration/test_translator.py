@@ -59,7 +59,7 @@ def test_any_translated_key_can_be_depended_upon() -> None:
     assert graph.get(downstream.key).parent_keys == {upstream.key}
 
 
-def test_metadata_keeps_the_name_that_brokers_know_and_what_the_spec_says() -> None:
+def test_metadata_keeps_the_journals_name_and_its_spec() -> None:
     spec = build_journal_asset_specs([listed("clicks/region=eu")])[0]
     assert spec.kinds == {"journal"}
     known = JournalMetadataSet.extract(spec.metadata)
@@ -146,7 +146,7 @@ def test_a_group_asset_has_every_field_as_the_translator_says() -> None:
         assert getattr(made, field) == getattr(said, field), field
 
 
-def test_options_add_to_what_the_translator_says() -> None:
+def test_options_extend_the_translators_spec() -> None:
     asset = build_journal_group_asset(
         GROUP,
         publish,

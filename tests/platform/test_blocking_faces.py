@@ -93,6 +93,6 @@ def test_the_check_finds_a_face_that_is_stale(
     assert "make faces" in capsys.readouterr().err
 
 
-def test_a_face_that_leaves_out_what_there_is_not_is_refused() -> None:
+def test_a_face_that_omits_an_unknown_method_is_refused() -> None:
     with pytest.raises(SystemExit, match="Appender has no commits"):
         tool.generated_class(tool.Face("coranto.client.appender", "Appender", {"commits": tool.INTERNAL}))

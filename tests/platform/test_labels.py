@@ -137,7 +137,7 @@ def test_labels_that_journals_can_have() -> None:
     ),
     st.booleans(),
 )
-def test_what_is_a_valid_set_against_a_model(found: list[tuple[str, str, bool]], allow_prefix: bool) -> None:
+def test_validity_of_label_sets_against_a_model(found: list[tuple[str, str, bool]], allow_prefix: bool) -> None:
     good_names, good_values = {"ab", "ba", "bé", "c" * 64}, {"", "a", "b=%", "é", "v" * 1024}
     valid = all(
         name in good_names and value in good_values and (allow_prefix or not prefix) for name, value, prefix in found

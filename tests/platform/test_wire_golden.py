@@ -157,7 +157,7 @@ class TestRoute:
         assert pb.Route.FromString(vector).primary == -1
         validate(pb.Route.FromString(vector))
 
-    def test_the_empty_message_names_a_primary_that_there_is_not(self) -> None:
+    def test_an_empty_route_is_invalid_because_it_names_a_primary(self) -> None:
         with pytest.raises(InvalidInput, match="primary"):
             validate(pb.Route.FromString(b""))
 

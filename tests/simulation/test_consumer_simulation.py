@@ -217,7 +217,7 @@ def test_open_transactions_forgotten_by_their_clocks_are_caught(monkeypatch: pyt
     assert is_caught("lost-message", shards=("sql",), max_txn_seconds=0.05, faults=(), producer_skews=skews)
 
 
-def test_delivery_of_what_was_rolled_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delivery_of_rolled_back_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Sequencer._queue_ack
 
     def commit_all(self: Sequencer[Any], envelope: Envelope[Any], partial: Any) -> Any:

@@ -59,7 +59,7 @@ def test_timeouts_are_virtual() -> None:
         assert loop.time() == 100
 
 
-def test_a_deadlock_is_told() -> None:
+def test_a_deadlock_is_reported() -> None:
     with simulated(0) as loop, pytest.raises(Deadlock, match="nothing can happen"):
         loop.run_until_complete(asyncio.Event().wait())
 
@@ -132,7 +132,7 @@ def test_processes(script: Script, expected: list[str]) -> None:
     assert seen == expected
 
 
-def test_what_ends_a_task_unnoticed_is_told() -> None:
+def test_an_error_that_ends_a_task_unnoticed_is_reported() -> None:
     async def fail() -> None:
         raise ValueError("of nobody's concern?")
 

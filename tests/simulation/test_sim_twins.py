@@ -59,7 +59,7 @@ def test_a_killed_process_leaves_every_byte_that_it_wrote() -> None:
     loop.close()
 
 
-def test_a_crash_keeps_what_was_synced_and_any_prefix_of_the_rest() -> None:
+def test_a_crash_keeps_synced_content_and_any_prefix_of_the_rest() -> None:
     left: set[bytes | None] = set()
     for seed in range(200):
         loop, disk, process = written(seed)
@@ -98,7 +98,7 @@ def test_without_an_order_a_later_write_may_survive_alone() -> None:
     assert any(earlier is None and later == b"xyz" for earlier, later in found)
 
 
-def test_a_crash_keeps_any_sectors_of_what_was_not_synced() -> None:
+def test_a_crash_keeps_any_sectors_of_unsynced_content() -> None:
     found = set()
     for seed in range(100):
         loop, disk, process = written(seed)

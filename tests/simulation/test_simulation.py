@@ -306,14 +306,14 @@ def test_spools_that_others_went_on_without_are_caught(monkeypatch: pytest.Monke
     )
 
 
-def test_routes_that_go_on_without_what_was_acknowledged_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_that_continue_without_acknowledged_content_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # Primaries that go on whoever is with them. Two then write at the same offsets, or readers wait at a gap.
     monkeypatch.setattr(in_sync, "takeover", lambda *_: Takeover.CLEAN)
     options: dict[str, Any] = {"brokers": 3, "replication": 1, "lease_seconds": 3.0}
     assert is_caught("lost-write", "stuck", "unseen", faults=("long outage", "long pause"), **options)
 
 
-def test_replicas_that_show_what_the_others_may_not_have_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_that_show_content_that_others_may_lack_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # Replicas as of an earlier version, and of Gazette: content is shown as soon as it has committed there.
     real = DurableSpool.propose
 

@@ -115,7 +115,7 @@ def test_acknowledgements_before_the_decision_are_caught(monkeypatch: pytest.Mon
     assert caught("undecided", "partial", **SEVERAL)
 
 
-def test_readers_that_tell_what_they_have_read_rather_than_consumed_are_caught(
+def test_readers_that_record_read_instead_of_consumed_events_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def advances(self: GroupReader[Any], state: GroupState) -> Positions:
@@ -159,7 +159,7 @@ def test_readers_that_pass_a_mark_from_where_they_were_are_caught(monkeypatch: p
     assert caught("group-checkpoint", "group-state", **GROUP)
 
 
-def test_positions_that_count_what_is_not_committed_yet_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_that_cover_uncommitted_messages_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def bare(self: GroupReader[Any], state: GroupState) -> Positions:
         return {number: SegmentPosition(at.offset, (), at.complete) for number, at in right(self, state).items()}
 

@@ -106,7 +106,7 @@ async def test_append_persist_and_read(
     assert headers["x-amz-server-side-encryption"] == "AES256"
 
 
-async def test_a_broker_without_spools_serves_what_the_store_has(
+async def test_a_broker_without_spools_serves_stored_content(
     client: JournalClient, server: S3Server, tmp_path: Path
 ) -> None:
     journal, store = "s3/handed-over", server.store_url(BUCKET, "q/")
@@ -125,6 +125,6 @@ async def test_a_broker_without_spools_serves_what_the_store_has(
                 assert await read(successor, journal, direct=direct) == CONTENT[:end] + b"more"
 
 
-async def test_a_bucket_that_does_not_exist_is_told(client: JournalClient, server: S3Server) -> None:
+async def test_a_bucket_that_does_not_exist_is_reported(client: JournalClient, server: S3Server) -> None:
     with pytest.raises(StoreUnhealthy, match="no such bucket"):
         await client.store_health(server.store_url("elsewhere"))

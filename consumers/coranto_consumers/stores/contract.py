@@ -111,7 +111,7 @@ class StoreContract:
         await store.destroy()
         assert await self.found(subject) == ([1], checkpoint(100))
 
-    async def test_the_owner_sees_what_it_did(self, subject: StoreSubject) -> None:
+    async def test_the_owner_sees_its_own_changes(self, subject: StoreSubject) -> None:
         store, _ = await self.owner(subject)
         await subject.add(store, 1)
         await commit(store, 100)
@@ -119,7 +119,7 @@ class StoreContract:
         assert sorted(await subject.numbers(store)) == [1, 2]
         await store.destroy()
 
-    async def test_a_commit_waits_for_what_it_is_told_to(self, subject: StoreSubject) -> None:
+    async def test_a_commit_waits_for_the_given_awaitables(self, subject: StoreSubject) -> None:
         store, _ = await self.owner(subject)
         await subject.add(store, 1)
         published: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -64,7 +64,7 @@ def request(**fields: object) -> pb.AppendRequest:
     return pb.AppendRequest(journal=JOURNAL, **fields)  # type: ignore[arg-type]
 
 
-def test_an_ordinary_append_may_go_on() -> None:
+def test_an_ordinary_append_may_continue() -> None:
     assert check(request(), SPEC, committed(50, 100), 0, 100) == Commit(pb.LabelSet())
     empty = CommittedState(empty_at(committed(0, 0).fragment, 0, Codec.SNAPPY), pb.LabelSet())
     assert check(request(), SPEC, empty, 0, 0) == Commit(pb.LabelSet())
@@ -126,7 +126,7 @@ def test_a_strict_check_has_a_read_only_journal_judged_as_one_that_is_written_to
     assert check(strict, spec, held, 0, 100) == Commit(held.registers)
 
 
-def test_a_resumed_journal_goes_on_at_its_stored_offset() -> None:
+def test_a_resumed_journal_continues_at_its_stored_offset() -> None:
     spec = pb.JournalSpec(name=JOURNAL, suspend=pb.JournalSpec.Suspend(offset=500))
     assert check(request(), spec, committed(0, 0), 0, 0) == Synchronize(500)
 
@@ -349,7 +349,7 @@ def test_an_entry_that_is_replaced_ahead_is_decided_alike(asked: pb.AppendReques
 
 @given(st.lists(st.tuples(requests(), st.integers(0, 20)), min_size=1, max_size=6), snapshots())
 @settings(max_examples=300, deadline=None)
-def test_a_group_admits_and_refuses_what_is_decided_so(
+def test_a_group_admits_and_refuses_as_single_decisions_do(
     appends: list[tuple[pb.AppendRequest, int]], snapshot: Snapshot
 ) -> None:
     plan = GroupPlan(snapshot)

@@ -371,7 +371,7 @@ async def test_the_spool_is_waited_for_and_given_up_when_the_route_changes(world
 
 
 @pytest.mark.parametrize("held", ["pipeline", "spool"])
-async def test_a_cancelled_append_gives_back_what_it_has(world: World, held: str) -> None:
+async def test_a_cancelled_append_releases_its_resources(world: World, held: str) -> None:
     slot = getattr(world.replica, held)
     thing = await slot.take()
     waiting = asyncio.create_task(world.append(b"abc"))
@@ -523,7 +523,7 @@ async def test_a_journal_is_suspended_and_woken(world: World) -> None:
     assert world.spec.suspend.level == pb.JournalSpec.Suspend.NONE
 
 
-async def test_a_fully_suspended_journal_goes_on_at_its_offset(world: World) -> None:
+async def test_a_fully_suspended_journal_continues_at_its_offset(world: World) -> None:
     world.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=70))
     world.status = pb.SUSPENDED
     assert (await world.append(b"x", suspend=pb.AppendRequest.SUSPEND_NO_RESUME)).status == pb.SUSPENDED
@@ -1154,7 +1154,7 @@ async def test_the_loss_of_a_suspended_journal_is_confirmed_at_its_offset(world:
 
 
 @pytest.mark.parametrize("members", [(), ("local#gone",)])
-async def test_a_journal_that_was_closed_or_left_goes_on_with_its_registers(
+async def test_a_journal_that_was_closed_or_left_continues_with_its_registers(
     world: World, members: tuple[str, ...]
 ) -> None:
     mine = labels.label_set(author="me")

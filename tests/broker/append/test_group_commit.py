@@ -264,7 +264,7 @@ class Forgetful(GroupPlan):
     st.sampled_from((pb.JournalSpec.O_RDWR, pb.JournalSpec.O_RDONLY)),
 )
 @settings(max_examples=200, deadline=None)
-def test_a_steady_range_admits_what_full_decisions_admit(
+def test_a_steady_range_admits_the_same_appends_as_full_decisions(
     appends: list[tuple[pb.AppendRequest, int]],
     begin: int,
     length: int,

@@ -83,7 +83,7 @@ async def test_those_that_are_done_are_forgotten_without_a_timer() -> None:
     assert len(deadlines._waiting) == 1
 
 
-def test_a_client_that_falls_silent_is_cut_off_and_what_it_sent_is_replayed() -> None:
+def test_a_silent_client_is_cut_off_and_its_messages_are_replayed() -> None:
     async def main(loop: SimLoop) -> None:
         budget, line = ReceiveBudget(100), Line()
         client = Client(ContentMessage(b"some"))

@@ -18,7 +18,7 @@ def request(**fields: object) -> pb.AppendRequest:
     return pb.AppendRequest(journal=JOURNAL, **fields)  # type: ignore[arg-type]
 
 
-def test_union_wins_over_what_is_there_and_over_subtraction() -> None:
+def test_union_overrides_present_labels_and_subtraction() -> None:
     registers = labels.label_set(author="me", epoch="1")
     changed = after(
         request(

@@ -56,7 +56,7 @@ def test_find(fragments: list[tuple[int, int, int]], offset: int, expected: tupl
     assert found.write_head == entries.end_offset
 
 
-def test_find_skips_what_was_stored_before_the_wanted_time() -> None:
+def test_find_skips_fragments_stored_before_the_wanted_time() -> None:
     entries = cover(fragment(0, 10, OLD), fragment(10, 20, RECENT), fragment(20, 30))
     assert find(entries, 0, 30, RECENT, NOW).offset == 10
     assert find(entries, 0, 30, RECENT + 1, NOW).offset == 20
@@ -143,7 +143,7 @@ async def test_reads_that_do_not_block_wait_for_the_first_listing(index: Fragmen
     assert (await index.query(5, block=False)).entry is None
 
 
-async def test_a_read_below_the_head_that_finds_nothing_is_told(clock: ManualClock) -> None:
+async def test_a_read_below_the_head_that_finds_nothing_is_reported(clock: ManualClock) -> None:
     gaps: list[int] = []
     index = FragmentIndex(clock, on_gap=lambda: gaps.append(1))
     index.refresh([fragment(0, 5, RECENT)], 0.0)
@@ -216,7 +216,7 @@ async def test_the_head_stays_when_stored_fragments_are_deleted(
     assert (found.offset, found.write_head, found.entry) == (10, 10, None)
 
 
-async def test_a_read_does_not_jump_to_what_this_broker_stored_before_a_listing_shows_it(
+async def test_a_read_does_not_jump_to_a_stored_fragment_that_no_listing_shows_yet(
     index: FragmentIndex, tmp_path: Path
 ) -> None:
     # Found by simulation: the broker before us stores [0, 10) just after our listing, and we store what follows it.
@@ -241,7 +241,7 @@ def listed(begin: int, end: int, file_bytes: int) -> Fragment:
     return replace(fragment(begin, end, RECENT), file_bytes=file_bytes)
 
 
-async def test_a_local_file_stays_while_what_is_listed_cannot_be_its_content(
+async def test_a_local_file_stays_while_the_listed_file_cannot_have_its_content(
     index: FragmentIndex, clock: ManualClock, tmp_path: Path
 ) -> None:
     sealed = local(tmp_path, 0)

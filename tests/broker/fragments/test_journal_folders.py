@@ -34,7 +34,7 @@ async def store(stores: StoreRegistry) -> FragmentStore:
     return found
 
 
-async def test_listings_are_marked_and_told_of_once(stores: StoreRegistry, store: FragmentStore) -> None:
+async def test_listings_are_marked_and_reported_once(stores: StoreRegistry, store: FragmentStore) -> None:
     names = [INNER]
     folders = JournalFolders(stores, lambda journal: names)
     with structlog.testing.capture_logs() as logged:

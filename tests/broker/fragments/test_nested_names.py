@@ -74,7 +74,7 @@ async def listed_again(process: BrokerProcess) -> None:
     await eventually(lambda: all(each._refreshed_at > at + 1 for each, at in before.items()))
 
 
-async def test_neither_shows_nor_counts_what_the_other_has(
+async def test_neither_journal_shows_or_counts_the_others_fragments(
     broker: tuple[BrokerProcess, RawClient], broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     process, client = broker
@@ -136,7 +136,7 @@ async def test_what_a_deleted_journal_left_stays_apart(
     assert await client.content("left/part") == b"first"
 
 
-async def test_what_earlier_brokers_stored_without_markers_is_told_apart_and_marked(
+async def test_fragments_of_earlier_versions_without_markers_are_distinguished_and_marked(
     broker: tuple[BrokerProcess, RawClient], broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     process, client = broker

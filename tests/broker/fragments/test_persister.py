@@ -359,7 +359,7 @@ async def test_closing_passes_over_a_store_that_denies_access(fixture: Fixture) 
     assert fixture.stored[0].backing_store == "file:///second/"
 
 
-async def test_closing_leaves_what_cannot_be_stored_to_the_next_start(fixture: Fixture) -> None:
+async def test_closing_leaves_unstored_fragments_to_the_next_start(fixture: Fixture) -> None:
     fixture.stores.first.failures = [StoreError("down")] * 1_000_000
     sealed = fixture.add(b"abc")
     assert await fixture.persister.close(0.3) == 1
@@ -367,7 +367,7 @@ async def test_closing_leaves_what_cannot_be_stored_to_the_next_start(fixture: F
     assert sealed.log.path.exists()
 
 
-async def test_closing_does_not_wait_for_what_only_others_can_decide(
+async def test_closing_does_not_wait_for_fragments_that_only_others_can_decide(
     fixture: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coranto_broker.fragments.persister._OPEN_SECONDS", 0.05)
@@ -380,7 +380,7 @@ async def test_closing_does_not_wait_for_what_only_others_can_decide(
     assert fixture.stored == []
 
 
-async def test_closing_waits_for_what_is_stored_slowly(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_waits_for_slow_uploads(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coranto_broker.fragments.persister._OPEN_SECONDS", 0.05)
     fixture.stores.first.failures = [StoreError("no answer")] * 2  # Each is repeated after a while.
     fixture.add(b"abc")

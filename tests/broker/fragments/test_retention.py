@@ -67,7 +67,7 @@ async def child(broker_settings: BrokerSettings, tmp_path: Path) -> AsyncIterato
         child.close()
 
 
-async def test_a_broker_removes_what_its_journal_does_not_retain(child: BrokerChild, spec: MakeSpec) -> None:
+async def test_a_broker_removes_fragments_beyond_retention(child: BrokerChild, spec: MakeSpec) -> None:
     settings = child.settings
     client = await child.client()
     await create(client, retained(spec))
@@ -106,7 +106,9 @@ async def test_a_broker_removes_what_its_journal_does_not_retain(child: BrokerCh
         await each.close()
 
 
-async def test_without_retention_or_told_not_to_nothing_goes(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_nothing_is_removed_without_retention_or_with_retention_off(
+    broker_settings: BrokerSettings, spec: MakeSpec
+) -> None:
     for settings, kept in (
         (broker_settings.model_copy(update={"retention": False}), retained(spec)),
         (broker_settings, spec(stores=("file:///frags/",), fragment={"length": 1024, "refresh_interval": 1})),
@@ -123,7 +125,7 @@ async def test_without_retention_or_told_not_to_nothing_goes(broker_settings: Br
             assert len(stored_files(settings)) >= 4
 
 
-async def test_a_failing_store_ends_the_round_without_a_gap_and_the_next_goes_on(
+async def test_a_failing_store_ends_the_round_without_a_gap_and_the_next_continues(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = broker_settings.model_copy(update={"retention_rate": 1000.0})
@@ -150,7 +152,7 @@ async def test_a_failing_store_ends_the_round_without_a_gap_and_the_next_goes_on
         await eventually(lambda: not process.broker._retention._under_way)
 
 
-async def test_a_reader_of_what_another_broker_removed_makes_this_one_look_again(
+async def test_reading_a_fragment_that_another_broker_removed_triggers_a_new_listing(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coranto_broker.replication.replica.REFRESH_FOR_GAP_SECONDS", 0.1)

@@ -82,7 +82,7 @@ async def test_a_store_that_never_works_is_given_up_after_some_probes(health: He
     assert set(health.probes) == {(URL, False)}
 
 
-async def test_a_store_that_recovers_lets_the_append_go_on(health: Health, tmp_path: Path) -> None:
+async def test_a_store_that_recovers_lets_the_append_continue(health: Health, tmp_path: Path) -> None:
     (tmp_path / "frags").write_text("in the way")
     waiting = asyncio.create_task(health.health.problem(URL))
     await asyncio.sleep(0)

@@ -77,7 +77,7 @@ async def refused(client: RawClient, journal: str = J, size: int = 1500) -> tupl
         assert total < 1 << 20, "nothing bounds what waits"
 
 
-async def test_appends_are_refused_while_too_much_waits_and_go_on_by_themselves(
+async def test_appends_are_refused_while_too_much_waits_and_continue_by_themselves(
     broker_settings: BrokerSettings, spec: MakeSpec, refusals: Refusals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coranto_broker.fragments.backlog.PATIENCE_SECONDS", 0.1)

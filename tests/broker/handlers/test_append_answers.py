@@ -25,7 +25,7 @@ def committed(found: Resolution, number: int, registers: pb.LabelSet) -> Committ
     return CommittedAppend(found, fragment, 10, sum_of(b"x" * number), registers, 3)
 
 
-def test_a_response_says_what_has_committed() -> None:
+def test_a_response_names_the_committed_range() -> None:
     answers = Answers()
     for number in range(3):
         found, registers = resolution(number), labels.label_set(count=str(number))

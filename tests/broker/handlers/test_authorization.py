@@ -432,7 +432,7 @@ async def use(client: JournalClient, spec: pb.JournalSpec) -> None:
 
 
 @pytest.mark.integration
-async def test_a_client_signs_for_each_call_what_it_takes(
+async def test_a_client_signs_each_call_for_no_more_than_it_needs(
     secured: BrokerSettings, journal: pb.JournalSpec, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[Capability, str] = {}
@@ -734,7 +734,7 @@ def test_where_a_broker_with_keys_may_listen(settings: dict[str, Any], endpoint:
         check(keyed, endpoint)
 
 
-def test_accepting_requests_without_a_token_is_said_aloud() -> None:
+def test_accepting_requests_without_a_token_logs_a_warning() -> None:
     with structlog.testing.capture_logs() as logs:
         check(BrokerSettings(auth_keys=SecretStr(f"{KEY},AA==")), "http://127.0.0.1:1")
     assert any(entry["event"] == "security.missing_tokens_accepted" for entry in logs)

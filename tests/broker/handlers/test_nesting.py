@@ -193,7 +193,7 @@ async def test_as_many_journals_as_one_transaction_can_hold(client: RawClient, s
 
 
 @pytest.mark.integration
-async def test_a_broker_that_lags_behind_refuses_nothing_for_what_is_gone(
+async def test_a_lagging_broker_refuses_no_name_because_of_deleted_journals(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other_settings = broker_settings.model_copy(update={"id": "broker-1", "data_dir": tmp_path_factory.mktemp("other")})

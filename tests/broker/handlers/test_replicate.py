@@ -114,7 +114,7 @@ async def test_content_is_visible_after_its_commit_only(primary: Primary) -> Non
     again.cancel()
 
 
-async def test_a_primary_that_tells_what_all_replicas_have_is_waited_for(
+async def test_readers_wait_for_a_primary_that_sends_readable_offsets(
     primary: Primary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index, "READABLE_PATIENCE_SECONDS", 0.0)
@@ -147,7 +147,7 @@ async def test_a_primary_that_tells_what_all_replicas_have_is_waited_for(
     again.cancel()
 
 
-async def test_a_replica_that_disagrees_tells_what_it_has(primary: Primary) -> None:
+async def test_a_replica_that_disagrees_reports_its_content(primary: Primary) -> None:
     stream, response = await primary.opened(fragment(5, 9, b"more"), labels.label_set(author="me"))
     assert response.status == pb.PROPOSAL_MISMATCH
     assert (response.fragment.begin, response.fragment.end) == (9, 9), "it has rolled to where the primary is"

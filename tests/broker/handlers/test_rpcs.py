@@ -82,7 +82,7 @@ async def test_apply_is_all_or_nothing(client: RawClient, spec: MakeSpec) -> Non
     assert [journal.spec.name for journal in response.journals] == ["first/journal"]
 
 
-async def test_apply_refuses_what_is_invalid(client: RawClient, spec: MakeSpec) -> None:
+async def test_apply_refuses_invalid_specs(client: RawClient, spec: MakeSpec) -> None:
     error = await failure(client.apply(spec("/rooted/name")))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "name" in str(error.details())

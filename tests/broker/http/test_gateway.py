@@ -126,7 +126,7 @@ async def reading(gateway: Gateway, count: int = 1) -> None:
     await eventually(lambda: len(replica.index._waiters) == count)
 
 
-async def test_a_long_poll_goes_on_as_content_comes_and_ends_with_its_client(gateway: Gateway) -> None:
+async def test_a_long_poll_continues_as_content_comes_and_ends_with_its_client(gateway: Gateway) -> None:
     await gateway.put(b"before")
     response, content = await gateway.get("?offset=-1")
     assert (response.status, response.headers["X-Write-Head"]) == (416, "6")
@@ -237,7 +237,7 @@ async def test_a_barrier_is_an_empty_body(gateway: Gateway) -> None:
     assert (put.status, put.headers["X-Commit-Begin"], put.headers["X-Commit-End"]) == (204, "7", "7")
 
 
-async def test_what_is_wrong_is_said(gateway: Gateway, spec: MakeSpec) -> None:
+async def test_wrong_requests_are_reported(gateway: Gateway, spec: MakeSpec) -> None:
     for query, journal, status, text in (
         ("", "no/such/journal", 404, b"JOURNAL_NOT_FOUND"),
         ("?offset=5", J, 416, b"block=true"),
@@ -260,7 +260,7 @@ async def test_what_is_wrong_is_said(gateway: Gateway, spec: MakeSpec) -> None:
     assert requests.labels("other", "405")._value.get() == 4
 
 
-async def test_an_answer_that_cannot_go_on_is_cut_off(
+async def test_an_answer_that_cannot_continue_is_cut_off(
     gateway_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path
 ) -> None:
     """Of two stored fragments the second is damaged: what comes does not look whole."""

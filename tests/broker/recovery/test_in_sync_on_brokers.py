@@ -77,7 +77,7 @@ async def append(client: RawClient, content: bytes) -> pb.AppendResponse:
         await asyncio.sleep(0.1)  # The journal waits to be brought back, which no event tells.
 
 
-async def test_a_journal_of_one_replica_waits_for_its_broker_and_goes_on_where_that_was(
+async def test_a_journal_of_one_replica_waits_for_its_broker_and_continues_where_that_was(
     children: Children, spec: MakeSpec, broker_settings: BrokerSettings
 ) -> None:
     first = await children.start("broker-0")

@@ -213,7 +213,7 @@ async def test_a_broker_that_left_the_route_stores_its_part_of_a_journal_that_is
     assert world.record == before
 
 
-async def test_the_record_of_a_journal_that_goes_on_is_not_removed_with_a_former_one(world: World) -> None:
+async def test_the_record_of_a_journal_that_continues_is_not_removed_with_a_former_one(world: World) -> None:
     world.record = in_sync.closed(InSyncRecord(7, (OTHER,), (Epoch(10, 0),), carried=20), 50, 9, MINE)
     before = world.record
     assert before.formers == (7,)

@@ -79,7 +79,7 @@ def test_sound_bytes_are_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-async def test_it_is_compared_with_what_the_journal_has(
+async def test_set_aside_content_is_compared_with_the_journal(
     tmp_path: Path, broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     kept = damaged(tmp_path / "old", b"abc", b"def", b"ghi", damage=lambda content: content[:7] + b"XY")

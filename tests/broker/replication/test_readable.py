@@ -123,7 +123,7 @@ async def test_a_completed_fragment_is_shown_or_forgotten_once_that_is_decided(
     assert (await replica.visible(), replica.index.head) == ((3, 3) if stored else (0, 0))
 
 
-async def test_a_restart_remembers_what_was_shown(replica: Replicated) -> None:
+async def test_a_restart_remembers_the_offset_shown_to_readers(replica: Replicated) -> None:
     for content in (b"abc", b"def"):
         replica.commit(content)
         replica.spool.publish_through(replica.spool.end)
@@ -182,7 +182,7 @@ async def test_what_was_acknowledged_is_read_at_once_from_any_replica(
 
 
 @pytest.mark.integration
-async def test_a_replica_that_is_not_told_shows_nothing_and_says_where_the_journal_ends(
+async def test_a_replica_without_readable_offsets_shows_nothing_and_reports_the_head(
     pair: tuple[Replica, RawClient, RawClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As when the primary dies between the acknowledgements and its word about them.
@@ -216,14 +216,14 @@ async def test_a_replica_that_is_not_told_shows_nothing_and_says_where_the_journ
         (pb.ReplicateRequest(), ""),
     ],
 )
-def test_messages_that_say_what_is_readable_say_nothing_else(request_: pb.ReplicateRequest, field: str) -> None:
+def test_messages_with_readable_offsets_contain_nothing_else(request_: pb.ReplicateRequest, field: str) -> None:
     validate(pb.ReplicateRequest(readable=7))
     with pytest.raises(InvalidInput) as refused:
         validate(request_)
     assert field in str(refused.value)
 
 
-def test_brokers_of_gazette_see_what_they_know() -> None:
+def test_parsers_of_gazette_skip_our_fields() -> None:
     # A parser that does not know the fields passes them over: here, one that knows only later ones.
     told = pb.ReplicateRequest(acknowledge=True, readable=0).SerializeToString()
     assert told == pb.ReplicateRequest(acknowledge=True).SerializeToString() + b"\xa0\x06\x00"

@@ -99,7 +99,7 @@ async def test_content_that_was_not_acknowledged_stays_unseen_when_the_replica_s
     assert spool.end == len(b"only here"), "it is kept, for whoever finds out what came of it"
 
 
-async def test_who_waits_for_a_store_that_cannot_be_listed_is_told(
+async def test_waiting_for_a_store_that_cannot_be_listed_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def pulse(replica: Replica) -> Signal | None:

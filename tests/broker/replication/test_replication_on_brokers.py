@@ -91,7 +91,7 @@ def replicated(spec: MakeSpec) -> MakeSpec:
     return make
 
 
-async def test_every_replica_holds_what_was_acknowledged(cluster: Cluster, replicated: MakeSpec) -> None:
+async def test_every_replica_holds_acknowledged_content(cluster: Cluster, replicated: MakeSpec) -> None:
     await cluster.start(0, 1, 2)
     await cluster.clients[0].apply(replicated(3))
     primary, members = await cluster.settled(3)
@@ -168,7 +168,7 @@ async def test_too_few_brokers(cluster: Cluster, replicated: MakeSpec) -> None:
 
 
 @pytest.mark.parametrize("gracefully", [True, False])
-async def test_the_primary_leaves_and_the_journal_goes_on(
+async def test_the_primary_leaves_and_the_journal_continues(
     cluster: Cluster, replicated: MakeSpec, gracefully: bool
 ) -> None:
     await cluster.start(0, 1, 2)
@@ -195,7 +195,7 @@ async def test_the_primary_leaves_and_the_journal_goes_on(
     assert head.write_head == 12
 
 
-async def test_appends_go_on_while_brokers_come_and_go(cluster: Cluster, replicated: MakeSpec) -> None:
+async def test_appends_continue_while_brokers_come_and_go(cluster: Cluster, replicated: MakeSpec) -> None:
     await cluster.start(0, 1)
     fragment = {"length": 20_000, "compression_codec": pb.GZIP, "refresh_interval": 1}
     await cluster.clients[0].apply(replicated(2, stores=("file:///frags/",), fragment=fragment))

@@ -49,7 +49,7 @@ messages = st.one_of(st.lists(fields, max_size=4).map(b"".join), st.binary(max_s
 @example(CONTENT + b"\x03abc" + DELTA + b"\x80" * 9)
 @example(CONTENT + b"\x03abc" + DELTA + b"\x05" + DELTA + b"\x06")
 @settings(max_examples=500, deadline=None)
-def test_every_message_means_what_it_means_to_protobuf(data: bytes) -> None:
+def test_every_message_decodes_as_protobuf_decodes_it(data: bytes) -> None:
     for kind, read in ((pb.AppendRequest, READ_APPEND), (pb.ReplicateRequest, READ_REPLICATE)):
         try:
             expected = kind.FromString(data)

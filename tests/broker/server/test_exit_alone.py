@@ -38,7 +38,7 @@ async def primary_of(client: JournalClient, journal: str) -> int:
     return int(listed.route.members[listed.route.primary].suffix.rpartition("-")[2])
 
 
-def test_journals_of_one_replica_go_on_at_once_through_rolling_restarts() -> None:
+def test_journals_of_one_replica_continue_at_once_through_rolling_restarts() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=2) as cluster:
             client = cluster.client()
@@ -67,7 +67,7 @@ def test_journals_of_one_replica_go_on_at_once_through_rolling_restarts() -> Non
     virtually(main)
 
 
-def test_who_comes_next_goes_on_where_the_only_broker_left_for_good() -> None:
+def test_the_next_broker_continues_where_the_only_broker_exited_for_good() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=2) as cluster:
             client = cluster.client()
@@ -125,7 +125,7 @@ def test_a_whole_cluster_is_replaced_without_its_disks(replication: int, order: 
     virtually(main)
 
 
-def test_a_member_that_has_left_lets_others_go_on_when_the_last_one_s_disk_is_lost() -> None:
+def test_a_member_that_has_left_lets_others_continue_when_the_last_one_s_disk_is_lost() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=4) as cluster:
             client = cluster.client()

@@ -120,7 +120,7 @@ async def test_without_a_port_there_is_nothing(broker: tuple[BrokerProcess, RawC
     assert (process.metrics_endpoint, process.http_endpoint) == ("", "")
 
 
-async def test_a_spool_that_cannot_be_read_is_told_of_and_tried_again(
+async def test_a_spool_that_cannot_be_read_is_reported_and_tried_again(
     watched: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusing(LocalDisk):

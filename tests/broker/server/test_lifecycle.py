@@ -29,7 +29,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 Running = tuple[BrokerProcess, RawClient]
 
 
-async def test_a_graceful_exit_stores_everything_and_the_next_broker_goes_on(
+async def test_a_graceful_exit_stores_everything_and_the_next_broker_continues(
     broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     async with running_broker(broker_settings) as (process, client):

@@ -111,7 +111,7 @@ async def http_status(broker: BrokerProcess, files: Files) -> int:
 
 
 @pytest.mark.integration
-async def test_brokers_show_each_other_what_the_files_hold_when_they_connect(
+async def test_brokers_present_the_certificates_in_the_files_when_they_connect(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that has long known another connects again, once that has restarted, with its certificate of today."""

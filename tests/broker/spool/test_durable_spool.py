@@ -111,7 +111,7 @@ def test_a_journal_that_was_never_written_leaves_no_files(spool: DurableSpool, f
     assert spool.fragment.codec is Codec.SNAPPY
 
 
-def test_to_commit_in_one_go_comes_to_the_same(tmp_path: Path) -> None:
+def test_committing_in_one_go_has_the_same_result(tmp_path: Path) -> None:
     left: list[list[bytes]] = []
     for in_one_go in (True, False):
         observer = Observer()
@@ -179,7 +179,7 @@ def test_content_is_visible_after_publish_only(spool: DurableSpool, observer: Ob
     assert observer.visible == [(0, 3)]
 
 
-def test_publish_shows_no_more_than_it_is_told_to(spool: DurableSpool, observer: Observer) -> None:
+def test_publish_shows_content_only_up_to_the_given_offset(spool: DurableSpool, observer: Observer) -> None:
     append(spool, b"abc")
     first = spool.fragment
     append(spool, b"def")
@@ -208,7 +208,7 @@ def test_a_roll_seals_the_content(spool: DurableSpool, folder: SpoolFolder, obse
         content_of(sealed)
 
 
-def test_a_roll_beyond_the_end_is_told(spool: DurableSpool, folder: SpoolFolder, observer: Observer) -> None:
+def test_a_roll_beyond_the_end_is_reported(spool: DurableSpool, folder: SpoolFolder, observer: Observer) -> None:
     append(spool, b"abc")
     roll(spool)
     assert observer.skips == []
@@ -674,7 +674,7 @@ def test_an_empty_fragment_behind_a_loss_leaves_no_hole(folder: SpoolFolder, obs
     assert (recover(folder).spool.end, recover(folder).lost_end) == (3, 6)
 
 
-def test_nothing_overwrites_what_was_set_aside_before(folder: SpoolFolder, observer: Observer) -> None:
+def test_nothing_overwrites_files_that_were_set_aside_before(folder: SpoolFolder, observer: Observer) -> None:
     kept = []
     for letter in (b"X", b"Y"):
         spool = recover(folder).durable(folder, observer, Fsync.NEVER)
@@ -809,7 +809,7 @@ def test_a_completed_fragment_is_settled_once_content_follows(spool: DurableSpoo
     assert observer.sealed[1].settled
 
 
-def test_recovery_knows_what_is_settled(folder: SpoolFolder, observer: Observer) -> None:
+def test_recovery_knows_the_settled_offset(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     append(spool, b"abc")
     roll(spool)
@@ -885,7 +885,7 @@ async def test_nothing_of_large_content_that_was_rolled_back_is_written_later(
 
 
 @pytest.mark.parametrize("when", ["written", "next", "proposal"])
-async def test_a_disk_that_is_full_for_large_content_leaves_what_has_committed(
+async def test_a_disk_that_is_full_for_large_content_keeps_committed_content(
     spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk, when: str
 ) -> None:
     append(spool, b"first,")

@@ -30,7 +30,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
 
 @pytest.mark.parametrize("full", [".content", ".commits"])
 @pytest.mark.parametrize("policy", [Fsync.NEVER, Fsync.COMMIT])
-async def test_an_append_that_meets_a_full_disk_is_told_that_nothing_was_applied(
+async def test_an_append_that_meets_a_full_disk_is_reported_that_nothing_was_applied(
     broker_settings: BrokerSettings, spec: MakeSpec, disk: FaultyDisk, full: str, policy: Fsync
 ) -> None:
     settings = broker_settings.model_copy(update={"fsync": policy})
@@ -53,7 +53,7 @@ async def test_an_append_that_meets_a_full_disk_is_told_that_nothing_was_applied
 
 
 @pytest.mark.parametrize("failing", [".content", ".commits"])
-async def test_a_journal_goes_on_by_itself_after_a_sync_that_failed(
+async def test_a_journal_continues_by_itself_after_a_sync_that_failed(
     broker_settings: BrokerSettings, spec: MakeSpec, disk: FaultyDisk, failing: str
 ) -> None:
     async with running_broker(broker_settings.model_copy(update={"fsync": Fsync.COMMIT})) as (process, client):

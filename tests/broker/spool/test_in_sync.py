@@ -94,7 +94,7 @@ def test_a_member_holds_all_if_it_followed_the_last_pipeline(stamp: Stamp, me: s
     assert is_complete(None, stamp, me)
 
 
-def test_a_route_goes_on_with_a_member() -> None:
+def test_a_route_continues_with_a_member() -> None:
     assert takeover(None, [D], UNSTAMPED, 0) is Takeover.CLEAN
     assert takeover(RECORD, [C, A], UNSTAMPED, 150) is Takeover.CLEAN
     assert takeover(RECORD, [C, D], Stamp(40), 500) is Takeover.LOST
@@ -136,7 +136,7 @@ def test_a_spool_of_a_pipeline_from_after_the_closing_is_trusted_behind_the_end(
     assert judge(in_sync.recorded(closed, 1, 60, [A], 180), Stamp(51, 0), 200, C) is Judgement.DIVERGED
 
 
-def test_old_epochs_are_forgotten_and_what_is_older_is_not_trusted() -> None:
+def test_old_epochs_are_forgotten_and_older_stamps_are_not_trusted() -> None:
     record = None
     for number in range(MAX_EPOCHS + 5):
         record = in_sync.recorded(record, 1, 10 + number, [A, B], 100 * number)
@@ -179,7 +179,7 @@ def test_only_a_member_that_has_all_leaves_a_record(
     assert may_leave(record, stamp, end, A) is expected
 
 
-def test_where_a_member_has_left_others_go_on_unless_the_rest_has_more() -> None:
+def test_where_a_member_has_left_others_continue_unless_the_rest_has_more() -> None:
     assert (LEFT.members, LEFT.end, LEFT.closed, LEFT.claimed) == ((A,), 170, False, False)
     assert takeover(LEFT, [C, D], UNSTAMPED, 0) is Takeover.ROLL
     assert takeover(LEFT, [B], Stamp(30, 30), 170) is Takeover.CLEAN
@@ -207,7 +207,7 @@ def test_a_record_names_the_former_journals_that_its_journal_continues() -> None
     assert in_sync.recorded(None, 9, 70, (D,), 0).formers == ()
 
 
-def test_a_claim_is_nothing_without_what_it_was_about() -> None:
+def test_a_claim_is_void_without_its_subject() -> None:
     """Whoever claimed the record and lost its disk then has not stored what others would go on behind."""
     claimed = in_sync.claimed(RECORD, A, 170, labels.label_set())
     struck = in_sync.without(claimed, A)

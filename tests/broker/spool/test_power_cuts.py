@@ -72,7 +72,7 @@ def test_to_believe_the_sync_after_one_that_failed_is_caught(monkeypatch: pytest
     assert is_caught()
 
 
-def test_to_believe_what_is_read_after_a_sync_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusting_reads_after_a_failed_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpoolFolder, "distrust", nothing)
     assert is_caught()
 
@@ -85,7 +85,7 @@ def test_folders_that_are_not_synced_are_caught(monkeypatch: pytest.MonkeyPatch)
     assert is_caught()
 
 
-def test_to_remove_a_log_before_what_takes_its_place_is_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_a_log_before_its_successor_is_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def supersede(self: Flusher, log: SharedFile, *, in_turn: bool) -> None:
         log.discard()
 

@@ -75,7 +75,7 @@ async def test_nothing_that_was_abandoned_is_done_later() -> None:
     assert done == ["first", "third"]
 
 
-async def test_a_failure_is_raised_once_and_keeps_what_follows_from_being_done() -> None:
+async def test_a_failure_is_raised_once_and_later_jobs_are_not_done() -> None:
     aside, done = WriteQueue(), list[str]()
     aside.add(_fail, 1)
     aside.add(partial(done.append, "after it"), 1)

@@ -63,7 +63,7 @@ async def test_a_sound_consumer_has_no_findings_whatever_its_journals_hold(scene
     )
 
 
-async def test_a_second_audit_goes_on_from_what_the_first_one_proved(scene):
+async def test_a_second_audit_continues_from_the_proof_of_the_first(scene):
     await scene.publish(20)
     await scene.consume()
     await scene.audit()

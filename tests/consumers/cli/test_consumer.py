@@ -193,7 +193,7 @@ def _audit(environment, run, monkeypatch) -> None:
     assert "checkpoint_gone" in run(*words, code=1, whole=True)
 
 
-def test_what_cannot_be_applied_is_said(cluster, run):
+def test_specs_that_cannot_be_applied_are_reported(cluster, run):
     """Without a consumer the commands say so; see the test before for what they do with one."""
     assert "say which consumer" in run("shards", "list", code=1)
     assert "names no shards" in run("shards", "apply", "--specs", "-", code=1)

@@ -101,14 +101,14 @@ def test_a_frame_that_holds_no_operation_is_garbage() -> None:
     assert summary(decode([encode_frame(b"\xff\xff\xff") + frame(1)], accepted={1})[0]) == [1]
 
 
-def test_behind_garbage_an_operation_out_of_place_does_not_swallow_what_follows() -> None:
+def test_after_garbage_an_operation_out_of_place_does_not_hide_later_ones() -> None:
     bogus = frame(9, Write(Fnode(1), 0, 1 << 40))
     assert summary(decode([b"x" + bogus + frame(1) + write(2, b"data")], accepted={1, 2})[0]) == [9, 1, 2, b"data"]
     # Without garbage, it is believed: it is another author's, and its bytes may look like anything.
     assert summary(decode([frame(9, Write(Fnode(1), 0, len(frame(1)))) + frame(1) + frame(2)], {1, 2})[0]) == [9, 2]
 
 
-def test_a_restart_drops_what_is_incomplete() -> None:
+def test_a_restart_drops_incomplete_content() -> None:
     _, decoder = decode([frame(1)[:9]], accepted=set())
     decoder.restart(500)
     assert decoder.is_between

@@ -50,7 +50,7 @@ def journal(broker: FakeBroker) -> FakeJournal:
     return broker.journals[LOG]
 
 
-async def test_the_owner_puts_its_fence_back_and_goes_on(
+async def test_the_owner_puts_its_fence_back_and_continues(
     journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
     owner = await owners.take_over(authority=authority)
@@ -335,7 +335,7 @@ async def test_an_append_whose_answer_is_lost_is_looked_for_when_another_took_ov
         assert ("/b" in (await owners.peek()).fsm.paths) == (lose == "answer")
 
 
-def test_a_chain_goes_on_over_payloads() -> None:
+def test_a_chain_continues_over_payloads() -> None:
     assert HistoryPosition(1, 0).after(b"123456789") == HistoryPosition(2, 0xE3069283)
 
 

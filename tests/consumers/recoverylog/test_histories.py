@@ -274,7 +274,7 @@ GARBAGE = (
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
 @given(st.data())
-def test_players_rebuild_what_owners_made_durable(data: st.DataObject) -> None:
+def test_players_rebuild_the_owners_durable_files(data: st.DataObject) -> None:
     async def history(folder: Path) -> None:
         world = World(folder, data.draw)
         piece = data.draw(st.sampled_from([1 << 15, 7, 1]))

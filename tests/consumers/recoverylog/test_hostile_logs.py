@@ -92,7 +92,7 @@ async def test_paths_lead_nowhere_else(
 
 @pytest.mark.parametrize(("one", "other"), [("/a", "/a/b"), ("/a/b", "/a"), ("/x/a/b/c", "/x/a")])
 @pytest.mark.parametrize("kind", ["file", "property"])
-async def test_a_file_where_others_have_a_folder_is_told_of(
+async def test_a_file_where_others_have_a_folder_is_reported(
     client: JournalClient, broker: FakeBroker, tmp_path: Path, one: str, other: str, kind: str
 ) -> None:
     await broker.write(LOG, forged(Create(one), Create(other) if kind == "file" else SetProperty(other, "content")))

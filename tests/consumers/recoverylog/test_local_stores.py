@@ -265,7 +265,7 @@ def test_checkpoints_survive_json(sources: dict[str, Source], intents: dict[str,
 # -- The SQLite database ----------------------------------------------------------------------------------------------
 
 
-async def test_only_what_changed_is_recorded(tmp_path: Path) -> None:
+async def test_only_changes_are_recorded(tmp_path: Path) -> None:
     subject = SqliteSubject(tmp_path)
     store = cast(SqliteStore, await subject.open())
     await store.restore_checkpoint(SHARD)

@@ -194,7 +194,7 @@ async def test_batches_keep_their_order(broker: FakeBroker, owners: Owners, cont
     assert content_of((await owners.peek()).directory) == content_of(directory.recorder.directory) == {"a": expected}
 
 
-async def test_nothing_is_appended_before_what_it_waits_for(broker: FakeBroker, owners: Owners) -> None:
+async def test_nothing_is_appended_before_the_awaited_appends(broker: FakeBroker, owners: Owners) -> None:
     directory = await owners.take_over()
     recorder, journal = directory.recorder, broker.journals[LOG]
     directory.create("before").close()
@@ -211,7 +211,7 @@ async def test_nothing_is_appended_before_what_it_waits_for(broker: FakeBroker, 
     assert parse(journal.content)[1:] == [Create("/before"), Create("/after")]
 
 
-async def test_a_failure_of_what_it_waits_for_is_the_end(broker: FakeBroker, owners: Owners) -> None:
+async def test_a_failure_of_an_awaited_append_ends_the_recorder(broker: FakeBroker, owners: Owners) -> None:
     directory = await owners.take_over()
     recorder, head = directory.recorder, broker.journals[LOG].head
 
@@ -285,7 +285,7 @@ async def test_hints_of_a_recorder_lead_to_its_files(owners: Owners, content_of:
     assert played.recovered_bytes == 200
 
 
-async def test_a_fork_goes_on_in_another_log(broker: FakeBroker, owners: Owners, content_of: ContentOf) -> None:
+async def test_a_fork_continues_in_another_log(broker: FakeBroker, owners: Owners, content_of: ContentOf) -> None:
     first = await owners.take_over()
     with first.create("a") as file:
         file.write(b"from the first log")

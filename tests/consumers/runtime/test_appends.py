@@ -112,7 +112,7 @@ async def test_room_is_waited_for(brokers):
     await asyncio.wait_for(waiting, 60)
 
 
-async def test_closing_drops_what_is_pending(brokers):
+async def test_closing_drops_pending_content(brokers):
     appends = OrderedAppends(brokers.append)
     brokers.open.clear()
     pending = appends.add("a", b"1")

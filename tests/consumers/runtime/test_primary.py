@@ -65,7 +65,7 @@ async def test_messages_are_summed_published_and_checkpointed(journals, client, 
     assert set(checkpoint.ack_intents) == {"out/one"}
 
 
-async def test_a_shard_goes_on_from_its_checkpoint(journals, client, sums):
+async def test_a_shard_continues_from_its_checkpoint(journals, client, sums):
     for n in range(3):
         head = await journals.publish("in/one", {"key": "a", "n": n})
         async with running_shard(sums, SPEC, client) as shard:
@@ -85,7 +85,7 @@ async def test_several_sources_are_consumed_together(journals, client, sums):
     assert sums.sums() == {"a": (3, 2)}
 
 
-async def test_min_offset_skips_what_lies_before(journals, client, sums):
+async def test_min_offset_skips_earlier_content(journals, client, sums):
     skipped = await journals.publish("in/one", {"key": "a", "n": 1})
     head = await journals.publish("in/one", {"key": "a", "n": 2})
     spec = shard_spec("shard-sums", ["in/one"])
@@ -231,7 +231,7 @@ async def test_a_zombie_cannot_commit_once_another_has_taken_over(journals, clie
     assert journals.committed("out/one") == [{"key": "a", "n": 1}, {"key": "a", "n": 2}]
 
 
-async def test_finishing_completes_what_was_consumed(journals, client, sums):
+async def test_finishing_completes_consumed_messages(journals, client, sums):
     await journals.publish("in/one", {"key": "a", "n": 1})
     consumed = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -432,7 +432,7 @@ async def test_a_journal_made_read_only_costs_no_other_its_acknowledgements(jour
     assert journals.committed("out/one") == [{"n": 1}]
 
 
-async def test_a_shard_that_fails_acknowledges_what_it_had_committed(journals, slow_client):
+async def test_a_failing_shard_acknowledges_its_last_commit(journals, slow_client):
     """Its source is gone for good, so that no later run would get further."""
     crashed = journals.producer()
     crashed.add("out/one", {"n": 1})

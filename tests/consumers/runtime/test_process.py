@@ -42,7 +42,7 @@ def spec(**fields: Any) -> pc.ShardSpec:
     return shard_spec("shard-sums", ["in/one"], max_seconds=600, **fields)
 
 
-async def test_an_applied_shard_is_assigned_and_answers_what_it_has_read(journals, consumer, sums):
+async def test_an_applied_shard_is_assigned_and_reports_its_progress(journals, consumer, sums):
     process = await consumer.start(sums)
     response = await consumer.apply(process, spec(labels=label_set({"app": "sums"})))
     assert response.status == pc.OK
@@ -65,7 +65,7 @@ async def test_an_applied_shard_is_assigned_and_answers_what_it_has_read(journal
         assert len(listed.shards) == count
 
 
-async def test_stat_waits_until_what_was_written_has_been_read(journals, consumer, sums):
+async def test_stat_waits_until_written_messages_are_read(journals, consumer, sums):
     process = await consumer.start(sums)
     await consumer.apply(process, spec())
     head = await journals.publish("in/one", {"key": "a", "n": 1})
@@ -128,7 +128,7 @@ async def test_an_exiting_process_hands_its_shards_over(journals, consumer, sums
     assert sums.sums() == {"a": (3, 2)}
 
 
-async def test_a_shard_goes_on_once_brokers_are_back_that_know_a_journal_s_end(journals, consumer, sums, monkeypatch):
+async def test_a_shard_continues_once_brokers_are_back_that_know_a_journal_s_end(journals, consumer, sums, monkeypatch):
     monkeypatch.setattr(replica, "AWAY_PAUSE_SECONDS", 0.05)
     process = await consumer.start(sums)
     await consumer.apply(process, spec())
@@ -267,7 +267,7 @@ async def test_what_cannot_be_applied_is_refused(consumer, sums):
     assert "changes[0].upsert.max_txn_duration" in refusal.value.details()
 
 
-async def test_tokens_decide_who_may_do_what_to_which_shards(consumer, sums):
+async def test_tokens_limit_actions_on_shards(consumer, sums):
     process = await consumer.start(sums, auth_keys=KEY)
     stub = consumer.stub(process)
     clock = SystemClock()
@@ -299,7 +299,7 @@ async def test_tokens_decide_who_may_do_what_to_which_shards(consumer, sums):
     )
 
 
-async def test_who_may_not_is_told_so_whatever_is_in_the_request(consumer, sums):
+async def test_a_missing_permission_is_reported_for_any_request(consumer, sums):
     """A malformed request is answered as a well-formed one, and as one about a shard that there is not."""
     process = await consumer.start(sums, auth_keys=KEY)
     stub = consumer.stub(process)

@@ -130,7 +130,7 @@ def test_values_that_do_not_belong_under_their_key_are_refused():
         entities.decode_assignment(key, pc.ReplicaStatus(code=Code.FAILED).SerializeToString())
 
 
-def test_shards_inherit_what_they_have_in_common():
+def test_shards_inherit_common_fields():
     changes = parse_shards(
         """
 common:
@@ -180,7 +180,7 @@ def test_what_is_rendered_is_parsed_to_the_same_specs():
     assert (parse_shards(""), render_shards([])) == ([], "")
 
 
-def test_what_is_wrong_in_yaml_is_told_by_its_line():
+def test_errors_in_yaml_name_their_line():
     for text, problem in (
         ("shards:\n- id: sums-001\n  color: red\n", r"line 3: there is no field 'color'"),
         ("shards:\n- id: sums-001\n", r"line 2: sums-001: max_txn_duration: 0 s is not above 0"),

@@ -147,7 +147,7 @@ def test_the_first_message_cannot_be_deferred():
         started().deferred()
 
 
-def test_at_the_end_of_input_what_there_is_commits_and_then_all_ends():
+def test_at_the_end_of_input_open_messages_commit_and_the_shard_ends():
     transactions = started(Limits(5, 10))
     transactions.consumed(1, 10)
     transactions.ended()

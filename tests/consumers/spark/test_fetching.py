@@ -85,7 +85,7 @@ def test_a_series_of_transactions_fetches_each_fragment_once(spark, broker, stor
     assert sorted(stored.fetched.values()) == [1, 1, 1]
 
 
-def test_without_room_for_fragments_reads_go_on(spark, broker, stored):
+def test_reads_continue_without_a_fragment_cache(spark, broker, stored):
     frame = spark.read.format("journal").options(endpoint=broker.endpoint, subscribe=JOURNAL, fragmentCacheBytes="0")
 
     assert numbers(frame.load()) == list(range(MESSAGES))

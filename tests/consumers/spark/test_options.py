@@ -102,7 +102,7 @@ def test_a_client_is_configured_by_the_environment_where_options_say_nothing(mon
         ({**ENDPOINT, "selector": "x", "uuidPointer": "uuid"}, "option uuidPointer: 'uuid' is not a JSON pointer"),
     ],
 )
-def test_what_cannot_be_read_is_said(options, problem):
+def test_invalid_options_are_reported(options, problem):
     with pytest.raises(InvalidInput) as caught:
         SourceOptions.parse(options)
     assert problem in str(caught.value)

@@ -145,7 +145,7 @@ def transaction(memory: Memory, sources: dict[str, Source], heads: dict[str, int
     restores=st.booleans(),
 )
 @settings(max_examples=80, deadline=None, phases=NO_SHRINKING)
-def test_transactions_deliver_what_a_reader_message_by_message_does(contents, max_bytes, max_slices, chunk, restores):
+def test_transactions_deliver_the_same_messages_as_a_plain_reader(contents, max_bytes, max_slices, chunk, restores):
     memory = Memory({f"journal/{n}": content for n, content in enumerate(contents)}, chunk)
     heads = {journal: len(content) for journal, content in memory.journals.items()}
     sources = {journal: Source() for journal in heads}

@@ -172,7 +172,7 @@ def test_batches_are_bounded(broker):
         ({"schema": "value STRING, piece BIGINT"}, "there is no column 'piece'"),
     ],
 )
-def test_what_cannot_be_read_is_said(spark, topic, options, problem):
+def test_invalid_options_are_reported(spark, topic, options, problem):
     with pytest.raises(InvalidInput) as caught:
         in_process(topic, **options)
     assert problem in str(caught.value)
@@ -204,7 +204,7 @@ def test_journals_of_other_content_are_refused(broker):
         in_process(broker)
 
 
-def test_spark_passes_on_what_went_wrong(spark, topic):
+def test_spark_passes_errors_on(spark, topic):
     with pytest.raises(PySparkException, match=r"option isolatoin: .*; did you mean isolation\?"):
         load(spark, topic, isolatoin="read_committed")
 

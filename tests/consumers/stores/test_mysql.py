@@ -137,7 +137,7 @@ def test_what_only_looks_like_it_is_not(store):
     assert numbers(store) == [1]
 
 
-def test_a_transaction_that_was_ended_in_another_way_does_not_go_on(store):
+def test_a_transaction_that_was_ended_in_another_way_does_not_continue(store):
     """It is too late to take back what was committed, but the shard must not commit the rest as if all were well."""
     fence, _ = store.raise_fence("shard")
 
@@ -280,7 +280,7 @@ def test_the_same_checkpoint_may_be_committed_twice(store):
     assert numbers(store) == [1, 2]
 
 
-def test_names_are_told_apart_by_every_character(store):
+def test_names_are_distinguished_by_every_character(store):
     names = ["shard", "Shard", "shard ", "shárd", "sha\u0301rd", "shard🜁"]
     for count, name in enumerate(names, start=1):
         for _ in range(count):

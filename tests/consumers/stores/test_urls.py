@@ -35,7 +35,7 @@ def test_postgresql_is_reached_through_psycopg(scheme):
         "postgresql://u:hunter2@db:port/name",
     ],
 )
-def test_other_urls_are_refused_with_what_is_accepted(text):
+def test_other_urls_are_refused_by_an_error_that_lists_the_accepted_ones(text):
     with pytest.raises(InvalidInput, match=r"store_url: .*sqlite:////absolute.* or postgresql\+psycopg") as caught:
         parse_store_url(text)
     assert "hunter2" not in str(caught.value)

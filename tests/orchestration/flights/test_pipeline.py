@@ -78,7 +78,7 @@ def expected(limit: int) -> list[tuple[object, ...]]:
     return sorted(tuple(row) for row in expected_alerts(load_flights(limit)).astype(object).to_numpy().tolist())
 
 
-def test_table_and_alerts_are_what_the_csv_says(materialized: Path) -> None:
+def test_table_and_alerts_agree_with_the_csv(materialized: Path) -> None:
     assert delays(materialized, "carrier_delays") == expected_delays(FLIGHTS)
     assert alerts() == expected(FLIGHTS)
     assert alerts()
@@ -128,7 +128,7 @@ def test_a_second_pass_over_other_journals_and_another_table_leaves_the_first_al
     assert delays(materialized, "carrier_delays") == expected_delays(FLIGHTS)
 
 
-def test_more_flights_are_added_to_what_is_there_and_nothing_is_counted_twice(materialized: Path) -> None:
+def test_more_flights_add_to_the_journals_without_duplicates(materialized: Path) -> None:
     more = Job(limit=FLIGHTS + 700)
     assert materialize(more, log_level="WARNING")
     assert latest("journal_specs")["unchanged"] == 5

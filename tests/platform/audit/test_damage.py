@@ -357,7 +357,7 @@ def test_old_fragments_may_not_all_go(play: Play) -> None:
     play(1, story)
 
 
-def test_retention_shortened_and_lengthened_again_is_told(play: Play) -> None:
+def test_retention_shortened_and_lengthened_again_is_reported(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         assert (await journal.audit()).sound
         await journal.change(retention=Duration(seconds=1))
@@ -451,7 +451,7 @@ def test_lost_records_are_not_passed_over(play: Play) -> None:
     play(1, story)
 
 
-def test_registers_that_change_without_an_append_are_told(play: Play) -> None:
+def test_registers_that_change_without_an_append_are_reported(play: Play) -> None:
     async def story(journal: Damaged) -> None:
         await journal.client.append(J, PIECE, union_registers=pb.LabelSet(labels=[pb.Label(name="fence", value="7")]))
         for _ in range(2):

@@ -37,7 +37,7 @@ def test_a_line_that_holds_a_placeholder_is_left_alone(run: CommandLine) -> None
     assert run("attach-uuids", input=b"{uuid}\n").output.endswith(",{uuid}\n")
 
 
-def test_what_cannot_be_done_is_said(run: CommandLine, tmp_path: Path) -> None:
+def test_impossible_commands_are_reported(run: CommandLine, tmp_path: Path) -> None:
     for words, input, problem in (
         (["--template", "{line}"], b"x\n", "has no {uuid}"),
         (["--max-length", "3"], b"abc\nabcd\n", "line 2 is longer than 3 bytes"),

@@ -96,7 +96,7 @@ def test_journals_are_applied_and_listed(run: CommandLine, remote: RemoteBroker,
     assert len(table) == 2
 
 
-def test_what_is_listed_as_yaml_can_be_applied(run: CommandLine, remote: RemoteBroker, specs: Path) -> None:
+def test_listed_yaml_can_be_applied(run: CommandLine, remote: RemoteBroker, specs: Path) -> None:
     run("journals", "apply", "--specs", str(specs))
     listed = run("journals", "list", "-o", "yaml").output
     changes = parse_tree(listed)

@@ -37,7 +37,7 @@ def test_work_that_is_held_up_does_not_hold_up_the_end(monkeypatch: pytest.Monke
     assert ended.value.code == 130
 
 
-def test_output_that_is_full_is_said_once() -> None:
+def test_output_that_is_full_is_reported_once() -> None:
     script = "import sys; from coranto.cli import main; sys.exit(main(['version']))"
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, check=False)

@@ -53,7 +53,7 @@ async def test_a_pipe_that_nobody_reads_from_can_be_given_up(pipe: tuple[int, in
     assert not asyncio.get_running_loop().remove_writer(target)  # It does not wait any more.
 
 
-async def test_a_pipe_whose_reader_is_gone_is_said(pipe: tuple[int, int]) -> None:
+async def test_a_pipe_whose_reader_is_gone_is_reported(pipe: tuple[int, int]) -> None:
     source, target = pipe
     os.close(source)
     with pytest.raises(BrokenPipeError):

@@ -88,7 +88,7 @@ def test_installed_plugins_load(environment: dict[str, str], words: list[str]) -
     assert run(environment, *words)
 
 
-def test_the_data_directory_is_only_what_was_asked_for(environment: dict[str, str], tmp_path: Path) -> None:
+def test_only_the_given_data_directory_is_used(environment: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "journals", "list", "--endpoint", "127.0.0.1:1"],
         env={**environment, "CORANTO_DATA": str(tmp_path / "none")},

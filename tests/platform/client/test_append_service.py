@@ -31,7 +31,7 @@ async def test_small_appends_go_together_and_each_learns_where_it_is(
         assert appended.batch.end == len(journal.content)
 
 
-async def test_what_comes_during_an_append_goes_with_the_next(
+async def test_content_that_arrives_during_an_append_joins_the_next_one(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     broker.at(CallPoint.APPEND_BEGUN, Break.HANG)
@@ -121,7 +121,7 @@ async def test_a_failure_stops_the_journal_until_it_is_reset(client: JournalClie
     assert broker.journals[NAME].content == b"again"
 
 
-async def test_leaving_with_an_exception_drops_what_is_pending(
+async def test_leaving_with_an_exception_drops_pending_content(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     broker.at(CallPoint.APPEND_BEGUN, Break.HANG)

@@ -250,7 +250,7 @@ async def test_a_call_that_is_turned_away_was_not_applied(
     assert broker.count("Append") == 1
 
 
-async def test_what_was_rolled_back_since_it_came_too_slowly_is_appended_again(
+async def test_an_append_rolled_back_as_too_slow_is_repeated(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     broker.at(CallPoint.APPEND_HALF_CLOSED, grpc.StatusCode.ABORTED)
@@ -307,7 +307,7 @@ def _no_etcd(response: pb.AppendResponse) -> None:
 
 
 @pytest.mark.parametrize("tamper", [_other_sum, _other_length, _no_commit, _no_registers, _no_etcd])
-async def test_an_answer_that_contradicts_what_was_sent_is_refused(
+async def test_an_answer_that_contradicts_the_request_is_refused(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, tamper: Callable[[pb.AppendResponse], None]
 ) -> None:
     broker.tamper = tamper
@@ -415,9 +415,7 @@ async def test_an_unknown_outcome_is_repeated_only_on_request(
     assert result.begin == 14
 
 
-async def test_an_iterable_is_not_asked_again_for_what_it_gave(
-    client: JournalClient, broker: FakeBroker, journal: FakeJournal
-) -> None:
+async def test_an_iterable_is_read_only_once(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
     broker.at(CallPoint.APPEND_CONTENT, pb.INSUFFICIENT_JOURNAL_BROKERS)
     with pytest.raises(InsufficientBrokers):
         await client.append(NAME, _pieces(b"a", b"b"), retry_unknown=True)

@@ -118,7 +118,7 @@ async def test_an_apply_that_is_turned_away(client: JournalClient, broker: FakeB
         await client.apply([change("a/journal")])
 
 
-async def test_what_was_applied_is_seen_by_later_calls(client: JournalClient, broker: FakeBroker) -> None:
+async def test_later_calls_see_applied_changes(client: JournalClient, broker: FakeBroker) -> None:
     header = await client.apply([change("a/journal")])
     await client.append("a/journal", b"content")
     assert await client.read_all("a/journal", 0, 7) == b"content"

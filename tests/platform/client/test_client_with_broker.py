@@ -132,7 +132,7 @@ async def test_persisted_content_is_the_same_by_either_way(
             assert await read(without_files, journal, begin, end) == wanted
 
 
-async def test_what_is_not_committed_is_never_seen(client: JournalClient, journal: str) -> None:
+async def test_uncommitted_content_is_never_seen(client: JournalClient, journal: str) -> None:
     async with client.appender(journal) as append:
         await append.write(b"never seen")
     abandoned = client.appender(journal)

@@ -81,7 +81,7 @@ async def test_a_reader_follows_transactions_as_they_are_acknowledged(client: Jo
         assert reader.source().read_through == await client.head(JOURNAL)
 
 
-async def test_what_is_published_stands_in_the_journal_byte_for_byte(client: JournalClient, broker: FakeBroker) -> None:
+async def test_published_messages_are_in_the_journal_byte_for_byte(client: JournalClient, broker: FakeBroker) -> None:
     clock = ProducerClock(lambda: 0)
     one = publisher(client, clock)
     await one.publish(JOURNAL, {"text": "hello"})
@@ -114,7 +114,7 @@ async def test_messages_to_be_replayed_that_are_gone_are_an_error(
         _ = [message async for message in async_committed_reader(client, JOURNAL, LINES, source)]
 
 
-def test_the_blocking_reader_goes_on_from_its_source(remote: RemoteBroker) -> None:
+def test_the_blocking_reader_continues_from_its_source(remote: RemoteBroker) -> None:
     remote.fake.create(JOURNAL)
     with SyncJournalClient(remote.fake.endpoint) as client:
         one = SyncPublisher(

@@ -42,7 +42,7 @@ def test_endpoints(endpoint: str, target: ChannelTarget) -> None:
         "127.0.0.1:1,https://127.0.0.1:2",
     ],
 )
-def test_what_is_no_endpoint(endpoint: str) -> None:
+def test_invalid_endpoints(endpoint: str) -> None:
     with pytest.raises(InvalidInput, match="endpoint"):
         ClientConfig(endpoint)
 

@@ -32,7 +32,7 @@ async def read(reader: DirectReader, wanted: Fragment, url: str, begin: int, end
     return b"".join([piece async for piece in reader.read(wanted, url, begin, end)])
 
 
-def test_what_can_be_read(tmp_path: Path) -> None:
+def test_readable_urls(tmp_path: Path) -> None:
     without, rooted = DirectReader(None), DirectReader(tmp_path)
     assert without.can_read("https://bucket/object?signature=x")
     assert not without.can_read("file:///object")
@@ -67,7 +67,7 @@ async def test_a_connection_that_ends_early_is_not_content(store: HttpStore) -> 
 
 
 @pytest.mark.parametrize("codec", Codec, ids=lambda codec: codec.name)
-async def test_what_does_not_fit_in_memory_goes_through_a_file(
+async def test_content_too_large_for_memory_goes_through_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Codec
 ) -> None:
     monkeypatch.setattr(direct, "_IN_MEMORY_BYTES", 1000)

@@ -75,7 +75,7 @@ def read_in_process(folder: Path, root: Path, go: object) -> bytes:
     return bytes(DirectReader(root, DiskCache(folder))._fetch(fragment_of(1), "file:///one"))
 
 
-def test_processes_share_what_one_of_them_fetched(tmp_path: Path) -> None:
+def test_processes_share_fetched_fragments(tmp_path: Path) -> None:
     root, folder = tmp_path / "root", tmp_path / "kept"
     root.mkdir()
     os.mkfifo(root / "one")  # It can be read once: who read it a second time would wait for ever.

@@ -20,7 +20,7 @@ def prepare(client: JournalClient, **parameters: pb.LabelSelector | pb.LabelSet)
     return client.prepare(pb.AppendRequest(journal=NAME, **parameters))  # type: ignore[arg-type]
 
 
-async def test_what_was_begun_is_committed_by_the_same_call(
+async def test_a_begun_append_is_committed_by_the_same_call(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     append = prepare(client, union_registers=label_set(by="us"))
@@ -47,7 +47,7 @@ async def test_a_call_that_was_begun_and_is_refused_for_now_is_repeated(
     assert (journal.content, broker.count("Append")) == (b"content", times + 1)
 
 
-async def test_what_was_begun_and_is_aborted_leaves_nothing(
+async def test_an_aborted_append_leaves_nothing(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     append = prepare(client)
@@ -67,7 +67,7 @@ async def test_content_that_cannot_be_sent_ends_the_call(client: JournalClient, 
     assert journal.content == b"other"
 
 
-async def test_what_keeps_a_call_from_being_begun_is_raised_by_the_commit(broker: FakeBroker) -> None:
+async def test_an_error_at_the_beginning_of_a_call_is_raised_by_the_commit(broker: FakeBroker) -> None:
     client = JournalClient(broker.endpoint)
     await client.close()
     append = prepare(client)

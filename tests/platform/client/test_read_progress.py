@@ -49,7 +49,7 @@ def test_content_follows_metadata() -> None:
     assert progress.finished
 
 
-def test_the_head_and_a_hold_up_are_told_apart() -> None:
+def test_the_head_and_a_hold_up_are_distinguished() -> None:
     progress = ReadProgress(NAME, 4)
     not_yet = pb.ReadResponse(status=pb.OFFSET_NOT_YET_AVAILABLE, header=HEADER, offset=4, write_head=4)
     assert progress.accept(not_yet) is ReadStatus.AT_HEAD

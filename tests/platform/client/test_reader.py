@@ -115,7 +115,7 @@ async def test_the_write_head(client: JournalClient, broker: FakeBroker, journal
 # -- Waiting -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_blocking_read_delivers_what_is_written_later(
+async def test_a_blocking_read_delivers_later_content(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     reading = asyncio.create_task(gather(client.read(NAME, block=True), limit=6))
@@ -147,7 +147,7 @@ async def test_a_blocking_read_sits_out_a_restart(
     assert joined(await reading) == b"012345"
 
 
-async def test_a_tail_does_not_skip_what_is_written_while_it_reconnects(
+async def test_a_tail_does_not_skip_content_written_while_it_reconnects(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     await broker.write(NAME, b"old")
@@ -240,7 +240,7 @@ async def test_progress_renews_patience(broker: FakeBroker, journal: FakeJournal
         assert joined(await gather(client.read(NAME))) == bytes(20)
 
 
-async def test_what_comes_through_brokers_is_verified(
+async def test_content_through_brokers_is_verified(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     def tamper(response: pb.ReadResponse) -> None:

@@ -214,7 +214,7 @@ async def test_appends_go_to_the_primary(brokers: Sequence[FakeBroker]) -> None:
     assert all(request.do_not_proxy for request in brokers[1].requests)
 
 
-async def test_what_is_streamed_goes_to_the_primary_and_may_be_passed_on(brokers: Sequence[FakeBroker]) -> None:
+async def test_streamed_content_goes_to_the_primary_through_proxies_if_needed(brokers: Sequence[FakeBroker]) -> None:
     async with client_of(brokers[0]) as client:
         await client.head(JOURNAL)
         async with client.appender(JOURNAL) as append:
@@ -295,7 +295,7 @@ async def test_a_primary_that_cannot_be_reached_is_avoided_for_a_while(brokers: 
     assert brokers[1].journals[JOURNAL].content == b"z"
 
 
-async def test_a_reader_goes_on_at_another_replica(brokers: Sequence[FakeBroker]) -> None:
+async def test_a_reader_continues_at_another_replica(brokers: Sequence[FakeBroker]) -> None:
     for broker in brokers:
         await broker.write(JOURNAL, b"one")
     async with client_of(brokers[0], zone="b") as client:

@@ -18,7 +18,7 @@ from coranto.testing.fake_broker import Break, CallPoint, FakeBroker, FakeJourna
 from coranto.wire import protocol_pb2 as pb
 
 
-async def test_an_append_says_what_becomes_of_a_suspension(
+async def test_an_append_chooses_the_fate_of_a_suspension(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     with pytest.raises(JournalSuspended):

@@ -23,7 +23,7 @@ async def names(snapshots: AsyncGenerator[Listing]) -> tuple[str, ...]:
     return listing.names
 
 
-async def test_every_change_of_matching_journals_is_told(client: JournalClient, broker: FakeBroker) -> None:
+async def test_every_change_of_matching_journals_is_reported(client: JournalClient, broker: FakeBroker) -> None:
     for part in range(5):
         broker.create(f"flights/part-{part:03}")
     five = tuple(f"flights/part-{part:03}" for part in range(5))
@@ -38,7 +38,7 @@ async def test_every_change_of_matching_journals_is_told(client: JournalClient, 
 
 
 @pytest.mark.parametrize("failure", [Break.CUT, grpc.StatusCode.UNAVAILABLE, Break.END], ids=str)
-async def test_a_watch_goes_on_where_it_was(
+async def test_a_watch_continues_where_it_was(
     client: JournalClient, broker: FakeBroker, failure: Break | grpc.StatusCode
 ) -> None:
     broker.create("a/journal")

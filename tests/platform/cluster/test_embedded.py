@@ -129,7 +129,7 @@ async def test_brokers_serve_and_come_back_as_the_same_members(tmp_path: Path) -
     assert gone(*(pid for name, pid in info.pids.items() if name != "cluster"))
 
 
-async def test_without_supervision_what_dies_stays_dead_until_it_is_started(tmp_path: Path) -> None:
+async def test_without_supervision_dead_processes_stay_dead_until_started(tmp_path: Path) -> None:
     with EmbeddedCluster(tmp_path, brokers=2, lease_seconds=60, supervise=False, etcd_fsync=False) as cluster:
         pid = cluster.info.pids["broker-1"]
         cluster.kill_broker(1)

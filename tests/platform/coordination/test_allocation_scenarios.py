@@ -382,7 +382,7 @@ def test_assignments_without_a_member_go_at_once_and_another_takes_over() -> Non
     assert where(world) == {"item-1": "a", "item-2": "a"}
 
 
-def test_a_rolling_restart_moves_what_each_member_held_and_no_more() -> None:
+def test_a_rolling_restart_moves_only_each_members_own_items() -> None:
     names = {f"{zone}{number}": 500 for number in (1, 2) for zone in "abc"}
     world = cluster({f"item-{i:02}": 3 for i in range(40)}, names)
     world.converge()

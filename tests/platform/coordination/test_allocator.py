@@ -172,7 +172,7 @@ async def test_nothing_is_taken_from_members_that_do_not_synchronize(
             assert plan_state(state).items == ()
 
 
-async def test_what_lost_its_item_or_its_member_is_cleaned_up(coordinator: EtcdCoordinator, layout: Layout) -> None:
+async def test_assignments_without_item_or_member_are_removed(coordinator: EtcdCoordinator, layout: Layout) -> None:
     (only,) = members(1)
     ghost = MemberId("zone-0", "ghost")
     await put_journals(coordinator, layout, 2, 1)

@@ -40,7 +40,7 @@ def members(*limits: int, exiting: tuple[int, ...] = ()) -> list[PlanMember]:
         ("there is nothing to hold", [], members(5, 5, exiting=(0, 1)), [0, 0]),
     ],
 )  # fmt: skip
-def test_exiting_members_shed_what_is_in_excess(
+def test_exiting_members_shed_excess_items(
     why: str, wanted: list[PlanItem], found: list[PlanMember], limits: list[int]
 ) -> None:
     assert effective_limits(wanted, found) == limits, why

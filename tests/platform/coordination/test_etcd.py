@@ -81,7 +81,7 @@ async def test_long_ranges_come_in_pages_of_the_same_revision(
 
 
 @pytest.mark.integration
-async def test_what_etcd_refuses_is_an_error_of_ours(coordinator: EtcdCoordinator, layout: Layout) -> None:
+async def test_a_refusal_of_etcd_raises_our_error(coordinator: EtcdCoordinator, layout: Layout) -> None:
     with pytest.raises(CoordinationError, match="etcd refused Txn"):
         await coordinator.txn([], [Put(layout.root, b""), Put(layout.root, b"")])
     with pytest.raises(CoordinationError, match="lease"):
@@ -126,7 +126,7 @@ async def test_a_watch_survives_the_server_and_notices_lost_history(tmp_path: Pa
 
 
 @pytest.mark.integration
-async def test_a_server_that_is_gone_is_told_apart_by_what_was_asked(
+async def test_a_lost_server_means_another_error_for_a_read_than_for_a_change(
     tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     etcd = EtcdServer(tmp_path, fsync=False)

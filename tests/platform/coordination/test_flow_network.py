@@ -100,7 +100,7 @@ def test_an_item_may_move_in_one_zone_and_in_another_along_one_cycle() -> None:
     assert network.optimize() == network.cost() == least_cost(network)
 
 
-def test_the_bound_is_reached_by_what_a_change_needs() -> None:
+def test_the_cost_bound_is_reached_by_necessary_moves() -> None:
     # A member joined: two items are above the others' shares. One item lives in one zone. One has no member.
     network = FlowNetwork(
         [1, 1, 1, 1, 1, 1, 2, 1],
@@ -123,7 +123,7 @@ def test_the_bound_is_reached_by_what_a_change_needs() -> None:
 @example(FlowNetwork([], [], [0], [1], [1]))
 @example(FlowNetwork([2], [[]], [], [], []))
 @settings(max_examples=30, deadline=None)
-def test_what_is_best_is_left_as_it_is(network: FlowNetwork) -> None:
+def test_an_optimal_placement_is_left_unchanged(network: FlowNetwork) -> None:
     network.optimize()
     placed = [list(members) for members in network.placed]
     network.optimize()

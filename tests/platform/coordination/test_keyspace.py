@@ -105,7 +105,7 @@ class Faulty:
         await self.real.close()
 
 
-async def test_it_follows_what_others_write(coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make) -> None:
+async def test_it_follows_changes_by_others(coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make) -> None:
     await coordinator.txn([], [Put(layout.item_key("first"), journal("first"))])
     keyspace = keyspace_of(coordinator)
     start = await keyspace.start()

@@ -39,7 +39,7 @@ def histories(draw: st.DrawFn) -> list[list[WatchEvent]]:
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.binary(max_size=3)), histories())
 @settings(max_examples=300)
-def test_merging_is_what_a_dict_would_do(start: dict[str, bytes], batches: list[list[WatchEvent]]) -> None:
+def test_merging_agrees_with_a_dict(start: dict[str, bytes], batches: list[list[WatchEvent]]) -> None:
     model = {key: KeyValue(key, value, mod_revision=1) for key, value in start.items()}
     entries = Entries.load(model.values(), decode)
     for batch in batches:
@@ -63,7 +63,7 @@ def test_merging_is_what_a_dict_would_do(start: dict[str, bytes], batches: list[
 
 
 @given(histories())
-def test_merging_again_what_was_merged_changes_nothing(batches: list[list[WatchEvent]]) -> None:
+def test_merging_the_same_rows_again_changes_nothing(batches: list[list[WatchEvent]]) -> None:
     entries = Entries.load([], decode)
     for batch in batches:
         entries = entries.merge(batch, decode)

@@ -83,7 +83,7 @@ def test_members_that_must_give_up_items_give_those_up_that_live_too_close() -> 
     assert patterns(joined, placement)[1, 1, 1] > 70
 
 
-def test_a_small_zone_gets_what_two_zones_need_and_no_more() -> None:
+def test_a_small_zone_gets_only_the_replicas_that_two_zones_need() -> None:
     found = members(*"aaaaaab")
     placement = choose_placement(items(70, 2), found, [[]] * 70)
     counts = Counter(member for placed in placement.members for member in placed)
@@ -120,7 +120,7 @@ def test_when_there_is_not_room_for_all_each_item_gets_a_first_replica() -> None
     assert placement.cost.unplaced == 2
 
 
-def test_what_a_change_of_a_larger_cluster_moves() -> None:
+def test_moves_of_a_change_in_a_larger_cluster() -> None:
     zones = "abc" * 8
     world = AllocationWorld(items(800, 3), members(*zones))
     assert world.converge().added == 2400

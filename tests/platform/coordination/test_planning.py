@@ -140,7 +140,7 @@ def test_the_order_of_the_input_does_not_matter(world: AllocationWorld, random: 
 
 @given(some_items, some_members)
 @settings(max_examples=40, deadline=None)
-def test_what_has_settled_stays(items: list[PlanItem], members: list[PlanMember]) -> None:
+def test_converged_assignments_stay(items: list[PlanItem], members: list[PlanMember]) -> None:
     world = AllocationWorld(items, members)
     world.converge()
     assert world.plan().items == ()
@@ -190,7 +190,7 @@ def test_a_planner_chooses_again_only_when_items_or_members_changed() -> None:
     assert planner.placements == 4
 
 
-def test_a_planner_restores_what_was_taken_away() -> None:
+def test_a_planner_restores_removed_assignments() -> None:
     planner = Planner()
     world = AllocationWorld(items(9, 2), members(4), planning=planner.plan)
     world.converge()

@@ -157,13 +157,13 @@ def test_a_name_cannot_ask_for_memory_that_the_file_cannot_fill(codec: Codec) ->
         decompress(codec, compress(codec, b"hello"), 1 << 62)
 
 
-def test_highly_compressible_content_is_within_what_a_file_can_hold() -> None:
+def test_highly_compressible_content_counts_as_plausible_for_its_file() -> None:
     content = bytes(32 << 20)
     for codec in COMPRESSING:
         assert decompress(codec, compress(codec, content), len(content)) == content
 
 
-def test_the_offload_codec_accepts_what_the_store_already_decompressed() -> None:
+def test_the_offload_codec_accepts_content_that_the_store_decompressed() -> None:
     codec = Codec.GZIP_OFFLOAD_DECOMPRESSION
     for content in (b"", b"x", b"\x1f", b"\x1f\x8bthis only begins like gzip", lines(100_000)):
         assert decompress(codec, content, len(content)) == content

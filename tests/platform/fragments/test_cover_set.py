@@ -83,7 +83,7 @@ def test_difference_against_a_model(left: list[Span], right: list[Span]) -> None
 
 
 @given(span_lists())
-def test_gaps_are_what_nothing_covers(added: list[Span]) -> None:
+def test_gaps_are_the_uncovered_ranges(added: list[Span]) -> None:
     cover = CoverSet(added)
     offsets = {offset for span in added for offset in range(span.begin, span.end)}
     missing = {offset for begin, end in cover.gaps() for offset in range(begin, end)}

@@ -87,7 +87,7 @@ def covered(fragments: Iterable[Fragment]) -> set[int]:
 
 @given(journals())
 @settings(max_examples=500)
-def test_at_each_step_what_is_left_has_no_new_gap_and_the_same_head(fragments: list[Fragment]) -> None:
+def test_each_removal_leaves_no_new_gap_and_the_same_head(fragments: list[Fragment]) -> None:
     before = covered(fragments)
     left = list(fragments)
     head = max((each.end for each in fragments if each.backing_store), default=0)

@@ -65,7 +65,7 @@ def get(url: str, **headers: str) -> bytes:
 # ---------------------------------------------------------------------------------------------------- what is uploaded
 
 
-async def test_uploads_have_what_the_url_asks_for(server: S3Server, tmp_path: Path) -> None:
+async def test_uploads_carry_the_urls_arguments(server: S3Server, tmp_path: Path) -> None:
     store = open_store(
         server.store_url(BUCKET, f"{tmp_path.name}/", acl="public-read", storageClass="STANDARD_IA", sse="AES256")
     )
@@ -161,7 +161,7 @@ async def test_a_signed_url_serves_ranges(server: S3Server, tmp_path: Path) -> N
     assert get(store.sign(fragment, 60), Range="bytes=5-14") == CONTENT[5:15]
 
 
-async def test_a_signed_url_of_what_is_gone(server: S3Server, tmp_path: Path) -> None:
+async def test_a_signed_url_of_a_removed_fragment(server: S3Server, tmp_path: Path) -> None:
     store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
     fragment = fragment_of(CONTENT)
     with pytest.raises(StoreError, match="404") as caught:
@@ -217,7 +217,7 @@ async def test_a_wrong_key(verifying: S3Server, monkeypatch: pytest.MonkeyPatch,
         await store.exists(fragment)
 
 
-async def test_what_a_key_is_not_granted(verifying: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_operations_that_a_key_is_not_granted(verifying: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = verifying.add_user("only-puts", "s3:PutObject")
     reader = verifying.add_user("only-reads", "s3:GetObject", "s3:ListBucket")
     verifying.require_signatures()

@@ -80,7 +80,7 @@ async def test_names_survive(store: FragmentStore, tmp_path: Path, journal: str,
     assert path_of(signed, tmp_path).read_bytes() == compress(fragment.codec, CONTENT)
 
 
-async def test_listing_skips_what_is_no_fragment_and_says_so(store: FragmentStore, tmp_path: Path) -> None:
+async def test_listing_skips_and_reports_files_that_are_no_fragments(store: FragmentStore, tmp_path: Path) -> None:
     fragment = fragment_of(CONTENT)
     await put(store, fragment)
     folder = tmp_path / "fragments" / fragment.journal
@@ -374,7 +374,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 @pytest.mark.usefixtures("_aws")
-async def test_s3_uploads_carry_what_the_url_asks_for(recorder: Recorder) -> None:
+async def test_s3_uploads_carry_the_urls_arguments(recorder: Recorder) -> None:
     endpoint = f"http%3A%2F%2F127.0.0.1:{recorder.server_port}"
     store = open_store(
         f"s3://bucket/p/?region=us-east-1&endpoint={endpoint}&acl=private&storageClass=STANDARD_IA"
@@ -398,7 +398,7 @@ async def test_s3_uploads_carry_what_the_url_asks_for(recorder: Recorder) -> Non
 
 
 @pytest.mark.usefixtures("_aws")
-async def test_refusals_are_told_apart(recorder: Recorder) -> None:
+async def test_refusals_are_distinguished(recorder: Recorder) -> None:
     store = open_store(f"s3://bucket/?region=x&endpoint=http%3A%2F%2F127.0.0.1:{recorder.server_port}")
     fragment = fragment_of(CONTENT)
     recorder.status = 403

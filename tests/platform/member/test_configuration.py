@@ -75,7 +75,7 @@ def test_files_of_both_kinds_and_by_a_variable(
         ("auth_keys = 5", "auth_keys"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named(text: str, problem: str, tmp_path: Path) -> None:
+def test_errors_in_a_file_are_named(text: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=problem) as caught:
         load({}, written(tmp_path / "broker.toml", text))
     assert "not 5" not in str(caught.value)

@@ -52,7 +52,7 @@ def test_an_empty_checkpoint_is_a_new_consumer() -> None:
     assert Checkpoint.from_bytes(b"") == Checkpoint()
 
 
-def test_what_no_checkpoint_holds_is_corrupt() -> None:
+def test_invalid_checkpoints_are_corrupt() -> None:
     with pytest.raises(CorruptData, match="not a serialised checkpoint"):
         Checkpoint.from_bytes(b"\xff\xff")
     wire = consumer_pb2.Checkpoint()
@@ -74,7 +74,7 @@ def test_replay_begins_at_the_earliest_pending_message() -> None:
     assert Source(100, {A: ProducerState(1), B: ProducerState(1, 70)}).replay_from == 70
 
 
-def test_where_producers_were_seen_is_stored_beside_what_gazette_knows() -> None:
+def test_offsets_of_producers_are_stored_beside_gazettes_fields() -> None:
     state = ProducerState(7, 40, seen_through=60)
     wire = Checkpoint({"j": Source(100, {A: state})}).to_wire()
     assert Checkpoint.from_wire(wire).sources["j"].producers[A].seen_through == 60

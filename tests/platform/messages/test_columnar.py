@@ -152,7 +152,7 @@ def test_a_run_that_begins_with_duplicates_counts_from_where_it_is_new() -> None
     assert again.windows == (CommittedWindows((0,), (0,)),)
 
 
-def test_what_workers_return_is_small() -> None:
+def test_workers_return_small_results() -> None:
     count = 100_000
     numbers = np.arange(1, count + 1, dtype=np.uint64)
     producers = np.where(numbers % 2 == 0, columnar.producer_number(A), columnar.producer_number(B)).astype(np.uint64)

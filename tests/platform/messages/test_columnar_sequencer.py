@@ -156,7 +156,7 @@ def test_batches_may_hold_several_journals(
 
 
 @given(histories, st.integers(1, 20), st.integers(0, 12))
-def test_a_sequencer_of_messages_goes_on_from_columns_and_back(
+def test_a_sequencer_of_messages_continues_from_columns_and_back(
     rows: list[tuple[ProducerId, int, int]], size: int, ring_rows: int
 ) -> None:
     journals = Journals(history(rows))
@@ -228,7 +228,7 @@ def test_rows_are_held_and_replayed_only_when_they_no_longer_are() -> None:
     ]
 
 
-def test_a_batch_of_which_some_is_decided_keeps_the_rest() -> None:
+def test_a_partly_decided_batch_keeps_its_other_rows() -> None:
     rows = history([(A, 1, CONTINUE), (B, 2, CONTINUE), (A, 3, ACK), (C, 4, OUTSIDE), (B, 5, ACK)])
     journals = Journals(rows)
     sequencer = ColumnarSequencer(journals.replay)
@@ -237,7 +237,7 @@ def test_a_batch_of_which_some_is_decided_keeps_the_rest() -> None:
     assert journals.replays == []
 
 
-def test_what_was_pending_in_a_checkpoint_is_read_again_with_what_came_later() -> None:
+def test_pending_messages_of_a_checkpoint_are_read_again_with_later_ones() -> None:
     rows = history([(A, 1, CONTINUE), (A, 2, CONTINUE), (B, 3, OUTSIDE), (A, 4, ACK)])
     journals = Journals(rows)
     first = ColumnarSequencer(journals.replay)

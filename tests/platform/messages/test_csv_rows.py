@@ -148,7 +148,7 @@ def test_named_columns() -> None:
         (["a", "\ud800"], "cannot be written as CSV"),
     ],
 )
-def test_what_a_row_cannot_hold_is_refused(message: Sequence[str], problem: str) -> None:
+def test_values_that_a_row_cannot_hold_are_refused(message: Sequence[str], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         ROWS.marshal(message, UUID_TEXT)
 

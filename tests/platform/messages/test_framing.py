@@ -78,7 +78,7 @@ def test_an_existing_parent_is_copied_not_changed() -> None:
         ({"_meta": 0}, "must be an object"),
     ],
 )
-def test_what_json_cannot_hold_is_refused(message: Any, problem: str) -> None:
+def test_values_that_json_cannot_hold_are_refused(message: Any, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         LINES.marshal(message, uuid_text(16))
 

@@ -81,7 +81,7 @@ def test_lines_within_the_limit_are_read_whatever_stands_between_them(
     assert decoder.offset == len(content)
 
 
-def test_a_jump_ends_what_was_passed_over() -> None:
+def test_a_jump_ends_skipped_content() -> None:
     for framing in BOUNDED:
         decoder = framing.decoder("a/journal", 0)
         assert taken(decoder, b"x" * (LIMIT + 1)) == ([], [0])

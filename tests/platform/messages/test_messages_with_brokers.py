@@ -47,7 +47,7 @@ def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
         yield cluster
 
 
-async def test_all_readers_come_to_what_was_committed(cluster: EmbeddedCluster) -> None:
+async def test_all_readers_agree_on_committed_messages(cluster: EmbeddedCluster) -> None:
     info = cluster.info
     destination = by_key(lambda message: str(message["number"]).encode(), RendezvousMapping(JOURNALS))
     async with JournalClient(info.endpoint, file_root=info.file_root) as client:

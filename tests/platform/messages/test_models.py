@@ -215,7 +215,7 @@ def test_lines_of_models_are_lines_to_everybody() -> None:
     assert as_model.message == Strict(number=3, tags=frozenset({"a"}))
 
 
-def test_what_is_not_of_the_type_is_corrupt_only_when_decoded() -> None:
+def test_messages_of_another_type_are_corrupt_only_when_decoded() -> None:
     [envelope] = iter_messages(TypedLines(Order), "j", [b'{"number":"many","price":[]}\n'], 70)
     assert envelope.clock == 0
     with pytest.raises(CorruptMessage, match=r"not a Order: number: .*; price: ") as caught:
@@ -229,7 +229,7 @@ def test_what_is_not_of_the_type_is_corrupt_only_when_decoded() -> None:
         _ = envelope.message
 
 
-def test_what_cannot_be_written_is_refused() -> None:
+def test_messages_that_cannot_be_written_are_refused() -> None:
     with pytest.raises(InvalidInput, match="must be of Order, not str"):
         TypedLines(Order).marshal("text", UUID_1)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="must be a JSON object, which int is not"):

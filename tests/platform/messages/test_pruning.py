@@ -39,7 +39,7 @@ def clock_at(seconds: float) -> int:
 # The rule.
 
 
-def test_a_silent_producer_is_forgotten_by_its_own_clock_and_by_what_was_read_since() -> None:
+def test_a_silent_producer_is_forgotten_by_its_clock_and_by_the_bytes_read_since() -> None:
     pruning = Pruning(NOW, horizon_s=24 * HOUR, distance=1000)
     old, recent, ahead = (ProducerState(clock_at(NOW + hours * HOUR), -1, 500) for hours in (-25, -23, 25))
     assert pruning.forgets(old, 1500)
@@ -62,7 +62,7 @@ def test_an_open_transaction_is_forgotten_only_once_it_is_gone_from_the_journal(
     assert not Pruning(NOW).forgets(open_state, 600, first_offset=500), "what was listed may be wrong for a moment"
 
 
-def test_what_is_remembered_is_bounded_whatever_clocks_say() -> None:
+def test_memory_of_producers_is_bounded_for_any_clocks() -> None:
     """A client that makes up producers with clocks of any time costs what stands in the journal within the distance."""
     sequencer: Sequencer[JsonObject] = Sequencer()
     for number in range(2000):
@@ -166,7 +166,7 @@ def oracle(history: History) -> list[int]:
 
 
 @given(st.lists(writes, max_size=30), st.lists(times, min_size=1), st.booleans(), st.sampled_from([60, 200, None]))
-def test_a_reader_that_prunes_delivers_what_one_that_forgets_nothing_does(
+def test_a_pruning_reader_delivers_the_same_as_one_that_forgets_nothing(
     script: list[Write], reader_times: list[float], restores: bool, distance: int | None
 ) -> None:
     """Clocks are skewed, stepped and frozen, the reader's too. It takes a checkpoint behind each message."""
@@ -228,7 +228,7 @@ def test_a_writer_a_day_ahead_costs_others_nothing() -> None:
 # Telling.
 
 
-def test_clocks_far_off_are_told_of() -> None:
+def test_clocks_far_off_are_reported() -> None:
     before = Source(100, {A: ProducerState(clock_at(NOW), -1, 90)})
     fast, slow = ProducerState(clock_at(NOW + 2 * HOUR), -1, 150), ProducerState(clock_at(NOW - 2 * HOUR), -1, 150)
     assert skewed_clocks(before, Source(200, {A: fast}), NOW) == [SkewedClock(A, 2 * HOUR)]

@@ -141,12 +141,12 @@ def in_parts(content: Content, counts: list[int], ring_size: int) -> Iterator[Tr
 
 
 @given(st.lists(st.integers(0, 2), max_size=4), st.integers(1, 5))
-def test_readers_go_on_where_others_stopped(counts: list[int], ring_size: int) -> None:
+def test_readers_continue_where_others_stopped(counts: list[int], ring_size: int) -> None:
     read = list(in_parts(Content(HISTORY), counts, ring_size))
     assert [clocks(one.messages) for one in read] == [[35], [10, 30], [40]]
 
 
-def test_a_reader_stopped_within_a_transaction_goes_on_within_it() -> None:
+def test_a_reader_stopped_within_a_transaction_continues_within_it() -> None:
     content = Content(HISTORY)
     reader = ReadCommitted(content.read, "j")
     assert clocks([next(reader), next(reader)]) == [35, 10]
@@ -180,7 +180,7 @@ def test_a_producer_that_goes_back_is_reported() -> None:
     assert (entry["journal"], entry["producer"], entry["clock"]) == ("j", A.hex(), 5)
 
 
-def test_a_reader_that_is_left_closes_what_it_reads_from() -> None:
+def test_leaving_a_reader_closes_its_source() -> None:
     content = Content(HISTORY)
     reader = ReadCommitted(content.read, "j")
     next(reader)
@@ -225,7 +225,7 @@ def test_offsets_jump_over_holes() -> None:
     assert [message.begin for message in reader] == [0, 500]
 
 
-def test_a_source_covers_what_was_read_without_being_committed() -> None:
+def test_a_source_covers_messages_that_were_read_and_are_not_committed() -> None:
     content = Content(lines((A, 10, CONTINUE)))
     reader: ReadCommitted[JsonObject] = ReadCommitted(content.read, "j", Source())
     assert list(reader) == []

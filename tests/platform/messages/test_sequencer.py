@@ -233,7 +233,7 @@ def test_duplicates_that_straddle_a_checkpoint_are_dropped() -> None:
     assert feed.drain() == [1, 2, 3, 4]
 
 
-def test_a_checkpoint_in_the_middle_of_a_delivery_goes_on_behind_it() -> None:
+def test_a_checkpoint_in_the_middle_of_a_delivery_continues_behind_it() -> None:
     feed = Feed()
     for clock in (1, 2, 3):
         feed.queue(A, clock, CONTINUE)

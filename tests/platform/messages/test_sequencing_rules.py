@@ -383,7 +383,7 @@ def test_columns_keep_to_the_rules_in_any_ranges_and_transactions(
 
 
 @given(histories, st.integers(1, 4), st.integers(1, 12), st.lists(st.integers(0, 50), max_size=3), st.booleans())
-def test_columns_go_on_where_a_sequencer_stopped_and_back(
+def test_columns_continue_where_a_sequencer_stopped_and_back(
     history: History, ring_size: int, count: int, cuts: list[int], replay_first: bool
 ) -> None:
     sequencer: Sequencer[JsonObject] = Sequencer(ring_size=ring_size)

@@ -22,7 +22,7 @@ def test_large_blocks_are_reused_without_new_pages() -> None:
     assert faults < rounds * size // resource.getpagesize() // 4
 
 
-def test_what_a_started_process_has_is_never_garbage_collected_again() -> None:
+def test_objects_made_at_the_start_are_never_garbage_collected_again() -> None:
     before = gc.get_threshold()
     try:
         spare_garbage_collection()

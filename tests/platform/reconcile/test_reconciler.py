@@ -89,7 +89,7 @@ async def test_more_changes_than_a_transaction_holds_are_applied_in_several() ->
     assert len(specs.transactions) == 3, "nothing was left to do"
 
 
-async def test_after_an_interruption_the_same_tree_goes_on_with_the_rest() -> None:
+async def test_after_an_interruption_the_same_tree_continues_with_the_rest() -> None:
     specs = MemorySpecs()
     specs.before[1] = fail(InvalidInput("the broker refuses"))
     with pytest.raises(CorantoError, match=r"Of 300 changes the first 128 were applied before\. Apply again"):
@@ -101,7 +101,7 @@ async def test_after_an_interruption_the_same_tree_goes_on_with_the_rest() -> No
     assert rest.told[0] == "create a/0128"
 
 
-async def test_what_somebody_else_changed_meanwhile_is_compared_again() -> None:
+async def test_concurrent_changes_are_compared_again() -> None:
     specs = MemorySpecs()
     specs.put("a/0001", replication=3)
     specs.before[0] = lambda: specs.put("a/0001", replication=5)
@@ -136,7 +136,7 @@ async def test_a_journal_that_somebody_else_creates_meanwhile_is_a_conflict_if_i
     assert run.told == ["create b/0"]
 
 
-async def test_a_conflict_that_shows_at_the_start_is_told_before_anything_is_applied() -> None:
+async def test_a_conflict_known_at_the_start_is_reported_before_anything_is_applied() -> None:
     specs = MemorySpecs()
     for number in range(20):
         specs.put(f"b/{number}", replication=3)

@@ -83,7 +83,7 @@ def test_a_tree() -> None:
     ]
 
 
-def test_rendering_hoists_what_is_shared() -> None:
+def test_rendering_moves_shared_fields_to_the_parent() -> None:
     journals = [(change.upsert, change.expect_mod_revision) for change in parse_tree(TREE) if not change.delete]
     assert render_tree(reversed(journals)) == TREE.lstrip().replace("name: foo/\n", "name: foo/baz/\n").replace(
         "- delete: true\n  name: foo/bar\n  revision: 99\n", ""
@@ -302,6 +302,6 @@ def test_no_code_runs() -> None:
         ("name: a/b\nreplication: " + "9" * 5000, "line 2: .*64 bits"),
     ],
 )
-def test_what_is_too_much_for_anybody_to_read_is_refused_at_once(text: str, problem: str) -> None:
+def test_oversized_input_is_refused_at_once(text: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         parse_tree(text)

@@ -230,7 +230,7 @@ async def test_t03_a_commit_that_broke_before_it_was_applied_leaves_nothing_anyw
 # ------------------------------------------------------------------------------------- T4, T5: read what was committed
 
 
-async def test_t04_what_is_committed_is_read_at_once_by_any_client_at_any_broker() -> None:
+async def test_t04_a_commit_is_read_at_once_by_any_client_at_any_broker() -> None:
     """The count of the contract is `python -m tests.platform.streams.full_counts t4`."""
     async with reading_everywhere() as (world, readers):
         asked: set[str] = set()
@@ -444,7 +444,7 @@ async def test_t10_and_t12_a_lost_answer_is_made_up_for_at_any_size(world: Strea
     assert writer.metrics.retried._value.get() == 0  # Nothing was sent twice.
 
 
-async def test_t10_what_was_not_applied_is_sent_again(world: StreamWorld) -> None:
+async def test_t10_writes_that_were_not_applied_are_sent_again(world: StreamWorld) -> None:
     async with StreamWriter(world.client, STREAM) as writer:
         await write(writer, "key", {"n": 0})
         world.wire.cut(CutPoint.COMMIT, CutPoint.HALF_CLOSE, CutPoint.ANSWER)
@@ -457,7 +457,9 @@ async def test_t10_what_was_not_applied_is_sent_again(world: StreamWorld) -> Non
 
 
 @pytest.mark.parametrize("cut", CUTS)
-async def test_t11_a_restarted_process_goes_on_where_the_stream_stands(world: StreamWorld, cut: CutPoint) -> None:
+async def test_t11_a_restarted_process_continues_at_the_last_durable_sequence(
+    world: StreamWorld, cut: CutPoint
+) -> None:
     writer = StreamWriter(world.client, STREAM, writer_id="importer")
     await writer.open()
     original = [await write(writer, "key", {"n": n}, {"n": -n}, sequence=n) for n in range(3)]
@@ -502,7 +504,7 @@ async def test_t11_positions_are_found_in_the_segments_before(world: StreamWorld
             await write(writer, "key", {"n": -1}, sequence=5)  # Never used for anything.
 
 
-async def test_t11_after_a_merge_each_key_goes_on_where_its_own_segment_stood() -> None:
+async def test_t11_after_a_merge_each_key_continues_at_its_own_segments_sequence() -> None:
     """The writes of one segment that were not durable are appended, though the other segment was further ahead."""
     async with stream_world(segments=2) as world:
         stream = await world.streams.describe(STREAM)

@@ -113,7 +113,7 @@ async def test_t15_a_second_transaction_of_a_key_is_refused_before_anything_is_s
 # ----------------------------------------------------------------------------------------------------- T17: closing
 
 
-async def test_t17_closing_aborts_what_is_open_and_awaits_what_is_in_flight(world: StreamWorld) -> None:
+async def test_t17_closing_aborts_open_transactions_and_awaits_appends_in_flight(world: StreamWorld) -> None:
     writer = StreamWriter(world.client, STREAM)
     await writer.open()
     txn = await writer.transaction("open").__aenter__()
@@ -129,7 +129,7 @@ async def test_t17_closing_aborts_what_is_open_and_awaits_what_is_in_flight(worl
     assert await events_of(world) == [0, 1]
 
 
-async def test_t17_what_is_not_settled_by_the_deadline_is_unknown_or_was_not_appended(world: StreamWorld) -> None:
+async def test_t17_writes_unfinished_at_the_deadline_are_unknown_or_not_appended(world: StreamWorld) -> None:
     writer = StreamWriter(world.client, STREAM, in_flight=1, batch_bytes=1)
     await writer.open()
     await writer.write_event("key", {"n": 0})
@@ -167,7 +167,7 @@ def test_t18_every_error_says_whether_the_write_may_be_durable() -> None:
     assert WriterExpired("…", Outcome.UNKNOWN).outcome is Outcome.UNKNOWN
 
 
-async def test_t18_what_failed_as_not_applied_is_never_read(world: StreamWorld) -> None:
+async def test_t18_writes_reported_as_not_applied_are_never_read(world: StreamWorld) -> None:
     """All that can be refused, with something behind it in the pipeline each time."""
     failed: list[tuple[int, CorantoError]] = []
     async with StreamWriter(world.client, STREAM, batch_bytes=1) as writer:
@@ -212,7 +212,7 @@ async def test_t18_behind_something_that_failed_nothing_is_appended(world: Strea
 # -------------------------------------------------------------------------------------------- T19: nothing, and wrong
 
 
-async def test_t19_nothing_is_committed_without_an_append_and_what_is_wrong_is_refused(world: StreamWorld) -> None:
+async def test_t19_empty_transactions_make_no_append_and_invalid_ones_are_refused(world: StreamWorld) -> None:
     async with StreamWriter(world.client, STREAM) as writer:
         await write(writer, "key", {"n": 0})
         calls = len(world.wire.appends)
@@ -349,7 +349,7 @@ def test_t22_the_registers_are_as_large_after_many_writers_as_after_few() -> Non
     assert max(sizes) - min(sizes) <= 3 * most, "numbers have a digit or two more"
 
 
-async def test_t22_writers_of_a_broker_are_bounded_and_whoever_expired_is_told() -> None:
+async def test_t22_entries_of_writers_are_bounded_and_expired_writers_get_an_error() -> None:
     async with stream_world(max_writers=4) as world:
         idle = StreamWriter[Any](world.client, STREAM)
         await idle.open()
@@ -412,7 +412,7 @@ class OldClock(SystemClock):
         return super().now() - 1000
 
 
-async def test_t22_an_expired_writer_in_doubt_is_told_that_the_outcome_is_unknown() -> None:
+async def test_t22_an_expired_writer_in_doubt_gets_an_unknown_outcome() -> None:
     async with stream_world(max_writers=2) as world:
         async with StreamWriter(world.client, STREAM, clock=OldClock()) as writer:
             await write(writer, "key", {"n": 0})
@@ -500,7 +500,7 @@ async def one_segment_on_a_fake_broker() -> AsyncIterator[FakeBroker]:
 
 
 @pytest.mark.parametrize("point", [CallPoint.APPEND_BEGUN, CallPoint.APPEND_CONTENT])
-async def test_t24_a_token_that_expires_before_the_commit_is_told_and_nothing_is_applied(point: CallPoint) -> None:
+async def test_t24_a_token_that_expires_before_the_commit_is_reported_and_nothing_is_applied(point: CallPoint) -> None:
     async with one_segment_on_a_fake_broker() as broker:
         token = BearerToken.parse("expires")
         async with (
@@ -550,7 +550,7 @@ async def test_t24_a_token_that_expires_within_an_append_leaves_all_or_nothing(r
 # ------------------------------------------------------------------------------------------ T25: cancellation
 
 
-async def test_t25_a_cancelled_transaction_is_aborted_and_a_cancelled_commit_goes_on(world: StreamWorld) -> None:
+async def test_t25_a_cancelled_transaction_is_aborted_and_a_cancelled_commit_continues(world: StreamWorld) -> None:
     async with StreamWriter(world.client, STREAM) as writer:
         await write(writer, "key", {"n": 0})
         entered = asyncio.Event()
@@ -697,7 +697,7 @@ async def test_t27_readers_get_transactions_whole(world: StreamWorld) -> None:
 # -------------------------------------------------------------------------------------------------- T28: cost
 
 
-async def test_t28_a_commit_costs_what_a_plain_append_of_the_same_bytes_does() -> None:
+async def test_t28_a_commit_costs_the_same_as_a_plain_append_of_the_same_bytes() -> None:
     async with stream_world(3, replication=3) as world:
         plain_journal = "plain/journal"
         await world.cluster.create(plain_journal)
@@ -814,7 +814,7 @@ async def test_a_segment_that_is_deleted_meanwhile_leaves_an_outcome_unknown(wor
         assert result.segment in (1, 2)
 
 
-async def test_times_that_are_noted_come_behind_what_was_written_before(world: StreamWorld) -> None:
+async def test_noted_times_come_after_earlier_writes(world: StreamWorld) -> None:
     async with StreamWriter(world.client, STREAM) as writer:
         await writer.write_event("key", {"n": 0})
         writer.note_time(10)

@@ -70,7 +70,7 @@ class StoppedClock:
 
 
 @pytest.mark.parametrize("names", [(), ("red", "shop/orders")], ids=["all", "named"])
-async def test_an_autoscaler_goes_on_beside_a_stream_that_contradicts_itself(
+async def test_an_autoscaler_continues_beside_a_stream_that_contradicts_itself(
     client: JournalClient, names: tuple[str, ...]
 ) -> None:
     await Streams(client).create("shop/orders", 2, template=TEMPLATE, policy=ScalingPolicy.by_bytes(1))
@@ -81,7 +81,7 @@ async def test_an_autoscaler_goes_on_beside_a_stream_that_contradicts_itself(
     assert {each["stream"] for each in logs if each["event"].startswith("stream contradicts itself")} == {"red"}
 
 
-async def test_an_autoscaler_outlives_what_fails_for_all_streams(client: JournalClient) -> None:
+async def test_an_autoscaler_survives_failures_that_concern_all_streams(client: JournalClient) -> None:
     await Streams(client).create("shop/orders", 2, template=TEMPLATE, policy=ScalingPolicy.by_bytes(1))
 
     class Flaky(Streams):

@@ -133,7 +133,7 @@ async def test_another_task_factory_stays_in_place() -> None:
         loop.set_task_factory(None)
 
 
-def test_journals_are_what_they_are_anywhere() -> None:
+def test_journals_look_the_same_to_all_clients() -> None:
     async def main(_: SimLoop) -> None:
         async with Cluster(brokers=3, zones=("here", "there")) as cluster:
             await cluster.create(JOURNAL, labels={"owner": "me"})
@@ -204,7 +204,7 @@ def test_the_only_broker_remembers_over_a_kill_and_stores_at_a_graceful_stop() -
     virtually(main)
 
 
-def test_what_is_cut_off_is_gone_until_it_is_healed() -> None:
+def test_a_cut_link_carries_nothing_until_it_is_healed() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=2, lease_seconds=3) as cluster:
             await cluster.create(JOURNAL, replication=2)
@@ -307,7 +307,7 @@ async def test_without_a_broker_it_says_what_to_install(
         await Cluster().__aenter__()
 
 
-async def test_what_makes_no_sense_is_refused() -> None:
+async def test_contradictory_options_are_refused() -> None:
     for options, message in (
         ({"brokers": 0}, "0 brokers; give at least one"),
         ({"zones": ()}, "at least one zone"),

@@ -141,7 +141,7 @@ def applied(remote: RemoteBroker) -> list[int]:
     return [len(request.changes) for request in remote.fake.requests if isinstance(request, pb.ApplyRequest)]
 
 
-def test_specs_are_applied_in_several_transactions_which_go_on_after_an_interruption(
+def test_specs_are_applied_in_several_transactions_which_continue_after_an_interruption(
     run: CommandLine, remote: RemoteBroker
 ) -> None:
     remote.fake.at(CallPoint.APPLY, None, grpc.StatusCode.INVALID_ARGUMENT)
@@ -376,7 +376,7 @@ def test_options_of_append_that_do_not_go_together(run: CommandLine, parts: tupl
     assert "--base64" in run("append", parts[0], "-f", "lines", "--base64").errors
 
 
-def test_a_failed_append_of_records_is_told(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
+def test_a_failed_append_of_records_is_reported(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
     remote.fake.at(CallPoint.APPEND_BEGUN, pb.NOT_ALLOWED)
     result = run("append", parts[0], "-f", "lines", input=b"one\ntwo\n")
     assert (result.code, result.output) == (1, "")
@@ -408,7 +408,7 @@ def test_appends_of_several_journals_are_kept_whole(run: CommandLine, remote: Re
     assert found in ("a" * 5000 + "b" * 5000, "b" * 5000 + "a" * 5000)
 
 
-def test_reads_go_on_at_their_offsets(
+def test_reads_continue_at_their_offsets(
     run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path
 ) -> None:
     offsets, output = tmp_path / "offsets.json", tmp_path / "output"

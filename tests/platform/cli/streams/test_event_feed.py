@@ -52,7 +52,7 @@ def handing(writer: HeldWriter, late: list[int]) -> EventFeed:
     return EventFeed(cast("StreamWriter[Any]", writer), patience=0.02, late=settle)
 
 
-def test_what_is_under_way_is_bounded_and_waiting_is_told() -> None:
+def test_appends_in_flight_are_bounded_and_waiting_is_reported() -> None:
     writer, late = HeldWriter(), list[int]()
     handed = handing(writer, late)
     for number in range(TOGETHER):
@@ -65,7 +65,7 @@ def test_what_is_under_way_is_bounded_and_waiting_is_told() -> None:
     assert writer.sequences == list(range(TOGETHER))
 
 
-def test_what_was_there_already_is_counted() -> None:
+def test_repeated_events_are_counted() -> None:
     writer, late = HeldWriter(), list[int]()
     handed = handing(writer, late)
     handed.add("key", {}, 1)

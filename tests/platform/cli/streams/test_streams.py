@@ -128,13 +128,13 @@ def test_from_creation_to_deletion(run: CommandLine) -> None:
         (("read", "orders"), "there is no stream orders"),
     ],
 )
-def test_what_makes_no_sense_is_said(run: CommandLine, words: tuple[str, ...], problem: str) -> None:
+def test_contradictory_options_are_reported(run: CommandLine, words: tuple[str, ...], problem: str) -> None:
     result = run(*words)
     assert (result.code, result.output) == (1, "")
     assert problem in result.errors
 
 
-def test_a_change_that_cannot_be_says_what_can(run: CommandLine) -> None:
+def test_an_impossible_change_names_the_possible_ones(run: CommandLine) -> None:
     create(run, "shares", "-s", "3")
     for words, problem in (
         (("scale", "--split", "0:999999999"), "cannot be split into 999999999 at once, only into less than 120"),
@@ -161,7 +161,7 @@ def test_a_change_that_cannot_be_says_what_can(run: CommandLine) -> None:
     assert "what succeeds segment 0 is in it, too; name one of them" in both.errors
 
 
-def test_what_was_scaled_is_told(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scaling_is_reported(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     create(run, "steady", "-s", "3")
 
     class Decided:
@@ -230,7 +230,9 @@ def test_the_same_input_under_the_same_id_is_written_once(run: CommandLine, tmp_
         (("--key-field", "id"), b'{"id":true}\n', "line 1 has no text or number 'id'"),
     ],
 )
-def test_input_that_is_no_event_is_said(run: CommandLine, words: tuple[str, ...], input: bytes, problem: str) -> None:
+def test_input_that_is_no_event_is_reported(
+    run: CommandLine, words: tuple[str, ...], input: bytes, problem: str
+) -> None:
     name = f"bad/{words[0].strip('-')}-{len(input)}"
     create(run, name)
     result = run("write", name, *words, input=input)
@@ -238,7 +240,7 @@ def test_input_that_is_no_event_is_said(run: CommandLine, words: tuple[str, ...]
     assert problem in result.errors
 
 
-def test_what_came_before_a_failure_is_written(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_before_a_failure_is_written(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     create(run, "interrupted")
     result = run("write", "interrupted", "-k", "a", input=b"{}\n{}\nno\n")
     assert (result.code, "of 2 events that were read, 2 are durable" in result.errors) == (1, True)
@@ -293,7 +295,7 @@ def test_transactions_of_the_command_line(run: CommandLine) -> None:
     assert run("read", "carts", "--tail").output == "", "nothing will be written any more"
 
 
-def test_positions_that_are_none_are_said(run: CommandLine, tmp_path: Path) -> None:
+def test_positions_that_are_none_are_reported(run: CommandLine, tmp_path: Path) -> None:
     create(run, "places")
     position = tmp_path / "position"
     for content, problem in (("x", "Invalid JSON"), ("[]", "an object"), ('{"0":{"offset":-5}}', "not negative")):

@@ -44,7 +44,7 @@ def client() -> Iterator[SyncJournalClient]:
         yield cluster.client()
 
 
-def test_a_script_reads_and_goes_on(client: SyncJournalClient) -> None:
+def test_a_script_reads_and_continues(client: SyncJournalClient) -> None:
     with SyncStreamReader[JsonObject](client, "s") as reader:
         read = [next(reader).data["n"] for _ in range(4)]
         position = StreamPosition.from_json(reader.position().to_json())

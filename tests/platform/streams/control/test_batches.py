@@ -78,7 +78,7 @@ async def test_those_that_go_together_fail_together_and_later_ones_do_not() -> N
     assert await batches.append(b"x") == ContentRange(0, 1)
 
 
-async def test_whoever_waits_is_told_when_it_ends_with_its_loop() -> None:
+async def test_waiters_get_an_error_when_the_loop_ends() -> None:
     journal = Journal()
     batches = Batches(journal.send)
     tasks = [asyncio.create_task(batches.append(b"x" * MAX_BATCH_BYTES)) for _ in range(2)]

@@ -78,7 +78,7 @@ async def test_a_stream_is_created_with_all_that_belongs_to_it(streams: Streams,
         await streams.create("shop/orders", template=TEMPLATE)
 
 
-async def test_streams_are_told_apart_by_whole_names(streams: Streams) -> None:
+async def test_streams_are_distinguished_by_whole_names(streams: Streams) -> None:
     outer = await streams.create("orders", 2, template=TEMPLATE)
     inner = await streams.create("orders/late", template=TEMPLATE)
     await streams.scale("orders", [Split(0)])
@@ -425,7 +425,7 @@ async def test_no_retention_removes_decisions(streams: Streams, client: JournalC
 # ---------------------------------------------------------------------------------------------------------- truncating
 
 
-async def test_a_cut_takes_away_what_is_before_it(streams: Streams, client: JournalClient) -> None:
+async def test_a_cut_removes_content_before_it(streams: Streams, client: JournalClient) -> None:
     stream = await streams.create("orders", 2, template=TEMPLATE)
     await fill(client, stream)
     stream = await streams.scale("orders", [Split(1)])

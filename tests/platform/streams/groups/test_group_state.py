@@ -299,7 +299,7 @@ def test_a_zombie_is_refused_whatever_it_wants(late: GroupUpdate) -> None:
         late.apply(Joined("r0", "anew").apply(state))
 
 
-def test_a_reader_cannot_advance_what_is_not_its_own() -> None:
+def test_a_reader_cannot_advance_segments_of_others() -> None:
     with pytest.raises(ReaderOffline, match="segment 1"):
         Beat("r0", "a", {1: SegmentPosition(9)}).apply(two_readers())
     forward = Beat("r0", "a", {0: SegmentPosition(9)}).apply(two_readers())
@@ -361,7 +361,7 @@ def test_the_earliest_cut_is_behind_nobody() -> None:
         earliest(stream, [])
 
 
-def test_a_position_is_a_cut_that_keeps_what_is_needed() -> None:
+def test_a_position_is_a_cut_before_everything_still_needed() -> None:
     text = '{"1":{"offset":90,"pending":[{"producer":"010203040506","last_ack":7,"begin":40}]},"2":{"offset":5}}'
     position = StreamPosition.from_json(text)
     assert dict(position) == {1: 40, 2: 5}

@@ -196,7 +196,7 @@ def test_each_key_is_in_order_across_splits_and_merges_between_readers() -> None
     run(main, brokers=3, seed=3)
 
 
-def test_what_a_dead_reader_had_not_told_is_read_again_and_nothing_is_left_out() -> None:
+def test_unrecorded_events_of_a_dead_reader_are_read_again() -> None:
     async def main(world: World) -> None:
         group = await world.create(2)
         dying = Process(world, "r0", beat=5, timeout=20)
@@ -315,7 +315,7 @@ def test_what_a_block_ends_with_is_consumed_unless_it_fails() -> None:
     run(main)
 
 
-def test_who_starts_again_with_its_id_goes_on_at_once() -> None:
+def test_a_reader_that_restarts_under_its_id_continues_at_once() -> None:
     async def main(world: World) -> None:
         group = await world.create(2)
         first = Process(world, "r0")
@@ -564,7 +564,7 @@ def test_wherever_calls_are_cancelled_each_event_is_read_once(seed: int) -> None
     run(main, seed=seed)
 
 
-def test_a_group_goes_on_behind_what_was_truncated_if_it_is_told_to() -> None:
+def test_a_group_skips_truncated_content_on_request() -> None:
     async def main(world: World) -> None:
         group = await world.create(1)
         await world.write(range(8))

@@ -152,7 +152,7 @@ def test_who_follows_sees_each_state() -> None:
     run(main)
 
 
-def test_a_snapshot_stands_for_what_was_before_it() -> None:
+def test_a_snapshot_replaces_earlier_content() -> None:
     async def main(loop: SimLoop, cluster: Cluster) -> None:
         client = cluster.client()
         one = synchronizer(loop, client, snapshot_every=3)
@@ -233,7 +233,7 @@ def test_after_the_registers_are_lost_nothing_decided_before_is_applied() -> Non
     run(main, brokers=2)
 
 
-def test_what_is_not_a_record_is_said_to_be_corrupt() -> None:
+def test_content_that_is_no_record_is_corrupt() -> None:
     async def main(loop: SimLoop, cluster: Cluster) -> None:
         client = cluster.client()
         one = synchronizer(loop, client)

@@ -80,12 +80,12 @@ def test_overlap_is_a_common_place(one: KeyRange, other: KeyRange) -> None:
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 0), (5, 5), (6, 5), (-1, 5), (0, KEY_SPACE + 1)])
-def test_what_is_no_range_is_refused(begin: int, end: int) -> None:
+def test_invalid_ranges_are_refused(begin: int, end: int) -> None:
     with pytest.raises(InvalidInput, match="no range of keys"):
         KeyRange(begin, end)
 
 
-def test_what_cannot_be_split_or_merged_is_refused() -> None:
+def test_impossible_splits_and_merges_are_refused() -> None:
     with pytest.raises(InvalidInput, match="1 to 3"):
         KeyRange(5, 8).split(4)
     with pytest.raises(InvalidInput, match="not adjacent"):

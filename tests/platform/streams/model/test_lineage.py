@@ -85,7 +85,7 @@ async def test_after_a_merge_each_predecessor_tells_for_its_own_keys_even_when_t
         assert (lineage.sequence_of(0), lineage.sequence_of(KEY_SPACE - 1)) == (4, 6)
 
 
-async def test_what_it_never_wrote_to_is_passed_on_the_way_back() -> None:
+async def test_segments_without_writes_are_skipped_on_the_way_back() -> None:
     history = History()
     history.add(0, KeyRange.FULL)
     history.add(1, LOW, 0)

@@ -75,7 +75,7 @@ def streams(draw: st.DrawFn) -> Stream:
 
 @settings(max_examples=40, deadline=None)
 @given(streams(), st.integers(0, KEY_SPACE - 1), st.integers(0, 99))
-def test_a_stream_is_what_its_labels_say(stream: Stream, place: int, begin: int) -> None:
+def test_labels_define_a_stream(stream: Stream, place: int, begin: int) -> None:
     first = stream.heads()[0]
     stream = replaced(stream, first, begin=begin)
     for segment in stream.segments.values():
@@ -135,7 +135,7 @@ def test_journals_beside_the_segments_are_passed_over() -> None:
         decode(Listing(pb.Header(), (JournalInfo(part, 0, 0, pb.Route()),)))
 
 
-def test_selectors_find_segments_and_what_belongs_to_them() -> None:
+def test_selectors_find_segments_and_the_streams_other_journals() -> None:
     segment = m.spec_of(NAME, created().segments[0], template())
     other = m.spec_of("orders/other", Segment(0, 0, m.segment_journal("orders/other", 0), KeyRange.FULL), template())
     part = labels.label_set({m.STREAM_PART_LABEL: NAME})
@@ -145,7 +145,7 @@ def test_selectors_find_segments_and_what_belongs_to_them() -> None:
     assert not labels.matches(m.parts_selector(NAME), labels.with_meta(segment.name, segment.labels))
 
 
-def test_several_streams_are_told_apart() -> None:
+def test_several_streams_are_distinguished() -> None:
     other = Stream("returns", {0: Segment(0, 0, m.segment_journal("returns", 0), KeyRange.FULL)})
     both = Listing(pb.Header(), (*listing(created(2)).journals, *listing(other).journals))
     assert m.decode_all(both) == (created(2), other)
@@ -154,7 +154,7 @@ def test_several_streams_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "/orders", "orders/", "a//b", "a b", "o" * 433])
-def test_what_is_no_name_of_a_stream(name: str) -> None:
+def test_invalid_names_of_streams(name: str) -> None:
     with pytest.raises(InvalidInput, match="stream"):
         m.validate_stream(name)
 

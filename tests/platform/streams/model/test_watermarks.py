@@ -104,7 +104,7 @@ def test_a_clock_that_is_stepped_or_stands_still_does_not_make_others_silent() -
 
 @given(st.integers(0, 2**32), st.lists(st.sampled_from([0.0, 500.0, -500.0, 10.0**9]), min_size=3, max_size=3))
 @settings(max_examples=60, deadline=None)
-def test_writers_that_go_on_noting_times_are_never_passed_over(seed: int, skews: list[float]) -> None:
+def test_writers_that_keep_noting_times_are_never_skipped(seed: int, skews: list[float]) -> None:
     """Whatever their clocks are off by: no watermark is above what one of them has noted."""
     rng = random.Random(seed)
     marks, noted, last = Watermarks(timeout=100), [0.0] * 3, [0.0] * 3

@@ -147,7 +147,7 @@ async def test_a_writer_whose_clock_is_off_costs_nobody_a_transaction(
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_any_position_goes_on_exactly(seed: int) -> None:
+async def test_any_position_continues_exactly(seed: int) -> None:
     rng = random.Random(seed)
     journal = Journal()
     committed = interleaved(journal, rng)
@@ -191,7 +191,7 @@ async def test_content_is_read_ahead_but_not_without_end() -> None:
     await asyncio.wait([source.close()])
 
 
-async def test_reading_goes_on_behind_what_is_no_message() -> None:
+async def test_reading_continues_after_content_that_is_no_message() -> None:
     journal = Journal()
     journal.write(1, Flags.OUTSIDE_TXN, 0)
     journal.journals.journals[journal.segment.journal].write(b"no message\n")
@@ -209,7 +209,7 @@ async def test_reading_goes_on_behind_what_is_no_message() -> None:
     await asyncio.wait([source.close()])
 
 
-async def test_segments_have_their_turns_and_positions_leave_out_what_is_current() -> None:
+async def test_segments_take_turns_and_positions_exclude_the_current_transaction() -> None:
     pool: SegmentPool[JsonObject] = SegmentPool()
     journals = [Journal(0), Journal(1)]
     for journal in journals:

@@ -136,7 +136,7 @@ def test_what_was_committed_before_is_read_without_waiting_also_behind_a_split()
     run(main, brokers=3)
 
 
-def test_what_is_committed_can_be_read_at_once_where_it_was_said_to_be() -> None:
+def test_a_committed_transaction_is_readable_at_its_reported_place() -> None:
     """T4 and T5, by a reader of its own for each commit, at whatever broker, with segments that come and go."""
 
     async def main(world: World) -> None:
@@ -189,7 +189,7 @@ def test_time_moves_on_with_the_slowest_writer_across_a_split() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_reading_goes_on_from_a_position_after_every_delivery(whole: bool) -> None:
+def test_reading_continues_from_a_position_after_every_delivery(whole: bool) -> None:
     """T27: neither a delivery nor a position is ever within a transaction."""
 
     async def main(world: World) -> None:
@@ -334,7 +334,7 @@ def test_a_cancelled_call_takes_nothing() -> None:
     run(main)
 
 
-def test_what_is_truncated_is_said_or_skipped() -> None:
+def test_truncated_content_is_reported_or_skipped() -> None:
     async def main(world: World) -> None:
         await world.create()
         await world.write(range(4))
@@ -365,7 +365,7 @@ def test_what_is_truncated_is_said_or_skipped() -> None:
     run(main)
 
 
-def test_content_that_is_gone_while_reading_is_said_or_skipped() -> None:
+def test_content_that_is_gone_while_reading_is_reported_or_skipped() -> None:
     async def main(world: World) -> None:
         await world.create()
         await world.write(range(4))

@@ -34,7 +34,7 @@ class Fragile(JsonEvents):
         return super().stamp(encoded, uuid)
 
 
-async def test_what_cannot_be_stamped_is_not_applied_and_the_writer_goes_on() -> None:
+async def test_events_that_cannot_be_stamped_are_not_applied_and_the_writer_continues() -> None:
     async with stream_world() as world, StreamWriter(world.client, STREAM, format=Fragile()) as writer:
         await writer.write_event("key", {"n": 0})
         for _ in range(2):

@@ -41,7 +41,7 @@ async def test_waiting_is_cancelled_alone() -> None:
     assert await second == 7
 
 
-async def test_who_waits_for_what_is_cancelled_is() -> None:
+async def test_cancelling_the_future_cancels_its_waiters() -> None:
     promise, waiting = await promised()
     assert promise.cancel()
     assert not promise.cancel()

@@ -106,9 +106,7 @@ def test_t16_the_table_is_total() -> None:
 
 @pytest.mark.parametrize("what", USERS_CALLS, ids=lambda what: what.name)
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.name)
-async def test_t16_every_call_in_every_state_does_what_the_table_says(
-    state: TransactionState, what: TransactionEvent
-) -> None:
+async def test_t16_every_call_in_every_state_follows_the_table(state: TransactionState, what: TransactionEvent) -> None:
     writer, txn = await in_state(state)
     after, action = TABLE[state, what]
     commits, ends = len(writer.commits), len(writer.ends)

@@ -101,7 +101,7 @@ async def test_a_slow_link(echo: Echo) -> None:
     ends[1].close()
 
 
-async def test_what_readers_see_is_written_down_once_unless_it_differs(tmp_path: Path) -> None:
+async def test_equal_observations_of_readers_are_recorded_once(tmp_path: Path) -> None:
     workload = Workload(FaultyCluster(tmp_path), ["a/b"], ["z"], random.Random(0), 0.1)
     for offset, content in ((0, b"0123"), (4, b"4567"), (2, b"2345678"), (0, b"01"), (3, b"34x6")):
         workload._saw("reader", "a/b", offset, content)
