@@ -94,11 +94,11 @@ async def _prove_alive(world: World, workload: Workload, report: RunReport) -> N
     """Check that all journals are whole again and take appends through every broker, and that readers reach the end."""
 
     def whole() -> bool:
-        return all(machine.is_up for machine in world.machines) and all(map(world.is_consistent, world.journals))
+        return all(machine.is_up for machine in world.machines) and all(map(world.is_whole, world.journals))
 
     if not await world.until(whole, LIVELINESS_SECONDS):
         down = [machine.name for machine in world.machines if not machine.is_up]
-        torn = [journal for journal in world.journals if not world.is_consistent(journal)]
+        torn = [journal for journal in world.journals if not world.is_whole(journal)]
         report.anomalies.append(Anomaly("stuck", ", ".join(torn) or "-", f"not whole after healing; down: {down}"))
         return
     for journal in world.journals:

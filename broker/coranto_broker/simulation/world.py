@@ -136,6 +136,12 @@ class World:
             and all(routes_equivalent(synced(kv), route) for _, kv in found)
         )
 
+    def is_whole(self, journal: str) -> bool:
+        """Return True if the journal is consistent, or is fully suspended until somebody appends to it."""
+        if self.exists(journal) and effective_replication(self.spec(journal), 9) == 0:
+            return not self.assignments(journal)
+        return self.is_consistent(journal)
+
     @property
     def bounds_backlog(self) -> bool:
         """True if brokers bound their backlog and hold appends back."""

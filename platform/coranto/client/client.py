@@ -311,10 +311,10 @@ class JournalClient:
         """Yield the committed content of journal offsets [offset, end_offset), in order and without repetition.
 
         `offset` -1 is the write head at the time of the call. `end_offset` 0 means no bound. Without `block` the read
-        ends at the write head. With `block` it waits there for more, and survives broker restarts of any length. Where
-        content is gone (retention), the next chunk's offset is higher than the end of the chunk before. With
-        `fail_on_jump` the read raises OffsetJump instead. `begin_mod_time` (Unix seconds) skips persisted fragments
-        last modified before it.
+        ends at the write head. With `block` it waits there for more, and survives broker restarts and suspensions of
+        any length. Where content is gone (retention), the next chunk's offset is higher than the end of the chunk
+        before. With `fail_on_jump` the read raises OffsetJump instead. `begin_mod_time` (Unix seconds) skips persisted
+        fragments last modified before it.
 
         Unless `direct` is false, persisted fragments are read directly from their store if this process can do so.
         They are verified against their SHA-1 before delivery. Content that comes through brokers is verified at the end

@@ -23,6 +23,7 @@ from coranto.errors import (
     CorruptFragment,
     InsufficientBrokers,
     JournalNotFound,
+    JournalSuspended,
     NoPrimaryBroker,
     NotJournalBroker,
     NotPrimaryBroker,
@@ -47,9 +48,10 @@ _log = structlog.get_logger(__name__)
 class ReadOptions:
     """The options of a read of journal offsets [offset, end_offset). An `end_offset` of 0 means no bound.
 
-    `block` waits for content that is not written yet; without a bound, forever. `begin_mod_time` (Unix seconds) skips
-    persisted fragments that were last modified before it. `direct` allows reading persisted fragments from their
-    store. `fail_on_jump` raises OffsetJump where content is gone, instead of going on behind the gap.
+    `block` waits for content that is not written yet, also while the journal is suspended; without a bound, forever.
+    `begin_mod_time` (Unix seconds) skips persisted fragments that were last modified before it. `direct` allows reading
+    persisted fragments from their store. `fail_on_jump` raises OffsetJump where content is gone, instead of going on
+    behind the gap.
     """
 
     journal: str
@@ -105,7 +107,9 @@ class Reader:
                         async for chunk in chunks:
                             yield chunk
                 failure: CorantoError = Unavailable(f"read of {progress.journal}: the broker ended it without content")
-            except (*TRANSIENT, JournalNotFound, OffsetNotYetAvailable) as error:
+            except (*TRANSIENT, JournalNotFound, JournalSuspended, OffsetNotYetAvailable) as error:
+                if isinstance(error, JournalSuspended) and not self._options.block:
+                    raise
                 failure = error
                 if isinstance(error, NotJournalBroker) and asked:
                     # Its answer told which broker has the journal. If not, a seed may proxy the read.

@@ -192,16 +192,25 @@ async def test_content_that_is_gone(
 
 
 @pytest.mark.parametrize(
-    ("status", "error"),
-    [(pb.NOT_ALLOWED, NotAllowed), (pb.SUSPENDED, JournalSuspended)],
+    ("status", "error", "block"),
+    [(pb.NOT_ALLOWED, NotAllowed, True), (pb.SUSPENDED, JournalSuspended, False)],
 )
 async def test_lasting_refusals_are_raised_at_once(
-    client: JournalClient, broker: FakeBroker, journal: FakeJournal, status: int, error: type[Exception]
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, status: int, error: type[Exception], block: bool
 ) -> None:
     broker.at(CallPoint.READ_BEGUN, status)
     with pytest.raises(error):
-        await gather(client.read(NAME, block=True))
+        await gather(client.read(NAME, block=block))
     assert broker.count("Read") == 1
+
+
+async def test_a_read_that_blocks_waits_until_a_suspended_journal_is_woken(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    await broker.write(NAME, b"0123")
+    broker.at(CallPoint.READ_BEGUN, *[pb.SUSPENDED] * 50)
+    assert joined(await gather(client.read(NAME, block=True), 4)) == b"0123"
+    assert broker.count("Read") == 51
 
 
 async def test_a_call_that_is_turned_away(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:

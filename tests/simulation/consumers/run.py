@@ -117,11 +117,11 @@ async def _prove_alive(
 
     def whole() -> bool:
         machines = (*world.machines, *world.consumers)
-        return all(machine.is_up for machine in machines) and all(map(world.is_consistent, world.journals))
+        return all(machine.is_up for machine in machines) and all(map(world.is_whole, world.journals))
 
     if not await world.until(whole, LIVELINESS_SECONDS):
         down = [machine.name for machine in (*world.machines, *world.consumers) if not machine.is_up]
-        torn = [journal for journal in world.journals if not world.is_consistent(journal)]
+        torn = [journal for journal in world.journals if not world.is_whole(journal)]
         report.anomalies.append(Anomaly("stuck", ", ".join(torn) or "-", f"not whole after healing; down: {down}"))
         return False
     try:
