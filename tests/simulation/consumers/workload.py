@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coranto.client import AppendResult, JournalClient
-from coranto.errors import IndexHasGreaterOffset
+from coranto.errors import IndexHasGreaterOffset, StoreUnhealthy
 from coranto.messages import JsonLines, ProducerClock, Publisher, new_producer_id
 
 from .history import Fate, Sent
@@ -135,9 +135,11 @@ class _Producer:
                 result = await self._client.append(journal, content, retry_unknown=True, patience=math.inf)
                 self._end = result.end
                 return result
-            except IndexHasGreaterOffset:
-                # The brokers that have the journal's end are away.
-                self._world.coverage.sometimes("a producer waited for the brokers of a journal's end")
+            except (IndexHasGreaterOffset, StoreUnhealthy) as error:
+                away = isinstance(error, IndexHasGreaterOffset)  # The brokers that have the journal's end.
+                self._world.coverage.sometimes(
+                    f"a producer waited for {'brokers that are away' if away else 'the store'}"
+                )
                 await asyncio.sleep(0.5)
 
 
