@@ -19,6 +19,7 @@ from coranto.streams.model import registers
 from coranto.streams.model.registers import Advances, Conditions
 from coranto.streams.writer.routing import Routing
 from coranto.streams.writer.segment_writer import SegmentWriter
+from coranto.streams.writer.sending import Sender
 from coranto.streams.writer.units import Attempt
 from coranto.wire import protocol_pb2 as pb
 
@@ -139,21 +140,21 @@ def test_appends_that_check_no_register_are_caught(monkeypatch: pytest.MonkeyPat
 
 
 def test_appends_that_are_blindly_repeated_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = SegmentWriter._append
+    right = Sender._append
 
-    async def blind(self: SegmentWriter, attempt: Attempt) -> None:
+    async def blind(self: Sender, attempt: Attempt) -> None:
         if attempt.append is None:
             await right(self, attempt)
             return
         union = taken_back(attempt.append).union_registers
         try:
             attempt.result = await self._shared.client.append(
-                self.segment.journal, attempt.content, union_registers=union, retry_unknown=True
+                self._reconciler.segment.journal, attempt.content, union_registers=union, retry_unknown=True
             )
         except CorantoError as error:
             attempt.error = error
 
-    monkeypatch.setattr(SegmentWriter, "_append", blind)
+    monkeypatch.setattr(Sender, "_append", blind)
     assert caught("duplicate", **HARD)
 
 
@@ -175,9 +176,9 @@ def test_keys_that_go_to_a_successor_too_early_are_caught(monkeypatch: pytest.Mo
 
 
 def test_registers_that_change_without_their_content_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = SegmentWriter._append
+    right = Sender._append
 
-    async def in_two(self: SegmentWriter, attempt: Attempt) -> None:
+    async def in_two(self: Sender, attempt: Attempt) -> None:
         if attempt.append is None:
             await right(self, attempt)
             return
@@ -187,16 +188,16 @@ def test_registers_that_change_without_their_content_are_caught(monkeypatch: pyt
         )
         try:
             await client.append(
-                self.segment.journal,
+                self._reconciler.segment.journal,
                 nothing,
                 check_registers=parameters.check_registers,
                 union_registers=parameters.union_registers,
                 subtract_registers=parameters.subtract_registers,
             )
-            attempt.result = await client.append(self.segment.journal, attempt.content)
+            attempt.result = await client.append(self._reconciler.segment.journal, attempt.content)
         except CorantoError as error:
             attempt.error = error
             attempt.doubtful = True
 
-    monkeypatch.setattr(SegmentWriter, "_append", in_two)
+    monkeypatch.setattr(Sender, "_append", in_two)
     assert caught("lost", **HARD)

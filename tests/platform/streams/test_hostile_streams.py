@@ -78,7 +78,7 @@ async def test_an_autoscaler_continues_beside_a_stream_that_contradicts_itself(
     with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
         await Autoscaler(client, names, clock=StoppedClock()).run(600)
     assert (await Streams(client).describe("shop/orders")).epoch == 1, "its idle segments were merged"
-    assert {each["stream"] for each in logs if each["event"].startswith("stream contradicts itself")} == {"red"}
+    assert {each["stream"] for each in logs if each["event"] == "autoscale.stream_inconsistent"} == {"red"}
 
 
 async def test_an_autoscaler_survives_failures_that_concern_all_streams(client: JournalClient) -> None:

@@ -1,14 +1,12 @@
 """A writer's knowledge of a segment, and how it determines the outcome of its appends.
 
-`Reconciler` is the part of a `SegmentWriter` that decides which units are durable, which have failed, and which must be
-sent again. It decides this from answers, or from the segment's registers if answers are missing.
+A `Reconciler` decides which units are durable, which have failed, and which must be sent again. It decides this from
+answers, or from the segment's registers if answers are missing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -26,6 +24,7 @@ from coranto.streams.model.events import TransactionEnd
 from coranto.streams.model.lineage import Lineage
 from coranto.streams.model.registers import Fence, Registers, WriterEntry, WriterStatus
 from coranto.streams.model.stream import Segment
+from coranto.streams.writer.attempt_queue import AttemptQueue
 from coranto.streams.writer.failures import failure_of
 from coranto.streams.writer.handshake import handshake
 from coranto.streams.writer.locating import find_append, find_transaction
@@ -41,33 +40,55 @@ class Reconciler:
         self.segment = segment
         self._before = before
         self._shared = shared
-        self._retry = Retry(shared.patience)
-        self._queue: deque[WriteUnit] = deque()
-        self._again: deque[Attempt] = deque()  # Attempts to send again, before the queue.
-        self._in_flight: deque[Attempt] = deque()
-        self._registers: Registers | None = None  # Registers to enter with; None before the first contact.
-        self._entry: WriterEntry | None = None  # The entry in the registers, once everything in flight is settled.
-        self._taken_from: int | None = None
-        self._entered = False  # True once the registers had an entry of our session.
-        self._lineage = Lineage()
-        self._end = 0  # The beginning of a message, at or before that of our next append.
+        self.retry = Retry(shared.patience)
+        self.queue = AttemptQueue()
+        self.registers: Registers | None = None
+        """The registers to enter with; None before the first handshake."""
+        self.entry: WriterEntry | None = None
+        """The writer's entry in the registers, once everything in flight is settled."""
+        self.entered = False
+        """True once the registers had an entry of this session."""
+        self.end = 0
+        """The beginning of a message, at or before that of the next append."""
+        self._taken_from: int | None = None  # The session that this one continues.
+        self.lineage = Lineage()
+        """The writer's traces in the segments before this one."""
 
-    @property
-    def oldest(self) -> float:
-        """The order of the first unit that is neither durable nor failed; infinite if there is none."""
-        firsts = [attempts[0].units[0] for attempts in (self._in_flight, self._again) if attempts]
-        return min([unit.order for unit in [*firsts, *([self._queue[0]] if self._queue else [])]], default=math.inf)
+    def begin(self, registers: Registers, head: int, lineage: Lineage) -> None:
+        """Begin from the registers and the head that the handshake found. Raises WriterExpired and WriterFenced."""
+        shared, identity = self._shared, self._shared.identity
+        entry = registers.entries.get(identity.label)
+        self.lineage = lineage
+        if identity.stable and entry is None and not shared.fresh and (registers.forgot or lineage.forgot):
+            shared.dead = WriterExpired(
+                f"{self.segment.journal} has no entry of writer {identity.writer}, but has lost or given up "
+                "entries: what it wrote before, if anything, is not known"
+            )
+            raise shared.dead
+        if entry is not None:
+            if not identity.stable:
+                shared.dead = WriterFenced(f"{self.segment.journal} has an entry of another writer of the same id")
+                raise shared.dead
+            self._taken_from = entry.session
+            self._continue_from(entry)
+        shared.ticks.update(clock_to_ns(lineage.clock))
+        if identity.stable and entry is None and registers.expired is not None:
+            # A removed entry may have been of this writer id, so continue after its clock. Writers without an id
+            # have never written before, so they must not inherit a clock that is ahead.
+            shared.ticks.update(clock_to_ns(registers.expired.clock))
+        self.end = max(self.end, head)
+        self.registers = registers
 
-    # -- Durable ----------------------------------------------------------------------------------------------
+    # -- Durable -------------------------------------------------------------------------------------------------------
 
-    def _applied(self, attempt: Attempt) -> None:
+    def applied(self, attempt: Attempt) -> None:
         assert attempt.result is not None
-        self._retry.progressed()
-        self._entry = attempt.after
-        self._entered = True
-        if self._registers is not None and not self._registers.held:
-            self._registers = Registers.of(attempt.result.registers)
-        self._end = attempt.result.end
+        self.retry.progressed()
+        self.entry = attempt.after
+        self.entered = True
+        if self.registers is not None and not self.registers.held:
+            self.registers = Registers.of(attempt.result.registers)
+        self.end = attempt.result.end
         revision = attempt.result.header.etcd.revision
         self._succeed(attempt, attempt.result.begin, revision)
 
@@ -86,7 +107,7 @@ class Reconciler:
                 shared.fail(unit, self._no_position(sequence))
             begin = end
 
-    def _deduplicate(self, unit: WriteUnit) -> None:
+    def deduplicate(self, unit: WriteUnit) -> None:
         """Settle a unit of which an earlier attempt is durable."""
         segment = self.segment
         if unit.is_transaction:
@@ -99,8 +120,8 @@ class Reconciler:
         shared = self._shared
         assert unit.sequence is not None
         wanted = TransactionEnd(shared.identity.writer, unit.sequence)
-        is_last = self._entry is not None and self._entry.sequence == unit.sequence
-        hint = self._entry.hint if self._entry is not None and is_last else 0
+        is_last = self.entry is not None and self.entry.sequence == unit.sequence
+        hint = self.entry.hint if self.entry is not None and is_last else 0
         places = [(self.segment, max(self.segment.begin, hint))]
         places += [(segment, segment.begin) for segment in self._before(unit.place)]
         for segment, begin in places:
@@ -122,28 +143,27 @@ class Reconciler:
 
     # -- From the registers --------------------------------------------------------------------------------------------
 
-    async def _resolve_in_flight(self) -> None:
+    async def resolve_in_flight(self) -> None:
         """Wait for all attempts in flight. Settle those known to be applied, and queue the rest to be sent again.
 
         If a later append was applied, so were all before it.
         """
-        attempts = list(self._in_flight)
+        attempts = list(self.queue.in_flight)
         if attempts:
             await asyncio.wait([attempt.task for attempt in attempts if attempt.task is not None])
         last = max((number for number, attempt in enumerate(attempts) if attempt.result is not None), default=-1)
         for attempt in attempts[: last + 1]:
             # An applied append is conditioned on all before it.
             await self._resolve_applied(attempt)
-            self._in_flight.popleft()
-        self._again = deque([*self._in_flight, *self._again])
-        self._in_flight.clear()
+            self.queue.in_flight.popleft()
+        self.queue.send_in_flight_again()
 
     async def _resolve_applied(self, attempt: Attempt) -> None:
         if attempt.result is not None:
-            self._applied(attempt)
+            self.applied(attempt)
             return
-        self._retry.progressed()
-        self._entry, self._entered = attempt.after, True
+        self.retry.progressed()
+        self.entry, self.entered = attempt.after, True
         shared = self._shared
         begin = await find_append(
             shared.client,
@@ -151,18 +171,18 @@ class Reconciler:
             shared.events,
             shared.identity.producer,
             attempt.first_clock,
-            self._end,
+            self.end,
         )
         self._succeed(attempt, -1 if begin is None else begin, -1)
 
-    async def _reconcile(self, registers: Registers, head: int) -> None:
+    async def reconcile(self, registers: Registers, head: int) -> None:
         """Settle what the registers show to be applied, and prepare to send the rest again."""
         identity = self._shared.identity
         status = rules.writer_status(registers, head, identity, self._taken_from)
         if status is WriterStatus.LOST:
             registers, head = await handshake(self._shared, self.segment.journal)
             status = rules.writer_status(registers, head, identity, self._taken_from)
-        self._registers = registers
+        self.registers = registers
         entry = registers.entries.get(identity.label)
         if status is WriterStatus.OURS:
             assert entry is not None
@@ -170,25 +190,24 @@ class Reconciler:
         elif status is WriterStatus.TAKEN_OVER:
             # The former process may have appended more since. Plan the attempts again, based on its new entry.
             assert entry is not None
-            if entry != self._entry:
-                self._adopt_entry(entry)
-                self._queue.extendleft(reversed(self._plans()))
-                self._again.clear()
+            if entry != self.entry:
+                self._continue_from(entry)
+                self.queue.plan_again()
         elif status is WriterStatus.FOREIGN:
             self._fenced()
         elif status is WriterStatus.FORGOTTEN:
             self._forgotten()
         else:
-            self._entry = None
+            self.entry = None
         self._check_fences(registers)
 
     async def _resolve_through(self, entry: WriterEntry) -> None:
         """Settle by an entry of our session: the attempts that it covers were applied, and the rest were not."""
-        while self._again and self._again[0].clock <= entry.clock:
-            await self._resolve_applied(self._again.popleft())
-        if not self._entered or self._entry is None or entry.clock > self._entry.clock:
+        while self.queue.again and self.queue.again[0].clock <= entry.clock:
+            await self._resolve_applied(self.queue.again.popleft())
+        if not self.entered or self.entry is None or entry.clock > self.entry.clock:
             # The entry is from an attempt that was given up, but was applied after all.
-            self._entry, self._entered = entry, True
+            self.entry, self.entered = entry, True
 
     def _fenced(self) -> NoReturn:
         """Stop the writer: the entry is from another process that continues this writer's id. Raises WriterFenced."""
@@ -201,8 +220,8 @@ class Reconciler:
     def _forgotten(self) -> None:
         """Handle an entry that was removed or lost. Raises WriterExpired if it is not known what was applied."""
         identity = self._shared.identity
-        entered, self._entered, self._entry = self._entered, False, None
-        doubtful = any(attempt.doubtful for attempt in self._again)
+        entered, self.entered, self.entry = self.entered, False, None
+        doubtful = self.queue.is_doubtful
         what = f"writer {identity.writer} is not known to {self.segment.journal} any more"
         if identity.stable and (entered or not self._shared.fresh):
             self._shared.dead = WriterExpired(what)
@@ -212,13 +231,13 @@ class Reconciler:
 
     def _check_fences(self, registers: Registers) -> None:
         """Fail the first attempt if its fence does not hold, because then it never will again."""
-        fence = self._again[0].units[0].fence if self._again else None
+        fence = self.queue.again[0].units[0].fence if self.queue.again else None
         if fence is not None and registers.token_of(fence.name) != fence.token:
-            self._refuse_fence(self._again.popleft(), fence, registers)
+            self.refuse_fence(self.queue.again.popleft(), fence, registers)
 
-    def _refuse_fence(self, attempt: Attempt, fence: Fence, registers: Registers) -> None:
+    def refuse_fence(self, attempt: Attempt, fence: Fence, registers: Registers) -> None:
         actual = registers.token_of(fence.name)
-        self._refuse(
+        self.refuse(
             attempt,
             PreconditionFailed(
                 f"fence {fence.name} of {self.segment.journal} "
@@ -227,61 +246,49 @@ class Reconciler:
             ),
         )
 
-    async def _resolve_sealed(self, registers: Registers, head: int) -> None:
+    async def resolve_sealed(self, registers: Registers, head: int) -> None:
         """Settle by the registers of a sealed segment, which no longer change."""
         identity = self._shared.identity
         status = rules.writer_status(registers, head, identity, self._taken_from)
         if status is WriterStatus.OURS:
             await self._resolve_through(registers.entries[identity.label])
-        elif status is WriterStatus.FOREIGN and self._registers is not None:
+        elif status is WriterStatus.FOREIGN and self.registers is not None:
             self._fenced()
         elif status is WriterStatus.FORGOTTEN:
             self._forgotten()
         if status is not WriterStatus.LOST:
-            for attempt in self._again:
+            for attempt in self.queue.again:
                 attempt.doubtful = False  # It was not applied, and can no longer be.
 
-    def _adopt_entry(self, entry: WriterEntry) -> None:
+    def _continue_from(self, entry: WriterEntry) -> None:
         """Continue from an entry of an earlier session."""
-        self._entry = entry
+        self.entry = entry
         self._shared.ticks.update(clock_to_ns(entry.clock))
 
     # -- Failing -------------------------------------------------------------------------------------------------------
 
-    def _plans(self) -> list[WriteUnit]:
-        return [unit for attempt in self._again for unit in attempt.units]
-
-    def _taken_back(self) -> list[Attempt]:
-        attempts = [*self._in_flight, *self._again]
-        for attempt in self._in_flight:
-            attempt.doubtful |= not attempt.is_answered
-        self._in_flight.clear()
-        self._again.clear()
-        return attempts
-
-    def _refuse(self, attempt: Attempt, error: CorantoError) -> None:
+    def refuse(self, attempt: Attempt, error: CorantoError) -> None:
         """Fail an attempt by its own condition, without effect on others."""
         for unit in attempt.units:
             self._shared.fail(unit, error)
 
-    def _fail_from(self, error: CorantoError, attempts: Sequence[Attempt]) -> None:
-        """Fail attempts and all queued units: the first with the error, and those that may be durable as unknown."""
-        self._retry.progressed()  # Later units get the whole patience again.
-        failed = [(unit, attempt.doubtful) for attempt in attempts for unit in attempt.units]
-        failed += [(unit, False) for unit in self._queue]
-        self._queue.clear()
+    def fail_all(self, error: CorantoError) -> None:
+        """Fail all units: the first with the error, and those that may be durable as unknown."""
+        self.retry.progressed()  # Later units get the whole patience again.
+        failed = [(unit, attempt.doubtful) for attempt in self.queue.take_attempts() for unit in attempt.units]
+        failed += [(unit, False) for unit in self.queue.take_units()]
         for number, (unit, doubtful) in enumerate(failed):
             self._shared.fail(unit, failure_of(error, doubtful=doubtful, first=number == 0))
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
     @property
-    def _planned(self) -> int:
+    def planned_sequence(self) -> int:
         """The sequence of the last unit in flight, or else of the last durable one; -1 if there is none."""
-        if self._in_flight:
-            return self._in_flight[-1].after.sequence
-        return self._entry.sequence if self._entry is not None else -1
+        if self.queue.in_flight:
+            return self.queue.in_flight[-1].after.sequence
+        return self.entry.sequence if self.entry is not None else -1
 
-    def _durable(self, place: int) -> int:
-        own = self._entry.sequence if self._entry is not None else -1
-        return max(own, self._lineage.sequence_of(place))
+    def durable_sequence(self, place: int) -> int:
+        own = self.entry.sequence if self.entry is not None else -1
+        return max(own, self.lineage.sequence_of(place))

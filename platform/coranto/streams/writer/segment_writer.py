@@ -6,12 +6,15 @@ order; and an append that is sent twice is applied once. If anything fails, noth
 flight has been answered or given up. Then the registers tell what was applied, and the rest is sent again.
 
 A segment that is sealed or gone is left: units that are not durable there go to its successors, in order.
+
+While everything succeeds, the writer is *steady*: appends follow one another without a task that drives them. A
+transaction is sent from the very call that commits it, and the answer to one append sends the next. In all other
+situations a task drives the writer, until it is steady again or has nothing to do.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -24,15 +27,13 @@ from coranto.errors import (
     PreconditionFailed,
     RegisterMismatch,
     WriteError,
-    WriterExpired,
-    WriterFenced,
     WrongAppendOffset,
 )
-from coranto.messages.uuids import clock_to_ns
 from coranto.streams.model.lineage import Lineage
 from coranto.streams.model.registers import Registers
 from coranto.streams.model.stream import Segment
 from coranto.streams.writer.handshake import handshake
+from coranto.streams.writer.reconcile import Reconciler
 from coranto.streams.writer.sending import UNSETTLED, Sender
 from coranto.streams.writer.shared import Shared
 from coranto.streams.writer.units import WriteUnit
@@ -69,13 +70,33 @@ class _Leave(Exception):
     """Raised when the segment has been left."""
 
 
-class SegmentWriter(Sender):
-    """The writer of one segment; see the module. All methods are for one event loop."""
+class SegmentWriter:
+    """The writer of one segment; see the module. All methods are for one event loop.
+
+    Its queue holds the work, its reconciler decides the outcome of appends, and its sender sends them.
+    """
 
     def __init__(self, shared: Shared, router: Router, segment: Segment, max_writers: int) -> None:
-        super().__init__(shared, segment, lambda place: router.before(self.segment, place), max_writers)
+        """The segment has entries of at most `max_writers` writers."""
+        self._shared = shared
         self._router = router
+        self._reconciler = Reconciler(shared, segment, lambda place: router.before(self.segment, place))
+        self._queue = self._reconciler.queue
+        self._sender = Sender(shared, self._reconciler, max_writers, self._answered)
         self._handshake_lock = asyncio.Lock()
+        self._gathering = False
+        self._leaving = False
+        self._closed = False
+        self._driver: asyncio.Task[None] | None = None
+
+    @property
+    def segment(self) -> Segment:
+        return self._reconciler.segment
+
+    @property
+    def oldest(self) -> float:
+        """The order of the first unit that is neither durable nor failed; infinite if there is none."""
+        return self._queue.oldest
 
     # -- For the stream writer -----------------------------------------------------------------------------------------
 
@@ -85,20 +106,20 @@ class SegmentWriter(Sender):
 
     async def idle(self) -> None:
         """Wait until there is nothing to do at the moment."""
-        if self._pump is not None:
-            await asyncio.wait((self._pump,))
+        if self._driver is not None:
+            await asyncio.wait((self._driver,))
 
     def adopt(self, units: Iterable[WriteUnit]) -> None:
         """Queue units of a segment that was left, in the order in which the stream writer received them."""
         self._closed = False  # If it was closed, it must be closed again.
-        self._queue = deque(sorted([*self._queue, *units], key=lambda unit: unit.order))
-        if self._queue:
-            self._wake()
+        self._queue.insert(units)
+        if self._queue.units:
+            self._drive()
 
     def leave(self) -> None:
         """Begin to leave a sealed segment, after settling everything in flight."""
         self._leaving = True
-        self._wake()
+        self._drive()
 
     async def prepare(self) -> None:
         """Make contact with the segment if needed, so that a commit then takes only one append."""
@@ -108,36 +129,92 @@ class SegmentWriter(Sender):
     async def last_sequence(self, place: int) -> int:
         """Return the last durable sequence for a place in the key space; -1 if there is none."""
         await self.prepare()
-        return self._durable(place)
+        return self._reconciler.durable_sequence(place)
 
     async def cancel(self, error: WriteError) -> None:
         """Stop at once. Units that may have been appended fail with CommitUnknown, the rest with `error`."""
         self._closed = True
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
-        for attempt in [*self._in_flight, *self._again]:
+        queue = self._queue
+        if self._driver is not None:
+            self._driver.cancel()
+            await asyncio.gather(self._driver, return_exceptions=True)
+        for attempt in [*queue.in_flight, *queue.again]:
             if attempt.task is not None and not attempt.task.done():
                 attempt.task.cancel()
                 await asyncio.gather(attempt.task, return_exceptions=True)
                 if attempt.append is not None:
                     attempt.append.abort()  # The task may not have done it.
                 attempt.doubtful |= attempt.result is None
-        while self._in_flight and self._in_flight[0].result is not None:
-            self._applied(self._in_flight.popleft())
-        self._fail_from(error, self._taken_back())
+        while queue.in_flight and queue.in_flight[0].result is not None:
+            self._reconciler.applied(queue.in_flight.popleft())
+        self._reconciler.fail_all(error)
+
+    # -- While it is steady --------------------------------------------------------------------------------------------
+
+    @property
+    def _is_steady(self) -> bool:
+        """True if appends follow one another, driven only by their answers."""
+        return (
+            self._reconciler.entered
+            and self._driver is None
+            and not self._leaving
+            and not self._queue.again
+            and self._shared.dead is None
+            and not self._closed
+        )
+
+    def submit(self, unit: WriteUnit) -> None:
+        """Queue a unit after all others."""
+        self._queue.units.append(unit)
+        if not self._is_steady:
+            self._drive()
+        elif unit.is_transaction:
+            self._sender.send()
+        elif not self._gathering:
+            # Wait one turn of the loop, so that units that arrive together are sent together.
+            self._gathering = True
+            asyncio.get_running_loop().call_soon(self._gathered)
+
+    def _gathered(self) -> None:
+        self._gathering = False
+        if self._is_steady:
+            self._sender.send()
+        elif not self._closed:
+            self._drive()
+
+    def _answered(self) -> None:
+        """Settle answered appends in order, and send the next ones."""
+        if self._driver is not None or self._closed:
+            return
+        in_flight = self._queue.in_flight
+        while in_flight and (first := in_flight[0]).is_answered:
+            if first.result is None:
+                self._drive()
+                return
+            in_flight.popleft()
+            self._reconciler.applied(first)
+        if self._is_steady:
+            self._sender.send()
+        elif self._queue.units:
+            self._drive()
 
     # -- When it is not steady -----------------------------------------------------------------------------------------
+
+    def _drive(self) -> None:
+        if self._driver is None:
+            self._driver = asyncio.create_task(self._run(), name=f"write {self.segment.journal}")
 
     async def _run(self) -> None:
         """Do contact, recovery and leaving, until appends follow one another again or there is nothing to do."""
         try:
             await asyncio.sleep(0)  # Units that arrive together are sent together.
             await self._router.unblocked(self)
-            while self._queue or self._again or self._in_flight or self._leaving:
+            while self._queue.has_work or self._leaving:
                 await self._turn()
-                unsettled = self._leaving or self._again or any(each.is_answered for each in self._in_flight)
-                if self._entered and not unsettled:
+                unsettled = (
+                    self._leaving or self._queue.again or any(each.is_answered for each in self._queue.in_flight)
+                )
+                if self._reconciler.entered and not unsettled:
                     break
         except _Leave:
             pass
@@ -147,20 +224,20 @@ class SegmentWriter(Sender):
             self._fail(WriteError(f"the writer of {self.segment.journal} is broken; see the traceback"))
             raise
         finally:
-            self._pump = None
+            self._driver = None
         if self._is_steady:
-            self._send()
+            self._sender.send()
 
     def _fail(self, error: CorantoError) -> None:
         """Fail all units; if the segment was being left, finish leaving it."""
-        self._fail_from(error, self._taken_back())
+        self._reconciler.fail_all(error)
         if self._leaving:
             self._leaving = False
-            self._router.take_over(self, (), self._registers)
+            self._router.take_over(self, (), self._reconciler.registers)
 
     async def _turn(self) -> None:
         if self._shared.dead is not None:
-            await self._resolve_in_flight()
+            await self._reconciler.resolve_in_flight()
             raise self._shared.dead
         if not self._leaving:
             try:
@@ -168,70 +245,49 @@ class SegmentWriter(Sender):
                 return
             except (JournalNotFound, NotAllowed):
                 self._leaving = True
-        await self._resolve_in_flight()
+        await self._reconciler.resolve_in_flight()
         await self._leave()
 
     async def _go_on(self) -> None:
         await self._ensure_handshake()
-        if not any(each.is_answered and each.result is None for each in self._in_flight):
-            self._send()
-        if not self._in_flight:
+        in_flight = self._queue.in_flight
+        if not any(each.is_answered and each.result is None for each in in_flight):
+            self._sender.send()
+        if not in_flight:
             return
-        first = self._in_flight[0]
+        first = in_flight[0]
         assert first.task is not None
         await asyncio.wait((first.task,))
         if first.result is not None:
-            self._in_flight.popleft()
-            self._applied(first)
+            in_flight.popleft()
+            self._reconciler.applied(first)
         else:
-            await self._resolve_in_flight()
+            await self._reconciler.resolve_in_flight()
             await self._recover()
-
-    # -- Contact -------------------------------------------------------------------------------------------------------
 
     async def _ensure_handshake(self) -> None:
         async with self._handshake_lock:
-            if self._registers is not None:
+            if self._reconciler.registers is not None:
                 return
-            shared = self._shared
-            registers, head = await handshake(shared, self.segment.journal)
-            identity = shared.identity
-            entry = registers.entries.get(identity.label)
+            registers, head = await handshake(self._shared, self.segment.journal)
+            identity, lineage = self._shared.identity, Lineage()
             if identity.stable:
-                self._lineage = await self._router.lineage(self, entry is not None)
-                forgot = registers.forgot or self._lineage.forgot
-                if entry is None and forgot and not shared.fresh:
-                    shared.dead = WriterExpired(
-                        f"{self.segment.journal} has no entry of writer {identity.writer}, but has lost or given up "
-                        "entries: what it wrote before, if anything, is not known"
-                    )
-                    raise shared.dead
-            if entry is not None:
-                if not identity.stable:
-                    shared.dead = WriterFenced(f"{self.segment.journal} has an entry of another writer of the same id")
-                    raise shared.dead
-                self._taken_from = entry.session
-                self._adopt_entry(entry)
-            shared.ticks.update(clock_to_ns(self._lineage.clock))
-            if identity.stable and entry is None and registers.expired is not None:
-                # A removed entry may have been of this writer id, so continue after its clock. Writers without an id
-                # have never written before, so they must not inherit a clock that is ahead.
-                shared.ticks.update(clock_to_ns(registers.expired.clock))
-            self._end = max(self._end, head)
-            self._registers = registers
+                lineage = await self._router.lineage(self, identity.label in registers.entries)
+            self._reconciler.begin(registers, head, lineage)
 
     # -- After errors ------------------------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
         """Recover from errors of attempts that must be sent again. Nothing is in flight."""
-        if not self._again:
+        again = self._queue.again
+        if not again:
             return
-        errors = [attempt.error for attempt in self._again if attempt.error is not None]
-        first = self._again[0]
+        errors = [attempt.error for attempt in again if attempt.error is not None]
+        first = again[0]
         if any(isinstance(error, (NotAllowed, JournalNotFound)) for error in errors):
             raise NotAllowed(f"append to {self.segment.journal}")
         registers: Registers | None = None
-        head = self._end
+        head = self._reconciler.end
         if not any(isinstance(error, (*UNSETTLED, WrongAppendOffset)) for error in errors):
             last = next((error for error in reversed(errors) if isinstance(error, RegisterMismatch)), None)
             if last is not None and last.registers.labels:
@@ -244,11 +300,12 @@ class SegmentWriter(Sender):
                 await self._pause(error)
             result = await self._shared.barrier(self.segment.journal)
             registers, head = Registers.of(result.registers), result.end
-        await self._reconcile(registers, head)
-        if isinstance(error, WrongAppendOffset) and self._again and self._again[0] is first:
-            self._again.popleft()
+        await self._reconciler.reconcile(registers, head)
+        again = self._queue.again
+        if isinstance(error, WrongAppendOffset) and again and again[0] is first:
+            again.popleft()
             expected = first.units[0].expected_offset
-            self._refuse(
+            self._reconciler.refuse(
                 first,
                 PreconditionFailed(
                     f"{self.segment.journal} ends at offset {head}, not at {expected}; nothing was written", head
@@ -256,7 +313,7 @@ class SegmentWriter(Sender):
             )
 
     async def _pause(self, error: CorantoError) -> None:
-        delay = self._retry.failed(self._shared.clock.monotonic())
+        delay = self._reconciler.retry.failed(self._shared.clock.monotonic())
         if delay is None:
             raise error
         await self._shared.clock.sleep(delay)
@@ -268,7 +325,7 @@ class SegmentWriter(Sender):
         segment = await self._router.left(self)
         registers: Registers | None = None
         if segment is not None:
-            self.segment = segment
+            self._reconciler.segment = segment
             try:
                 registers, head = await self._last_registers(segment)
             except JournalNotFound:
@@ -276,15 +333,13 @@ class SegmentWriter(Sender):
             except IndexHasGreaterOffset:
                 registers = None  # No broker is known to have everything that was appended.
             else:
-                await self._resolve_sealed(registers, head)
-        if any(attempt.doubtful for attempt in self._again):
+                await self._reconciler.resolve_sealed(registers, head)
+        if self._queue.is_doubtful:
             raise CommitUnknown(
                 f"{self.segment.journal} {'is gone' if segment is None else 'has lost its registers'}: nothing tells "
                 "whether this is durable"
             )
-        units = [*self._plans(), *self._queue]
-        self._again.clear()
-        self._queue.clear()
+        units = self._queue.take_units()
         self._leaving = False
         self._router.take_over(self, units, registers)
         raise _Leave
@@ -297,9 +352,8 @@ class SegmentWriter(Sender):
         IndexHasGreaterOffset if it is not certain, and JournalNotFound.
         """
         journal, revision = segment.journal, segment.mod_revision
-        certain = any(attempt.doubtful for attempt in self._again)
         try:
-            result = await self._shared.barrier(journal, revision, held=certain)
+            result = await self._shared.barrier(journal, revision, held=self._queue.is_doubtful)
         except RegisterMismatch:  # It is certain that there are none.
             result = await self._shared.barrier(journal, revision)
-        return Registers.of(result.registers), max(result.end, self._end)
+        return Registers.of(result.registers), max(result.end, self._reconciler.end)
