@@ -17,6 +17,7 @@ from __future__ import annotations
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 from dagster_coranto.checks import build_fragment_check
+from dagster_coranto.components import JournalCollectionComponent, SparkConsumerComponent
 from dagster_coranto.consumer import ConsumerMode, ConsumerSettings
 from dagster_coranto.consumer_assets import ConsumerRun, build_spark_consumer_assets
 from dagster_coranto.groups import JournalGroup
@@ -55,6 +56,7 @@ __all__ = [
     "DagsterJournalTranslator",
     "DagsterLog",
     "GroupMetadataSet",
+    "JournalCollectionComponent",
     "JournalGroup",
     "JournalMetadataSet",
     "JournalPollingSensorCursor",
@@ -65,6 +67,7 @@ __all__ = [
     "Publication",
     "PublishContext",
     "PublishFunction",
+    "SparkConsumerComponent",
     "SparkResource",
     "SpecOptions",
     "SqlStoreResource",

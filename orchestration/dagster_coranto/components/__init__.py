@@ -1,0 +1,8 @@
+"""Components, for projects that say in YAML what they want (`dg scaffold defs dagster_coranto.…`)."""
+
+from __future__ import annotations
+
+from dagster_coranto.components.collection import JournalCollectionComponent
+from dagster_coranto.components.spark_consumer import SparkConsumerComponent
+
+__all__ = ["JournalCollectionComponent", "SparkConsumerComponent"]

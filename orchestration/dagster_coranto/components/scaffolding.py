@@ -1,0 +1,70 @@
+"""The files that `dg scaffold defs dagster_coranto.…` writes."""
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pydantic import BaseModel, Field
+
+_TREE = """\
+# The journals, and how each is kept. Apply changes by materialising the asset `journal_specs`.
+name: {folder}/
+replication: 1
+labels: [{{name: content-type, value: application/x-ndjson}}]
+fragment: {{length: 4194304, compression_codec: ZSTANDARD, stores: ["file:///"], refresh_interval: 10s}}
+children:
+- name: {folder}/part-000
+"""
+
+
+class CollectionParams(BaseModel):
+    """Options of `dg scaffold defs dagster_coranto.JournalCollectionComponent`."""
+
+    folder: str = Field(description="Folder of the journals, such as shop/orders. A tree with one journal is written.")
+    endpoint: str = Field(default="", description="Brokers, as host:port. Left out: found in the environment.")
+
+
+class JournalCollectionScaffolder(dg.Scaffolder[CollectionParams]):
+    """Writes a collection of the journals of one folder, and a tree of their specs."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[CollectionParams]:
+        return CollectionParams
+
+    def scaffold(self, request: dg.ScaffoldRequest[CollectionParams]) -> None:
+        folder = request.params.folder.strip("/")
+        attributes: dict[str, Any] = {"selector": f"name:prefix={folder}/", "specs": "journals.yaml"}
+        if request.params.endpoint:
+            attributes["cluster"] = {"endpoint": request.params.endpoint}
+        dg.scaffold_component(request, attributes)
+        tree = Path(request.target_path) / "journals.yaml"
+        if not tree.exists():
+            tree.write_text(_TREE.format(folder=folder))
+
+
+class ConsumerParams(BaseModel):
+    """Options of `dg scaffold defs dagster_coranto.SparkConsumerComponent`."""
+
+    application: str = Field(description="The application's class, as module:Class.")
+    source: str = Field(description="Folder of the journals to read, such as shop/orders.")
+    table: str = Field(description="Table that the application maintains.")
+
+
+class SparkConsumerScaffolder(dg.Scaffolder[ConsumerParams]):
+    """Writes a consumer of one folder of journals that maintains one table."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[ConsumerParams]:
+        return ConsumerParams
+
+    def scaffold(self, request: dg.ScaffoldRequest[ConsumerParams]) -> None:
+        params = request.params
+        attributes = {
+            "name": f"consume_{params.table}",
+            "application": params.application,
+            "sources": [params.source.strip("/")],
+            "tables": [{"key": params.table}],
+            "store_url_variable": "CORANTO_STORE_URL",
+            "sensor_seconds": 30,
+        }
+        dg.scaffold_component(request, attributes)

@@ -1,0 +1,113 @@
+"""A component for a Spark consumer: its tables and output journals as assets, its job, and a sensor that starts it."""
+
+import os
+from typing import Annotated, Any, Literal
+
+import dagster as dg
+from dagster.components.resolved.base import resolve_fields
+from pydantic import Field
+
+from coranto.errors import InvalidInput
+from dagster_coranto.components.cluster import ClusterModel, resolve_cluster, shared_resource
+from dagster_coranto.components.scaffolding import SparkConsumerScaffolder
+from dagster_coranto.consumer import ConsumerMode, ConsumerSettings
+from dagster_coranto.consumer_assets import build_spark_consumer_assets
+from dagster_coranto.groups import JournalGroup
+from dagster_coranto.resource import JournalResource
+from dagster_coranto.sensor import build_journal_polling_sensor
+from dagster_coranto.spark import SparkResource
+from dagster_coranto.sql_store import STORE_VARIABLE
+
+
+class SparkModel(dg.Model, dg.Resolvable):
+    """Spark, as YAML gives it."""
+
+    master: str = Field(default="local[2]", description="Spark's master URL.")
+    settings: dict[str, str] = Field(default={}, description="Spark settings.")
+
+
+def _resolve_spark(context: dg.ResolutionContext, model: Any) -> SparkResource:
+    return SparkResource(**resolve_fields(model, SparkModel, context))
+
+
+@dg.scaffold_with(SparkConsumerScaffolder)
+class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
+    """A Spark consumer: exactly once from journals into tables of a SQL store, and into other journals.
+
+    Loading it imports neither Spark nor the application.
+    """
+
+    name: str = Field(description="Name of the step that consumes. The job is called <name>_job.")
+    application: str = Field(
+        description="The application's class, as module:Class. It is imported when the consumer runs.",
+        examples=["shop.application:Revenue"],
+    )
+    sources: list[str] = Field(description="Folders of the journals that it reads.", examples=[["shop/orders"]])
+    tables: list[dg.ResolvedAssetSpec] = Field(description="Assets of the tables that it maintains.")
+    outputs: list[str] = Field(default=[], description="Folders of the journals that it publishes to.")
+    store_url_variable: str = Field(
+        default=STORE_VARIABLE,
+        description="The environment variable with the URL of the SQL store, which may hold a password.",
+    )
+    mode: Literal["drain", "service"] = Field(
+        default="drain", description="When a run ends: once it has caught up, or only when it is terminated."
+    )
+    max_transaction_bytes: int = Field(default=0, description="Most bytes read in a transaction. 0: the default.")
+    sensor_seconds: int = Field(
+        default=0, description="Seconds between looks at the sources' heads: runs start when they moved. 0: no sensor."
+    )
+    cluster: Annotated[JournalResource, dg.Resolver(resolve_cluster, model_field_type=ClusterModel)] = Field(
+        default_factory=JournalResource, description="The cluster of brokers. Left out: found in the environment."
+    )
+    spark: Annotated[SparkResource, dg.Resolver(_resolve_spark, model_field_type=SparkModel)] = Field(
+        default_factory=SparkResource, description="Spark. Left out: two threads of this machine."
+    )
+
+    @classmethod
+    def get_spec(cls) -> dg.ComponentTypeSpec:
+        return dg.ComponentTypeSpec(
+            description="Coranto's exactly-once Spark consumer, as assets.", tags=["integration", "streaming", "spark"]
+        )
+
+    def settings(self, context: dg.AssetExecutionContext) -> ConsumerSettings:
+        """Return what a run needs. Override this for an application with arguments."""
+        from coranto_consumers.loading import load_target
+
+        url = os.environ.get(self.store_url_variable)
+        if not url:
+            raise InvalidInput(
+                f"the environment variable {self.store_url_variable} has no URL of the SQL store of {self.name}; "
+                "set it where runs are started, such as to postgresql://user:password@host/database",
+                field="store_url_variable",
+            )
+        return ConsumerSettings(load_target(self.application), url, self.max_transaction_bytes)
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        sources = [JournalGroup(name) for name in self.sources]
+        journals_key, journals = shared_resource("journals", self.cluster)
+        spark_key, spark = shared_resource("spark", self.spark)
+        assets = build_spark_consumer_assets(
+            name=self.name,
+            settings=self.settings,
+            sources=sources,
+            tables=self.tables,
+            outputs=[JournalGroup(name) for name in self.outputs],
+            resource_key=journals_key,
+            spark_resource_key=spark_key,
+            mode=ConsumerMode(self.mode),
+        )
+        job = dg.define_asset_job(f"{self.name}_job", selection=dg.AssetSelection.assets(*assets.keys))
+        return dg.Definitions(
+            assets=dg.with_resources([assets], {journals_key: journals, spark_key: spark}),
+            jobs=[job],
+            sensors=[self._sensor(sources, job)] if self.sensor_seconds else [],
+        )
+
+    def _sensor(self, sources: list[JournalGroup], job: Any) -> dg.SensorDefinition:
+        return build_journal_polling_sensor(
+            journals=self.cluster,
+            group=sources,
+            job=job,
+            name=f"{self.name}_sensor",
+            minimum_interval_seconds=self.sensor_seconds,
+        )

@@ -1,0 +1,203 @@
+"""Components in defs folders, as `dg` loads them. The tutorial's test runs them with the real `dg` and a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster.components.testing.utils import DefsFolderSandbox, create_defs_folder_sandbox
+
+from coranto.errors import InvalidInput
+from coranto.labels import label_set
+from coranto.testing.fake_broker import FakeBroker
+from dagster_coranto import JournalCollectionComponent, SparkConsumerComponent
+from dagster_coranto.components.scaffolding import CollectionParams, ConsumerParams
+
+
+@pytest.fixture
+def sandbox() -> Iterator[DefsFolderSandbox]:
+    with create_defs_folder_sandbox() as made:
+        yield made
+
+
+@contextmanager
+def loaded(sandbox: DefsFolderSandbox, path: Any) -> Iterator[tuple[Any, dg.Definitions]]:
+    with sandbox.load_component_and_build_defs(defs_path=path) as found:
+        yield found
+
+
+def collection(sandbox: DefsFolderSandbox, broker: FakeBroker, **attributes: Any) -> Any:
+    cluster = {"endpoint": broker.endpoint, **attributes.pop("cluster", {})}
+    return sandbox.scaffold_component(
+        component_cls=JournalCollectionComponent,
+        scaffold_params=CollectionParams(folder="shop/orders").model_dump(),
+        defs_yaml_contents={
+            "type": "dagster_coranto.JournalCollectionComponent",
+            "attributes": {"cluster": cluster, "selector": "name:prefix=shop/", **attributes},
+        },
+    )
+
+
+def keys_of(defs: dg.Definitions) -> set[str]:
+    return {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
+
+
+def refresh(sandbox: DefsFolderSandbox, path: Any) -> None:
+    with loaded(sandbox, path) as (component, _):
+        asyncio.run(component.refresh_state(sandbox.project_root))
+
+
+def test_the_journals_of_the_tree_are_assets_before_any_broker_was_asked(
+    sandbox: DefsFolderSandbox, broker: FakeBroker
+) -> None:
+    with loaded(sandbox, collection(sandbox, broker, specs="journals.yaml")) as (_, defs):
+        graph = defs.resolve_asset_graph()
+        assert keys_of(defs) == {"journal_specs", "shop/orders"}
+        orders = dg.AssetKey(["shop", "orders"])
+        assert graph.get(orders).parent_keys == {dg.AssetKey("journal_specs")}
+        checks = {key.to_user_string() for key in graph.asset_check_keys}
+        assert "journal_specs:journals_are_as_specified" in checks
+        assert any(check.startswith("shop/orders:") for check in checks)
+    assert broker.requests == []
+
+
+def test_journals_that_a_refresh_found_are_assets_and_loading_asks_nobody(
+    sandbox: DefsFolderSandbox, broker: FakeBroker
+) -> None:
+    for name in ("shop/orders/part-000", "shop/orders/part-001", "shop/refunds/eu", "other/one"):
+        broker.create(name)
+    path = collection(sandbox, broker)
+    with loaded(sandbox, path) as (_, defs):
+        assert keys_of(defs) == set()
+    refresh(sandbox, path)
+    asked = broker.count("List")
+    assert asked == 1
+    with loaded(sandbox, path) as (_, defs):
+        assert keys_of(defs) == {"shop/orders", "shop/refunds"}
+    assert broker.count("List") == asked
+
+
+def test_a_clusters_prefix_is_in_no_key(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+    broker.create("rerun/shop/orders/part-000")
+    broker.create("shop/refunds/eu")
+    path = collection(sandbox, broker, cluster={"prefix": "rerun/"})
+    refresh(sandbox, path)
+    with loaded(sandbox, path) as (_, defs):
+        assert keys_of(defs) == {"shop/orders"}
+
+
+def test_a_translation_in_yaml_sets_every_attribute(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+    broker.create("shop/orders/part-000", labels=label_set({"team": "sales"}))
+    broker.create("shop/orders/part-001")
+    translation = {
+        "key": "journals/{{ journal.name }}",
+        "group_name": "shop",
+        "owners": ["team:{{ journal.labels.team }}"],
+        "description": "{{ journal.journals }} journals",
+        "automation_condition": "{{ dg.AutomationCondition.eager() }}",
+    }
+    path = collection(sandbox, broker, translation=translation)
+    refresh(sandbox, path)
+    with loaded(sandbox, path) as (_, defs):
+        graph = defs.resolve_asset_graph()
+        node = graph.get(dg.AssetKey(["journals", "shop", "orders"]))
+        assert (node.group_name, node.owners, node.description) == ("shop", ["team:sales"], "2 journals")
+        assert node.automation_condition is not None
+        assert {key.asset_key for key in graph.asset_check_keys} == {node.key}, "checks follow the key"
+
+
+def test_each_journal_may_be_an_asset(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+    broker.create("shop/orders/part-000")
+    path = collection(sandbox, broker, assets="journal", checks=False)
+    refresh(sandbox, path)
+    with loaded(sandbox, path) as (_, defs):
+        assert keys_of(defs) == {"shop/orders/part-000"}
+
+
+def consumer(sandbox: DefsFolderSandbox, broker: FakeBroker, **attributes: Any) -> Any:
+    return sandbox.scaffold_component(
+        component_cls=SparkConsumerComponent,
+        scaffold_params=ConsumerParams(application="shop:Revenue", source="shop/orders", table="revenue").model_dump(),
+        defs_yaml_contents={
+            "type": "dagster_coranto.SparkConsumerComponent",
+            "attributes": {
+                "name": "consume_orders",
+                "application": "shop_that_is_not_there:Revenue",
+                "sources": ["shop/orders", "shop/refunds"],
+                "tables": [{"key": "revenue", "owners": ["team:sales"]}],
+                "outputs": ["shop/alerts"],
+                "cluster": {"endpoint": broker.endpoint},
+                **attributes,
+            },
+        },
+    )
+
+
+def test_a_consumer_is_its_tables_and_outputs_with_a_job_and_a_sensor(
+    sandbox: DefsFolderSandbox, broker: FakeBroker
+) -> None:
+    """The application need not be importable to load them."""
+    with loaded(sandbox, consumer(sandbox, broker, sensor_seconds=15)) as (_, defs):
+        graph = defs.resolve_asset_graph()
+        revenue = graph.get(dg.AssetKey("revenue"))
+        sources = {dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "refunds"])}
+        assert revenue.parent_keys == sources
+        assert revenue.owners == ["team:sales"]
+        assert graph.get(dg.AssetKey(["shop", "alerts"])).parent_keys == sources
+        sensor = defs.resolve_sensor_def("consume_orders_sensor")
+        assert (sensor.job.name, sensor.minimum_interval_seconds) == ("consume_orders_job", 15)
+        assert defs.resolve_job_def("consume_orders_job")
+    assert broker.requests == []
+
+
+def test_a_consumer_without_a_store_says_which_variable_is_missing(
+    sandbox: DefsFolderSandbox, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHOP_STORE_URL", raising=False)
+    with loaded(sandbox, consumer(sandbox, broker, store_url_variable="SHOP_STORE_URL")) as (component, _):
+        with pytest.raises(InvalidInput, match="SHOP_STORE_URL has no URL of the SQL store of consume_orders"):
+            component.settings(None)
+
+
+def test_components_of_one_project_share_resources_with_equal_settings(
+    sandbox: DefsFolderSandbox, broker: FakeBroker
+) -> None:
+    first = collection(sandbox, broker, specs="journals.yaml")
+    second = consumer(sandbox, broker)
+    with loaded(sandbox, first) as (_, one), loaded(sandbox, second) as (_, two):
+        merged = dg.Definitions.merge(one, two)
+        assert {"journal_specs", "shop/orders", "revenue"} <= keys_of(merged)
+        job = merged.resolve_implicit_global_asset_job_def()
+        keys = [key for key in job.resource_defs if key.startswith("coranto_journals_")]
+        assert len(keys) == 1
+
+
+@pytest.mark.parametrize(
+    ("component", "params", "wanted"),
+    [
+        (
+            JournalCollectionComponent,
+            {"folder": "shop/orders/", "endpoint": "b:9"},
+            {"selector": "name:prefix=shop/orders/", "specs": "journals.yaml", "cluster": {"endpoint": "b:9"}},
+        ),
+        (
+            SparkConsumerComponent,
+            {"application": "shop:Revenue", "source": "shop/orders", "table": "revenue"},
+            {"application": "shop:Revenue", "sources": ["shop/orders"], "tables": [{"key": "revenue"}]},
+        ),
+    ],
+)
+def test_what_is_scaffolded_loads(
+    sandbox: DefsFolderSandbox, component: Any, params: dict[str, Any], wanted: Mapping[str, Any]
+) -> None:
+    import yaml
+
+    path = sandbox.scaffold_component(component_cls=component, scaffold_params=params)
+    written = yaml.safe_load((path / "defs.yaml").read_text())["attributes"]
+    assert {**written, **wanted} == written
+    with loaded(sandbox, path) as (_, defs):
+        assert keys_of(defs) & {"shop/orders", "revenue"}
