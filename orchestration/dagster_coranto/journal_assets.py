@@ -73,7 +73,7 @@ def build_journal_group_asset(
         actual = resource.group(group)
         before = heads_of(resource.positions(group))
         if not before:
-            raise JournalNotFound(f"no journal {actual.name}/… exists")
+            raise JournalNotFound(f"no journal {actual.name}/… exists; create one (`coranto journals apply`)")
         with resource.client() as client:
             arguments = resource_arguments(publish, context.resources)
             done = publish(PublishContext(context, client, actual, tuple(before)), **arguments)

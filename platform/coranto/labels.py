@@ -143,7 +143,9 @@ def validate_label_set(labels: pb.LabelSet, *, allow_prefix: bool = False) -> No
             validate_token("name", label.name, MIN_NAME_BYTES, MAX_NAME_BYTES)
             validate_token("value", label.value, 0, MAX_VALUE_BYTES, symbols=PATH_SYMBOLS)
             if label.prefix and not allow_prefix:
-                raise InvalidInput("a prefix is only allowed in a selector", field="prefix")
+                raise InvalidInput(
+                    "a prefix is only allowed in a selector; give the label a whole value", field="prefix"
+                )
             if previous is not None:
                 _validate_order(previous, label)
         except InvalidInput as err:
@@ -211,15 +213,16 @@ def validate_journal_labels(labels: pb.LabelSet) -> None:
             raise InvalidInput(f"the label {label.name!r} is implied by the journal's name; remove it")
         if label.name in SINGLE_VALUED and label.name in seen:
             raise InvalidInput(
-                f"{label.name} has the values {seen[label.name]!r} and {label.value!r}, but may have only one"
+                f"{label.name} has the values {seen[label.name]!r} and {label.value!r}, but may have only one; "
+                "keep one of them"
             )
         seen[label.name] = label.value
     if CONTENT_TYPE in seen and not _MEDIA_TYPE.fullmatch(seen[CONTENT_TYPE]):
         raise InvalidInput(f"{CONTENT_TYPE}={seen[CONTENT_TYPE]} is not a media type such as {JSON_LINES}")
     if MESSAGE_TYPE in seen and CONTENT_TYPE not in seen:
-        raise InvalidInput(f"{MESSAGE_TYPE} needs the label {CONTENT_TYPE} beside it")
+        raise InvalidInput(f"{MESSAGE_TYPE} needs the label {CONTENT_TYPE} beside it; add that")
     if MESSAGE_SUBTYPE in seen and MESSAGE_TYPE not in seen:
-        raise InvalidInput(f"{MESSAGE_SUBTYPE} needs the label {MESSAGE_TYPE} beside it")
+        raise InvalidInput(f"{MESSAGE_SUBTYPE} needs the label {MESSAGE_TYPE} beside it; add that")
 
 
 # ----------------------------------------------------------------------------------------------------- algebra

@@ -45,7 +45,7 @@ def configure_logging(level: str = "info", *, json_lines: bool = False, stream: 
     """
     threshold = LEVELS.get(level.lower())
     if threshold is None:
-        raise InvalidInput(f"{level!r} is no log level; use one of {', '.join(LEVELS)}", field="log level")
+        raise InvalidInput(f"{level!r} is not a log level; use one of {', '.join(LEVELS)}", field="log level")
     stream = stream or sys.stderr
     renderer: structlog.typing.Processor
     if json_lines:

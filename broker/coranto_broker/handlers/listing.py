@@ -209,7 +209,9 @@ def _authorize(state: JournalState, request: pb.ApplyRequest, claims: Claims) ->
         if change.HasField("upsert"):
             views.append(change.upsert.labels)
         if not all(claims.covers(name, view) for view in views or [pb.LabelSet()]):
-            raise PermissionDenied(f"the token's scope does not cover this change of {shown(name)}")
+            raise PermissionDenied(
+                f"the token's scope does not cover this change of {shown(name)}; use a token whose selector does"
+            )
         for url in filter(_leads_elsewhere, change.upsert.fragment.stores):
             if used is None:
                 used = {

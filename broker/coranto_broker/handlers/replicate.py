@@ -35,13 +35,17 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     request = await first_message(context, broker.receive_budget.first_message_deadlines)
     if not isinstance(request, (ContentMessage, pb.ReplicateRequest)):
         require_readable(request)
-        raise InvalidInput("the stream ended before its first message", field="ReplicateRequest")
+        raise InvalidInput(
+            "the stream ended before its first message; send a proposal with a header first", field="ReplicateRequest"
+        )
     if not isinstance(request, ContentMessage) and not is_acceptable(broker, request, request.proposal.journal, claims):
         header = broker.unrouted_header(broker.keyspace.state)
         await context.write(pb.ReplicateResponse(status=pb.JOURNAL_NOT_FOUND, header=header))
         return
     if isinstance(request, ContentMessage) or not request.HasField("header") or not request.HasField("proposal"):
-        raise InvalidInput("the first message must be a proposal with a header", field="ReplicateRequest.header")
+        raise InvalidInput(
+            "the first message is not a proposal with a header; send one first", field="ReplicateRequest.header"
+        )
     concerns(request.proposal.journal)
     while True:
         resolution = await broker.resolver.resolve(
@@ -73,7 +77,9 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     try:
         await asyncio.wait((driving, demoted), return_when=asyncio.FIRST_COMPLETED)
         if not driving.done():
-            raise Unavailable("this stream's broker is no longer the journal's primary")
+            raise Unavailable(
+                "this stream's broker is no longer the journal's primary; it has to resolve the journal again"
+            )
         driving.result()
     finally:
         driving.cancel()

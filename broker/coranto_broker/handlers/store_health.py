@@ -55,7 +55,8 @@ def _authorize(broker: Broker, request: pb.FragmentStoreHealthRequest, claims: C
     ]
     if not journals:
         raise PermissionDenied(
-            "the token covers no journal of this fragment store, and lacks the capability APPLY over all journals"
+            "the token covers no journal of this fragment store, "
+            "and lacks the capability APPLY over all journals; use a token that has one of them"
         )
     prefix = request.check_delete_prefix
     if prefix and not any(f"{journal}/".startswith(prefix) for journal in journals):

@@ -48,7 +48,7 @@ class ReadAnswer:
         except _ContentComplete:
             return
         if self._next < self._stop:
-            raise Unavailable(f"the read ended at offset {self._next}, before {self._stop}")
+            raise Unavailable(f"the read ended at offset {self._next}, before {self._stop}; read on from there")
 
     async def write(self, message: pb.ReadResponse) -> None:
         """Write the next message of the read. The first is metadata, which gives the headers; then comes content."""

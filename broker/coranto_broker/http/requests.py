@@ -46,7 +46,10 @@ def read_request(target: str, ranges: Sequence[str], *, metadata_only: bool) -> 
         request.offset, request.end_offset = _range(ranges)
     validate(request)
     if request.end_offset and request.end_offset <= request.offset:
-        raise InvalidInput(f"there is nothing from {request.offset} to {request.end_offset}", field="end_offset")
+        raise InvalidInput(
+            f"there is nothing from {request.offset} to {request.end_offset}; end_offset must be above offset",
+            field="end_offset",
+        )
     return request
 
 
@@ -72,20 +75,20 @@ def journal_of(target: str) -> str:
 def _split(target: str, known: frozenset[str]) -> tuple[str, dict[str, str]]:
     path, _, query = target.partition("?")
     if not path.startswith("/"):
-        raise InvalidInput(f"{path!r} is not the path of a journal", field="path")
+        raise InvalidInput(f"{path!r} is not the path of a journal; write /name/of/journal", field="path")
     try:
         journal = unquote(path[1:], errors="strict")
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_MAX_ARGUMENTS)
     except ValueError as error:  # For example, for bytes that are not UTF-8.
         raise InvalidInput(f"the address cannot be understood: {error}", field="path") from None
     if not journal:
-        raise InvalidInput("the path names no journal", field="path")
+        raise InvalidInput("the path names no journal; write /name/of/journal", field="path")
     arguments: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
             raise InvalidInput(f"there is no argument {name!r}; known are {', '.join(sorted(known))}", field="query")
         if name in arguments:
-            raise InvalidInput(f"the argument {name!r} is given twice", field="query")
+            raise InvalidInput(f"the argument {name!r} is given twice; give it once", field="query")
         arguments[name] = value
     return journal, arguments
 
@@ -134,5 +137,5 @@ def _range(ranges: Sequence[str]) -> tuple[int, int]:
             field="Range",
         )
     if found[2] and int(found[2]) < int(found[1]):
-        raise InvalidInput(f"the range {ranges[0]!r} ends before it begins", field="Range")
+        raise InvalidInput(f"the range {ranges[0]!r} ends before it begins; write bytes=<first>-<last>", field="Range")
     return int(found[1]), int(found[2]) + 1 if found[2] else 0

@@ -71,7 +71,10 @@ class Adoption:
             assert cluster is not None
             _, alive = await self._coordinator.get(layout.member_key(member))
             if alive is not None:
-                raise WrongCluster(f"a broker {broker} runs, with another data directory than {data_dir}")
+                raise WrongCluster(
+                    f"a broker {broker} runs, with another data directory than {data_dir}; give that one, "
+                    "or stop that broker"
+                )
             if seen > cluster.since:
                 raise WrongCluster(
                     f"{data_dir} has seen etcd revision {seen}, later than the brokers that took up this etcd without "
@@ -95,7 +98,10 @@ class Adoption:
         used = tuple(kv.key.removeprefix(layout.uses) for kv in uses.kvs)
         _, kv, cluster = await read_cluster(self._coordinator, layout)
         if kv is None or cluster is None or not cluster.gathering:
-            raise WrongCluster(f"the brokers of prefix {layout.prefix} are not taking up an etcd that was restored")
+            raise WrongCluster(
+                f"the brokers of prefix {layout.prefix} are not taking up an etcd that was restored; "
+                "run `coranto broker adopt` for each of them first"
+            )
         missing = cluster.missing(used, tuple(without))
         if missing:
             raise WrongCluster(

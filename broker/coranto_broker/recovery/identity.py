@@ -142,7 +142,7 @@ def decode(kind: type[ValueT], content: bytes, source: str) -> ValueT:
             given[field.name] = _field(field.name, value, _KINDS.get(str(field.type), list))
         return kind(**given)
     except (ValueError, TypeError, KeyError) as error:
-        raise InvalidInput(f"{source} cannot be read: {error}", field=source) from error
+        raise InvalidInput(f"{source} cannot be read: {error}; restore it from a copy", field=source) from error
 
 
 def _field(name: str, value: Any, kind: type[Any]) -> Any:

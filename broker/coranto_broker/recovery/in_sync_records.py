@@ -70,7 +70,10 @@ class InSyncRecords:
         seen = max(self._seen, self._known_revision())
         header, kv = await self._coordinator.get(key)
         if header.revision < seen:
-            raise Unavailable(f"etcd went back from revision {seen} to {header.revision}: it was restored")
+            raise Unavailable(
+                f"etcd went back from revision {seen} to {header.revision}: it was restored; "
+                "see 'An etcd that was restored' in docs/operations.md"
+            )
         self._seen = max(self._seen, header.revision)
         if kv is None:
             return StoredRecord(key, None, create_revision, None)
@@ -104,7 +107,10 @@ class InSyncRecords:
         result = await self._coordinator.txn(guards, [*ops, Put(reading.key, value)])
         if not result.succeeded:
             if self._guard and not (await self._coordinator.txn(self._guard, [])).succeeded:
-                raise Unavailable("another etcd was taken up by this cluster's brokers: this one may write no records")
+                raise Unavailable(
+                    "another etcd was taken up by this cluster's brokers: this one may write no records; stop it, "
+                    "and run `coranto broker adopt` with its data directory"
+                )
             return result, await self.read(journal, reading.create_revision)
         kv = KeyValue(reading.key, value, mod_revision=result.header.revision)
         written = replace(record, written=record.carried or self._base + kv.mod_revision)

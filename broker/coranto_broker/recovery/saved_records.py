@@ -56,7 +56,9 @@ class SavedRecords:
                 record = replace(record, written=int(document["written"]))
                 yield SavedRecord(str(document["journal"]), record, float(document["gone"]))
             except (ValueError, KeyError, TypeError) as error:
-                raise InvalidInput(f"{path} is no in-sync record: {error}; move it away to go on without") from error
+                raise InvalidInput(
+                    f"{path} is not an in-sync record: {error}; move it away to go on without"
+                ) from error
 
     def sweep(self, exists: set[str], now: float, keep_seconds: float) -> None:
         """Remove the records of journals that have been missing for `keep_seconds`."""

@@ -66,7 +66,7 @@ def at(path: Path, disk: Disk) -> SetAsideFragment:
     for kept in _within(path.parent, int(revision) if revision.isdigit() else 0, disk):
         if kept.path == path:
             return kept
-    raise InvalidInput(f"{path} is no content that was set aside; `coranto broker set-aside list` shows what is")
+    raise InvalidInput(f"{path} is not content that was set aside; `coranto broker set-aside list` shows what is")
 
 
 def _within(folder: Path, create_revision: int, disk: Disk) -> Iterator[SetAsideFragment]:
@@ -102,7 +102,10 @@ def _kept(path: Path, begin: int, create_revision: int, logs: dict[int, bytes], 
 def read(kept: SetAsideFragment, disk: Disk, begin: int, end: int) -> Iterator[bytes]:
     """Iterate over the bytes of journal offsets [begin, end), in pieces. Raises InvalidInput if some are not here."""
     if not kept.begin <= begin <= end <= kept.end:
-        raise InvalidInput(f"[{begin}, {end}) is not within [{kept.begin}, {kept.end}), which is what was set aside")
+        raise InvalidInput(
+            f"[{begin}, {end}) is not within [{kept.begin}, {kept.end}), which is what was set aside; "
+            "choose --begin and --end within it"
+        )
     file = disk.open(kept.path)
     try:
         while begin < end:

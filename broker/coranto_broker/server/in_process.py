@@ -176,7 +176,9 @@ class _ClusterServing:
             self._server = make_server(broker)
             port = self._server.add_insecure_port(f"{_HOST}:{self._place.port}")
             if port == 0:
-                raise ClusterError(f"cannot listen on {_HOST}:{self._place.port}; is the port taken?")
+                raise ClusterError(
+                    f"cannot listen on {_HOST}:{self._place.port}; is the port taken? Free it, or choose another"
+                )
             self._endpoint = f"http://{_HOST}:{port}"
         return self._endpoint
 

@@ -110,5 +110,7 @@ def options_of(seed: int, **given: Any) -> Options:
     )
     unknown = set(given) - set(asdict(options))
     if unknown:
-        raise InvalidInput(f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(asdict(options))}")
+        raise InvalidInput(
+            f"{', '.join(sorted(unknown))}: there is no such option; choose among {', '.join(asdict(options))}"
+        )
     return replace(options, **given)

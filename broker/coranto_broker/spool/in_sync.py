@@ -313,7 +313,9 @@ def decode(value: bytes) -> InSyncRecord:
                 raise ValueError("nobody is left")
             record = replace(record, end=_number(document["end"]), registers=pb.LabelSet(labels=labels), left=left)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidInput(f"not an in-sync record: {value[:200]!r} ({error})", field="in-sync record") from error
+        raise InvalidInput(
+            f"this is not an in-sync record: {value[:200]!r} ({error})", field="in-sync record"
+        ) from error
     return record
 
 

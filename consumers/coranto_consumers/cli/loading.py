@@ -24,7 +24,11 @@ def load_application(target: str) -> Application[Any]:
         sys.path.insert(0, here)
     made = load_target(target)
     if not isinstance(made, Application):
-        raise InvalidInput(f"{target} is no Application, and makes none", field="application")
+        raise InvalidInput(
+            f"{target} is not an Application, and does not make one; "
+            "name a subclass or an instance of coranto_consumers.runtime.application.Application",
+            field="application",
+        )
     return made
 
 

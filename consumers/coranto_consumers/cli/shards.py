@@ -127,7 +127,7 @@ def edit(selector: Selector = "", consumer: Consumer = None, endpoint: Endpoint 
 
     shards = _with_consumer(consumer, fetch)
     if not shards:
-        raise InvalidInput(f"no shard matches {selector!r}", field="--selector")
+        raise InvalidInput(f"no shard matches {selector!r}; `coranto shards list` shows all", field="--selector")
 
     def apply_saved(saved: str) -> None:
         changes = parse_shards(saved)
@@ -207,13 +207,16 @@ def recover(
 ) -> None:
     """Rebuild the files of a shard's store from its recovery log, and leave the shard as it is."""
     if folder.exists() and any(folder.iterdir()):
-        raise InvalidInput(f"{folder} is not empty", field="--dir")
+        raise InvalidInput(f"{folder} is not empty; name a new or an empty folder", field="--dir")
 
     async def work(client: ShardClient) -> Recovery:
         listed = [each.spec for each in await client.list(f"id={shard}")]
         log = recovery_log(listed[0]) if listed else ""
         if not log:
-            raise InvalidInput(f"there is no shard {shard} with a recovery log", field="SHARD")
+            raise InvalidInput(
+                f"there is no shard {shard} with a recovery log; `coranto shards list -o yaml` shows which have one",
+                field="SHARD",
+            )
         hints = (await client.hints(shard)).pick(log)
         async with JournalClient.of(find_cluster(endpoint)) as journals:
             async with Player(journals, hints, folder) as player:

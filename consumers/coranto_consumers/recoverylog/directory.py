@@ -64,7 +64,7 @@ class RecordedDirectory:
         """Return the local path of a file. Raises InvalidInput for a path that is not below the directory."""
         path = Path(os.path.normpath(self.recorder.directory / name.lstrip("/")))
         if not path.is_relative_to(self.recorder.directory):
-            raise InvalidInput(f"{name!r} is not below the recorded directory", field="name")
+            raise InvalidInput(f"{name!r} is not below the recorded directory; use a path within it", field="name")
         return path
 
     def exists(self, name: str) -> bool:

@@ -99,7 +99,9 @@ class LocalFnodeFiles:
 
     def make_live(self, fsm: Fsm) -> None:
         if self._played != set(fsm.live_fnodes):
-            raise CorruptData(f"files {sorted(self._played)} were played, but {fsm.live_fnodes} are alive")
+            raise CorruptData(
+                f"files {sorted(self._played)} were played, but {fsm.live_fnodes} are alive; recover from other hints"
+            )
         for fnode in fsm.live_fnodes:
             for path in sorted(fsm.paths_of(fnode)):
                 with _told(path):

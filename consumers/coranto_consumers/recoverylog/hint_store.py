@@ -60,12 +60,15 @@ class HintKeys:
 
     def __post_init__(self) -> None:
         if not self.prefix.startswith("/") or self.prefix.endswith("/") or "//" in self.prefix:
-            raise InvalidInput(f"{self.prefix!r} is not an absolute path without a trailing slash", field="hint_prefix")
+            raise InvalidInput(
+                f"{self.prefix!r} is not an absolute path without a trailing slash; write it as /hints/app",
+                field="hint_prefix",
+            )
         require_no_cluster_keys(self.prefix)
         if not self.shard:
-            raise InvalidInput("hints are kept for a shard", field="shard")
+            raise InvalidInput("hints are kept for a shard; give its id", field="shard")
         if self.backups < 0:
-            raise InvalidInput(f"{self.backups} is negative", field="hint_backups")
+            raise InvalidInput(f"{self.backups} is negative; give 0 or more", field="hint_backups")
 
     @property
     def primary(self) -> str:
@@ -273,4 +276,7 @@ def _decode(kv: KeyValue) -> Ownership:
         handoff = document["handoff"]
         return Ownership(Author(int(document["author"])), None if handoff is None else Handoff(**handoff))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CorruptData(f"{kv.key} does not tell the owner of a recovery log: {error}") from error
+        raise CorruptData(
+            f"{kv.key} does not name the owner of a recovery log: {error}; "
+            "delete the key once no process writes to the log"
+        ) from error

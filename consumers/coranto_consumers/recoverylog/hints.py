@@ -42,7 +42,7 @@ class Hints:
     def live_segments(self) -> SegmentSet:
         """Return all segments, joined, each with its log. Raises InvalidInput when they contradict each other."""
         if not self.log:
-            raise InvalidInput("hints need the name of their log", field="log")
+            raise InvalidInput("hints need the name of their log; set `log`", field="log")
         found = SegmentSet()
         previous = 0
         for live in self.live_fnodes:
@@ -111,7 +111,9 @@ class Hints:
                 hints = cls.from_wire(wire.FSMHints.FromString(content))
             hints.live_segments()
         except (DecodeError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-            raise CorruptData(f"{len(content)} bytes are no hints of a recovery log: {error}") from error
+            raise CorruptData(
+                f"{len(content)} bytes are not hints of a recovery log: {error}; recover from other hints"
+            ) from error
         return hints
 
 

@@ -117,7 +117,7 @@ class Player:
         it may still take the log over.
         """
         if author <= 0:
-            raise InvalidInput(f"{author} is no author", field="author")
+            raise InvalidInput(f"{author} is not an author; give a number from 1 to 2^32-1", field="author")
         return await self._request(author)
 
     async def _request(self, author: Author | None) -> Recovery:
@@ -139,7 +139,10 @@ class Player:
             await self._play_to_end()
             fsm = self._playback.fsm
             if fsm.has_hints_left:
-                raise CorruptData(f"{self._hints.log} was played to its end, but files that hints name were not met")
+                raise CorruptData(
+                    f"{self._hints.log} was played to its end, but files that the hints name were not found; "
+                    "recover from other hints"
+                )
             self._files.make_live(fsm)
         except BaseException:
             self._files.abandon()
@@ -168,8 +171,8 @@ class Player:
                     through = heads[segment.log]
                 elif playback.position >= through:
                     raise CorruptData(
-                        f"{playback.log} was read through offset {through}, and the hinted {segment} was not met: "
-                        "its content is lost"
+                        f"{playback.log} was read through offset {through}, and the hinted {segment} was not "
+                        "found: its content is lost; recover from other hints"
                     )
             if playback.position < through:
                 await self._read(through)
@@ -200,7 +203,10 @@ class Player:
         for segment in self._playback.fsm.hinted_segments:
             head = logs[segment.log]
             if segment.first_offset >= head or segment.last_offset > head:
-                raise CorruptData(f"{segment.log} ends at offset {head}, below the hinted {segment}: content is lost")
+                raise CorruptData(
+                    f"{segment.log} ends at offset {head}, below the hinted {segment}: content is lost; "
+                    "recover from other hints"
+                )
         handoff = owner.handoff if owner is not None else None
         if handoff is not None and handoff.log in logs:
             if logs[handoff.log] < handoff.end:

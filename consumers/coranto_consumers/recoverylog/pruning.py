@@ -117,7 +117,7 @@ async def _remove(client: JournalClient, dead: Sequence[Fragment]) -> None:
     for fragment in dead:
         if root is None and fragment.backing_store.startswith("file:"):
             raise InvalidInput(
-                f"{fragment.backing_store} is below a folder of the brokers: say which by $CORANTO_FILE_ROOT"
+                f"{fragment.backing_store} is below a folder of the brokers; name that folder in $CORANTO_FILE_ROOT"
             )
     stores, limit = StoreRegistry(root), asyncio.Semaphore(_AT_ONCE)
 

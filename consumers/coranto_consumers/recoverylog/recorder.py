@@ -108,7 +108,10 @@ class Recorder:
         A failed append is repeated for `patience` seconds.
         """
         if recovery.handoff is None:
-            raise InvalidInput(f"{recovery.log} was played to its end but not taken over, so it cannot be recorded to")
+            raise InvalidInput(
+                f"{recovery.log} was played to its end but not taken over, so it cannot be recorded to; "
+                "take it over with `Player.take_over`"
+            )
         self.log = log or recovery.log
         self.directory = recovery.directory
         self.author = recovery.handoff.author
@@ -146,7 +149,7 @@ class Recorder:
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.wait([self._sender])
-        self._failure = self._failure or InvalidInput(f"the recorder of {self.log} is closed")
+        self._failure = self._failure or InvalidInput(f"the recorder of {self.log} is closed; open another one")
 
     # -- What is recorded ---------------------------------------------------------------------------------------------
 
@@ -181,9 +184,9 @@ class Recorder:
     def write(self, fnode: Fnode, offset: int, content: bytes) -> None:
         """Record a write of `content` at byte `offset` of a file."""
         if offset < 0:
-            raise InvalidInput(f"{offset} is no offset within a file", field="offset")
+            raise InvalidInput(f"{offset} is not an offset within a file; give 0 or more", field="offset")
         if not self._fsm.paths_of(fnode):
-            raise InvalidInput(f"there is no file {fnode} in {self.log}", field="fnode")
+            raise InvalidInput(f"there is no file {fnode} in {self.log}; create it first", field="fnode")
         self._record(Write(fnode, offset, len(content)), content)
 
     def remove(self, path: str) -> None:
@@ -195,7 +198,7 @@ class Recorder:
         """Record one more path, `target`, of the file at `source`. Nothing may be at `target`."""
         target = self._tracked(target)
         if target in self._fsm.paths:
-            raise InvalidInput(f"{target} exists in {self.log}", field="target")
+            raise InvalidInput(f"{target} exists in {self.log} already; remove it first", field="target")
         self._check_place(target)
         self._record(Link(self.fnode_of(source), target))
 
@@ -222,7 +225,7 @@ class Recorder:
         """Return the file at `path`. Raises InvalidInput when there is none."""
         fnode = self._fsm.paths.get(_normal(path))
         if fnode is None:
-            raise InvalidInput(f"there is no {_normal(path)} in {self.log}", field="path")
+            raise InvalidInput(f"there is no {_normal(path)} in {self.log}; create it first", field="path")
         return fnode
 
     def exists(self, path: str) -> bool:
@@ -292,7 +295,9 @@ class Recorder:
         """Raise InvalidInput for a path that is a folder of other files, or below a file: no player could create it."""
         for other in self._fsm.paths:
             if other != leaving and (other.startswith(f"{path}/") or path.startswith(f"{other}/")):
-                raise InvalidInput(f"{path} and {other} cannot both be files in {self.log}", field="path")
+                raise InvalidInput(
+                    f"{path} and {other} cannot both be files in {self.log}; choose another path", field="path"
+                )
 
     def _check_usable(self) -> None:
         if self._failure is not None:
@@ -516,7 +521,9 @@ def _normal(path: str) -> str:
     """Return the path as it is recorded: with a leading slash, without superfluous parts. Raises InvalidInput."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or ".." in parts or parts[0] == STAGING or "\0" in path:
-        raise InvalidInput(f"{path!r} is no path of a file below the recorded directory", field="path")
+        raise InvalidInput(
+            f"{path!r} is not the path of a file below the recorded directory; use a path within it", field="path"
+        )
     return posixpath.join("/", *parts)
 
 

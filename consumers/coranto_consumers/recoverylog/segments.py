@@ -31,11 +31,13 @@ class Segment:
     def validate(self) -> None:
         """Raise InvalidInput for a segment that no history can have."""
         if not 0 < self.author < 1 << 32:
-            raise InvalidInput(f"author {self.author} is not in [1, 2^32)", field="author")
+            raise InvalidInput(f"author {self.author} is not in [1, 2^32); choose one that is", field="author")
         if self.first_seq_no <= 0:
-            raise InvalidInput(f"{self.first_seq_no} is not positive", field="first_seq_no")
+            raise InvalidInput(
+                f"{self.first_seq_no} is not positive; sequence numbers begin at 1", field="first_seq_no"
+            )
         if self.first_offset < 0:
-            raise InvalidInput(f"{self.first_offset} is negative", field="first_offset")
+            raise InvalidInput(f"{self.first_offset} is negative; give 0 or more", field="first_offset")
         if self.last_seq_no < self.first_seq_no:
             raise InvalidInput(f"{self.last_seq_no} is below first_seq_no {self.first_seq_no}", field="last_seq_no")
         if self.last_offset != 0 and self.last_offset <= self.first_offset:
@@ -80,7 +82,7 @@ class SegmentSet:
     def intersect(self, log: str, begin: int, end: int) -> list[Segment]:
         """Return segments of `log` that overlap offsets [begin, end). Without `last_offset`, a segment has no end."""
         if end < begin:
-            raise InvalidInput(f"[{begin}, {end}) is no range of offsets")
+            raise InvalidInput(f"[{begin}, {end}) is not a range of offsets; the begin must not be above the end")
         return [
             each
             for each in self._segments

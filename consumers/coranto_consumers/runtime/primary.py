@@ -114,7 +114,11 @@ class Primary:
         try:
             store = self.store = await self._call(self._app.new_store, self._shard)
             if not isinstance(store, Store):
-                raise InvalidInput(f"new_store returned {store!r}, which is no Store", field="new_store")
+                raise InvalidInput(
+                    f"new_store returned {store!r}, which is not a Store; "
+                    "return a subclass of coranto_consumers.stores.base.Store",
+                    field="new_store",
+                )
             checkpoint = await store.restore_checkpoint(self._shard.fqn)
             if self._restored is not None:
                 await self._restored()
@@ -422,7 +426,9 @@ class Primary:
                 self._arrived.append(envelopes)
                 self._arrived_bytes += sum(each.end - each.begin for each in envelopes)
                 self._wake.set()
-        raise CorantoError(f"the read of {journal} ended although it was to go on")
+        raise CorantoError(
+            f"the read of {journal} ended although it was to go on; the shard starts again from its checkpoint"
+        )
 
     def _has_room(self, limit: int) -> bool:
         """Return whether there is room to read ahead, within `limit` messages and `READ_AHEAD_BYTES`."""

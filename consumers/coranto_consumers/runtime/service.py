@@ -217,7 +217,9 @@ class ShardService(pc_grpc.ShardServicer):
         item = self._process.keyspace.state.item(shard)
         specs = [*([change.upsert] if change.HasField("upsert") else []), *([item.spec] if item is not None else [])]
         if not all(covers(claims, spec) for spec in specs or [pc.ShardSpec(id=shard)]):
-            raise PermissionDenied(f"the token's scope does not cover this change of {shown(shard)}")
+            raise PermissionDenied(
+                f"the token's scope does not cover this change of {shown(shard)}; use a token whose selector does"
+            )
         return item
 
     async def _require_place_of_hints(self, spec: pc.ShardSpec) -> None:
@@ -240,7 +242,11 @@ class ShardService(pc_grpc.ShardServicer):
         try:
             present = (await HintStore(process.coordinator, keys).fetch()).present
         except CorruptData as error:
-            raise InvalidInput(f"there is something else than hints: {error}", field="hint_prefix") from error
+            raise InvalidInput(
+                f"etcd has something else than hints at this key: {error}; choose another hint_prefix, "
+                "or delete the key",
+                field="hint_prefix",
+            ) from error
         if foreign := sorted({hints.log for hints in present} - {recovery_log(spec)}):
             raise InvalidInput(
                 f"{keys.primary} has hints of {foreign[0]}, and the shard's log is {recovery_log(spec)}: choose "
@@ -273,16 +279,24 @@ class ShardService(pc_grpc.ShardServicer):
         """
         if given.ByteSize() > MAX_HINTS_BYTES:
             raise InvalidInput(
-                f"{given.ByteSize()} bytes are more than the {MAX_HINTS_BYTES} that are kept", field="primary_hints"
+                f"{given.ByteSize()} bytes are more than the {MAX_HINTS_BYTES} that are kept; "
+                "give the hints of one recovery log only",
+                field="primary_hints",
             )
         log, hints = recovery_log(spec), Hints.from_wire(given)
         segments = hints.live_segments()
         if hints.log != log:
-            raise InvalidInput(f"hints of {hints.log} are given for a shard whose log is {log}", field="primary_hints")
+            raise InvalidInput(
+                f"hints of {hints.log} are given for a shard whose log is {log}; give hints of that log",
+                field="primary_hints",
+            )
         covered = {recovery_log(item.spec) for item in self._process.keyspace.state.items if covers(claims, item.spec)}
         for segment in segments:
             if segment.log not in (log, *covered) and not claims.covers_all:
-                raise PermissionDenied(f"the token's scope does not cover {segment.log}, which the hints of {log} name")
+                raise PermissionDenied(
+                    f"the token's scope does not cover {segment.log}, which the hints of {log} name; "
+                    "use a token whose selector does"
+                )
         return hints
 
     # -- Hints and assignments -----------------------------------------------------------------------------------------
@@ -321,7 +335,9 @@ class ShardService(pc_grpc.ShardServicer):
         for shard in dict.fromkeys(request.shards):
             item = state.item(shard)
             if item is None or not covers(claims, item.spec):
-                raise InvalidInput(f"there is no shard {shown(shard)}", field="UnassignRequest.shards")
+                raise InvalidInput(
+                    f"there is no shard {shown(shard)}; `coranto shards list` shows all", field="UnassignRequest.shards"
+                )
             for each in state.assignments_in_key_order(shard):
                 failed = each.value.code == pc.ReplicaStatus.FAILED
                 if failed or (each.slot == 0 and not request.only_failed):
@@ -346,4 +362,6 @@ def _validate_stat(request: pc.StatRequest) -> None:
         validate_header(request.header)
     for journal, offset in request.read_through.items():
         if offset < 0:
-            raise InvalidInput(f"{offset} is below 0", field=f"read_through[{shown(journal)}]")
+            raise InvalidInput(
+                f"{offset} is below 0; give offsets of 0 or more", field=f"read_through[{shown(journal)}]"
+            )

@@ -41,17 +41,20 @@ def validate_shard_spec(spec: pc.ShardSpec) -> None:
     elif spec.hint_prefix:
         raise InvalidInput("hints are of a recovery log; set recovery_log_prefix too", field="hint_prefix")
     if not 0 <= spec.hint_backups <= MAX_HINT_BACKUPS:
-        raise InvalidInput(f"{spec.hint_backups} is not between 0 and {MAX_HINT_BACKUPS}", field="hint_backups")
+        raise InvalidInput(
+            f"{spec.hint_backups} is not between 0 and {MAX_HINT_BACKUPS}; choose a number that is",
+            field="hint_backups",
+        )
     minimum, maximum = duration_seconds(spec.min_txn_duration), duration_seconds(spec.max_txn_duration)
     if minimum < 0:
-        raise InvalidInput(f"{minimum:g} s is below 0", field="min_txn_duration")
+        raise InvalidInput(f"{minimum:g} s is below 0; give 0s or more", field="min_txn_duration")
     if maximum <= 0:
         raise InvalidInput(f"{maximum:g} s is not above 0; 1s is a usual value", field="max_txn_duration")
     _within("labels", _validate_labels, spec.labels)
     for index, source in enumerate(spec.sources):
         _named(f"sources[{index}].journal", validate_journal, source.journal)
         if source.min_offset < 0:
-            raise InvalidInput(f"{source.min_offset} is below 0", field=f"sources[{index}].min_offset")
+            raise InvalidInput(f"{source.min_offset} is below 0; give 0 or more", field=f"sources[{index}].min_offset")
         if index and spec.sources[index - 1].journal >= source.journal:
             raise InvalidInput(
                 f"{source.journal} does not sort after {spec.sources[index - 1].journal}; "
@@ -64,9 +67,9 @@ def _validate_labels(found: pb.LabelSet) -> None:
     labels.validate_label_set(found)
     for name in labels.SINGLE_VALUED:
         if len(values := labels.values_of(found, name)) > 1:
-            raise InvalidInput(f"{name} has the values {', '.join(values)}, but may have only one")
+            raise InvalidInput(f"{name} has the values {', '.join(values)}, but may have only one; keep one of them")
     if labels.values_of(found, "id"):
-        raise InvalidInput("the label `id` stands for the shard's id, and cannot be given")
+        raise InvalidInput("the label `id` stands for the shard's id, and cannot be given; leave it out")
 
 
 def validate_consumer_spec(spec: pc.ConsumerSpec) -> None:
@@ -74,21 +77,24 @@ def validate_consumer_spec(spec: pc.ConsumerSpec) -> None:
     _within("process_spec.id", validate_process_id, spec.process_spec.id)
     _named("process_spec.endpoint", validate_endpoint, spec.process_spec.endpoint)
     if spec.shard_limit > MAX_SHARD_LIMIT:
-        raise InvalidInput(f"{spec.shard_limit} is above {MAX_SHARD_LIMIT}", field="shard_limit")
+        raise InvalidInput(f"{spec.shard_limit} is above {MAX_SHARD_LIMIT}; give at most that", field="shard_limit")
 
 
 def validate_status(status: pc.ReplicaStatus) -> None:
     """Raise InvalidInput for a status that is not valid. The code FAILED, and no other, has errors."""
     if status.code not in pc.ReplicaStatus.Code.values():
-        raise InvalidInput(f"{status.code} is no code of a replica", field="code")
+        raise InvalidInput(f"{status.code} is not the code of a replica; use one of ReplicaStatus.Code", field="code")
     if bool(status.errors) != (status.code == pc.ReplicaStatus.FAILED):
-        raise InvalidInput("errors go with the code FAILED, and that with errors", field="errors")
+        raise InvalidInput("the code FAILED needs errors, and errors need the code FAILED", field="errors")
 
 
 def validate_change(change: pc.ApplyRequest.Change) -> None:
     """Raise InvalidInput, which names the field, for a change that is not valid."""
     if change.expect_mod_revision < ANY_REVISION:
-        raise InvalidInput(f"{change.expect_mod_revision} is below -1", field="expect_mod_revision")
+        raise InvalidInput(
+            f"{change.expect_mod_revision} is below -1; give the shard's revision, 0 for a new shard, or -1 for any",
+            field="expect_mod_revision",
+        )
     if change.HasField("upsert") == bool(change.delete):
         raise InvalidInput("give either upsert or delete", field="upsert")
     if change.HasField("upsert"):
@@ -96,13 +102,16 @@ def validate_change(change: pc.ApplyRequest.Change) -> None:
         # This is not checked with the spec itself, so that stored specs can still be read.
         _within("upsert", require_no_cluster_keys, change.upsert.hint_prefix)
         if change.HasField("primary_hints") and not change.upsert.recovery_log_prefix:
-            raise InvalidInput("the shard has no recovery log that hints could be of", field="primary_hints")
+            raise InvalidInput(
+                "the shard has no recovery log that hints could be of; set recovery_log_prefix, or leave the hints out",
+                field="primary_hints",
+            )
         return
     _named("delete", validate_shard_id, change.delete)
     if change.expect_mod_revision == 0:
         raise InvalidInput("a deletion needs the shard's revision, or -1", field="expect_mod_revision")
     if change.HasField("primary_hints"):
-        raise InvalidInput("a deletion takes no hints", field="primary_hints")
+        raise InvalidInput("a deletion takes no hints; leave them out", field="primary_hints")
 
 
 def replication(spec: pc.ShardSpec, max_hot_standbys: int = MAX_HOT_STANDBYS) -> int:

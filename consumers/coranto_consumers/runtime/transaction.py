@@ -64,7 +64,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.min_seconds < 0 or self.max_seconds <= 0:
-            raise InvalidInput(f"a transaction of {self.min_seconds:g} to {self.max_seconds:g} s makes no sense")
+            raise InvalidInput(
+                f"a transaction of {self.min_seconds:g} to {self.max_seconds:g} s is impossible; "
+                "the minimum must not be above the maximum, and neither below 0"
+            )
 
 
 @dataclass(slots=True)
@@ -143,7 +146,8 @@ class Transactions:
         """
         if not self.is_open:
             raise EmptyTransactionDeferred(
-                "the application deferred the first message of a transaction; a transaction cannot be empty"
+                "the application deferred the first message of a transaction; a transaction cannot be empty: "
+                "defer later messages only"
             )
         self._deferred = True
 

@@ -72,7 +72,7 @@ class SparkConsumer:
         hooks: Hooks | None = None,
     ) -> None:
         if max_transaction_bytes < 1 or max_partition_bytes < 1:
-            raise InvalidInput("max_transaction_bytes and max_partition_bytes must be positive")
+            raise InvalidInput("max_transaction_bytes and max_partition_bytes must be positive numbers of bytes")
         self._application = application
         self._spark = spark
         self._config = client

@@ -33,7 +33,9 @@ def _require_json_lines(info: JournalInfo, field: str) -> None:
     content_type = value_of(info.spec.labels, CONTENT_TYPE, JSON_LINES)
     if content_type != JSON_LINES:
         raise InvalidInput(
-            f"journal {info.name} has {CONTENT_TYPE} {content_type}; only {JSON_LINES} can be read", field=field
+            f"journal {info.name} has {CONTENT_TYPE} {content_type}; only {JSON_LINES} can be read: "
+            "leave the journal out",
+            field=field,
         )
 
 

@@ -58,12 +58,16 @@ def parse_schema(ddl: str) -> StructType:
     try:
         schema = StructType.fromDDL(ddl)
     except PySparkException as error:
-        raise InvalidInput(f"{ddl!r} is no list of columns: {error}", field="value_schema") from error
+        raise InvalidInput(
+            f"{ddl!r} is not a list of columns: {error}; write it as `id BIGINT, name STRING`", field="value_schema"
+        ) from error
     if not isinstance(schema, StructType):
-        raise InvalidInput(f"{ddl!r} is a type, not a list of columns", field="value_schema")
+        raise InvalidInput(
+            f"{ddl!r} is a type, not a list of columns; write it as `id BIGINT, name STRING`", field="value_schema"
+        )
     reserved = sorted({*METADATA, _CORRUPT} & set(schema.names))
     if reserved:
-        raise InvalidInput(f"column {reserved[0]} is reserved", field="value_schema")
+        raise InvalidInput(f"column {reserved[0]} is reserved; give yours another name", field="value_schema")
     return schema
 
 

@@ -93,7 +93,9 @@ class SourceOptions:
         slices = given.get("slices", "")
         isolation = _choice(given, "isolation", Isolation, Isolation.READ_COMMITTED)
         if (isolation is Isolation.SEQUENCED) != bool(slices):
-            raise InvalidInput("slices and the isolation sequenced go together", field="option slices")
+            raise InvalidInput(
+                "slices and the isolation `sequenced` go together; give both or neither", field="option slices"
+            )
         selections = [name for name in _SELECTIONS if name in given]
         if len(selections) != (0 if slices else 1):
             raise InvalidInput(
@@ -153,7 +155,9 @@ def _client(given: Mapping[str, str]) -> ClientConfig:
     try:
         patience = float(given.get("patience", DEFAULT_PATIENCE))
     except ValueError as error:
-        raise InvalidInput(f"{given['patience']!r} is no number of seconds", field="option patience") from error
+        raise InvalidInput(
+            f"{given['patience']!r} is not a number of seconds, such as 30", field="option patience"
+        ) from error
     return ClientConfig.from_environment(endpoint, Path(root) if root else None, patience, environment)
 
 
@@ -173,13 +177,13 @@ def _journals(given: Mapping[str, str]) -> tuple[str, ...] | None:
         except ValueError as error:
             raise InvalidInput(f"not JSON: {error}", field="option assign") from error
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InvalidInput("not a JSON list of journal names", field="option assign")
+            raise InvalidInput('not a JSON list of journal names, such as ["a/one", "a/two"]', field="option assign")
     elif "subscribe" in given:
         names = [name.strip() for name in given["subscribe"].split(",")]
     else:
         return None
     if not names or not all(names):
-        raise InvalidInput("names no journal", field="options")
+        raise InvalidInput("names no journal; give at least one", field="options")
     return tuple(dict.fromkeys(names))
 
 
@@ -196,7 +200,9 @@ def _offsets(given: Mapping[str, str], name: str, word: str, symbol: int) -> dic
         raise InvalidInput(f"{text!r} is not a JSON object of journals and offsets", field=where)
     for journal, offset in offsets.items():
         if type(offset) is not int or (offset < 0 and offset != symbol):
-            raise InvalidInput(f"{offset!r} is no offset for {journal}: 0 or more, or {symbol} for {word}", field=where)
+            raise InvalidInput(
+                f"{offset!r} is not an offset for {journal}: 0 or more, or {symbol} for {word}", field=where
+            )
     return offsets
 
 
@@ -204,14 +210,14 @@ def _bytes(given: Mapping[str, str], name: str, default: int, least: int = 1) ->
     text = given.get(name.lower(), str(default))
     if not text.isascii() or not text.isdigit() or int(text) < least:
         kind = "a positive number" if least else "a number"
-        raise InvalidInput(f"{text!r} is not {kind} of bytes", field=f"option {name}")
+        raise InvalidInput(f"{text!r} is not {kind} of bytes, such as 67108864", field=f"option {name}")
     return int(text)
 
 
 def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
     text = given.get(name.lower(), str(default)).lower()
     if text not in ("true", "false"):
-        raise InvalidInput(f"{text!r} is neither true nor false", field=f"option {name}")
+        raise InvalidInput(f"{text!r} is neither true nor false; write one of them", field=f"option {name}")
     return text == "true"
 
 
@@ -220,4 +226,4 @@ def _choice(given: Mapping[str, str], name: str, kind: type[E], default: E) -> E
     try:
         return kind(text.lower())
     except ValueError as error:
-        raise InvalidInput(f"{text!r} is none of {', '.join(kind)}", field=f"option {name}") from error
+        raise InvalidInput(f"{text!r} is not one of {', '.join(kind)}", field=f"option {name}") from error

@@ -71,7 +71,7 @@ def _keys_and_values(output: JournalOutput) -> DataFrame:
     rows = output.rows
     wanted = {"value"} if output.mapping == "random" else {"key", "value"}
     if missing := sorted(wanted - set(rows.columns)):
-        raise InvalidInput(f"the rows have no column {missing[0]!r}", field="journal output")
+        raise InvalidInput(f"the rows have no column {missing[0]!r}; add it", field="journal output")
     value = F.col("value")
     if isinstance(rows.schema["value"].dataType, StructType | VariantType):
         value = F.to_json(value)

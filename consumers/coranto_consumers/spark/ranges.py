@@ -45,7 +45,9 @@ def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> li
     journal does not need go to the others. Journals with nothing to read are left out.
     """
     if max_bytes < 1:
-        raise InvalidInput(f"{max_bytes} is not a positive number of bytes", field="max_transaction_bytes")
+        raise InvalidInput(
+            f"{max_bytes} is not a positive number of bytes, such as 67108864", field="max_transaction_bytes"
+        )
     behind = {journal: head - begin for journal, (begin, head) in heads.items() if head > begin}
     shares: dict[str, int] = {}
     left = max_bytes
@@ -66,7 +68,9 @@ def split(whole: Range, max_bytes: int, cuts: Sequence[int] = ()) -> list[Range]
     same one. So only a fragment of more than `max_bytes` is split itself.
     """
     if max_bytes < 1:
-        raise InvalidInput(f"{max_bytes} is not a positive number of bytes", field="maxBytesPerPartition")
+        raise InvalidInput(
+            f"{max_bytes} is not a positive number of bytes, such as 67108864", field="maxBytesPerPartition"
+        )
     parts = []
     begin, aligned = whole.begin, whole.aligned
     while begin < whole.end:
@@ -99,7 +103,7 @@ def plan_slices(
     if not total:
         return []
     if max_slices < 1:
-        raise InvalidInput(f"{max_slices} is not a positive number of slices", field="max_slices")
+        raise InvalidInput(f"{max_slices} is not a positive number of slices, such as 8", field="max_slices")
     # Parts of at most an even share go to the least loaded slice, so that tasks have similar sizes.
     share = min(max_bytes, max(worthwhile_bytes, -(-total // max_slices)))
     wanted = min(max_slices, -(-total // share))
@@ -140,4 +144,6 @@ class ReadPlan:
             slices = tuple(tuple(Range(**part) for part in slice_) for slice_ in raw["slices"])
             return cls(slices, raw["first_number"], raw["replay"])
         except (TypeError, ValueError, KeyError) as error:
-            raise InvalidInput(f"not a plan of slices: {error}", field="option slices") from error
+            raise InvalidInput(
+                f"not a plan of slices: {error}; pass on what the planner returned", field="option slices"
+            ) from error

@@ -73,7 +73,9 @@ class RangeSummary:
                 for producer, flags, *clocks_and_offset in raw
             )
         except (TypeError, ValueError) as error:
-            raise CorruptData(f"not a range's summary: {error}") from error
+            raise CorruptData(
+                f"not a range's summary: {error}; all processes must run one version of Coranto"
+            ) from error
         return cls(number, rows, first, end, segments)
 
 

@@ -135,7 +135,10 @@ def plan_read(client: SyncJournalClient, options: SourceOptions) -> list[Range]:
         start = first if start == EARLIEST else start
         end = head if end == LATEST else end
         if not start <= end <= head:
-            raise InvalidInput(f"[{start}, {end}) is no range of {journal}, whose head is {head}", field="options")
+            raise InvalidInput(
+                f"[{start}, {end}) is not a range of {journal}, whose head is {head}; give offsets from 0 to that",
+                field="options",
+            )
         # If a user's offset is within a line, reading begins with the next line.
         whole = Range(journal, start, end, head, aligned=start <= first)
         if options.isolation is Isolation.READ_UNCOMMITTED:

@@ -109,7 +109,11 @@ class PublishTask:
 
     def _key(self, key: bytes | None) -> bytes:
         if key is None and self.mapping != "random":
-            raise InvalidInput(f"a message for {self.journals[0]} has no key to map it by", field="journal output")
+            raise InvalidInput(
+                f"a message for {self.journals[0]} has no key to map it by; fill the key column, "
+                "or write to one journal",
+                field="journal output",
+            )
         return key or b""
 
 

@@ -103,7 +103,10 @@ def decode_state(content: str) -> tuple[Any, Checkpoint]:
         _, state, checkpoint = documents
         return state, checkpoint_from_json(checkpoint)
     except (ValueError, RecursionError) as error:
-        raise CorruptData(f"{STATE_FILE} of {len(content)} characters is not a store's state: {error}") from error
+        raise CorruptData(
+            f"{STATE_FILE} of {len(content)} characters is not a store's state: {error}; "
+            "recover the log from other hints"
+        ) from error
 
 
 def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:

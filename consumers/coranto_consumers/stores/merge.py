@@ -86,9 +86,9 @@ def plan_merge(table: Table, columns: Sequence[str], keys: Sequence[str], rules:
     if unknown:
         raise InvalidInput(f"has no column {unknown[0]!r}; it has {', '.join(table.c.keys())}", field=where)
     if reserved := sorted(set(STAGE_COLUMNS) & set(columns)):
-        raise InvalidInput(f"column name {reserved[0]!r} is reserved", field=where)
+        raise InvalidInput(f"column name {reserved[0]!r} is reserved; give yours another name", field=where)
     if len(set(columns)) != len(columns):
-        raise InvalidInput("the rows have a column twice", field=where)
+        raise InvalidInput("the rows have a column twice; rename one", field=where)
     if not keys:
         if rules:
             raise InvalidInput("merge rules need keys; leave both out to append rows", field=where)
@@ -96,15 +96,22 @@ def plan_merge(table: Table, columns: Sequence[str], keys: Sequence[str], rules:
     _check_keys(table, columns, keys, where)
     for name, rule in rules.items():
         if name in keys:
-            raise InvalidInput(f"{name!r} is a key and cannot have a merge rule", field=where)
+            raise InvalidInput(f"{name!r} is a key and cannot have a merge rule; leave the rule out", field=where)
         if isinstance(rule, Quotient):
             for part in (rule.numerator, rule.denominator):
                 if part not in rules or isinstance(rules[part], Quotient):
-                    raise InvalidInput(f"{name!r} divides {part!r}, which has no merge rule of its own", field=where)
+                    raise InvalidInput(
+                        f"{name!r} divides {part!r}, which has no merge rule of its own; add one", field=where
+                    )
             if name in columns:
-                raise InvalidInput(f"{name!r} is computed, so it must not be among the rows' columns", field=where)
+                raise InvalidInput(
+                    f"{name!r} is computed, so it must not be among the rows' columns; drop it", field=where
+                )
         elif name not in columns:
-            raise InvalidInput(f"{name!r} has a merge rule but the rows have no such column", field=where)
+            raise InvalidInput(
+                f"{name!r} has a merge rule but the rows have no such column; add the column, or leave the rule out",
+                field=where,
+            )
     for name in columns:
         if name not in keys and name not in rules:
             raise InvalidInput(f"say how {name!r} merges: Add(), Max(), Min() or Replace()", field=where)
@@ -114,7 +121,9 @@ def plan_merge(table: Table, columns: Sequence[str], keys: Sequence[str], rules:
 def _check_keys(table: Table, columns: Sequence[str], keys: Sequence[str], where: str) -> None:
     for name in keys:
         if name not in columns:
-            raise InvalidInput(f"key {name!r} is not among the rows' columns", field=where)
+            raise InvalidInput(
+                f"key {name!r} is not among the rows' columns; add it, or leave it out of the keys", field=where
+            )
         if table.c[name].nullable:
             raise InvalidInput(
                 f"key {name!r} must be NOT NULL: nulls are never equal, so they would pile up", field=where

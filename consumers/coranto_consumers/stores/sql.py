@@ -168,7 +168,7 @@ class SqlStore:
         transactions because of its settings, unless the URL allows that.
         """
         if not shard:
-            raise InvalidInput("a consumer needs a name; it is the identity that fences it", field="shard")
+            raise InvalidInput("a consumer needs a name; it is the identity that fences it; give one", field="shard")
         self._require_durability()
         self.create_tables()
         for wait in (*_CONFLICT_WAITS_S, None):

@@ -83,7 +83,10 @@ class SqliteStore(Store):
         try:
             fresh, content = await in_thread(self._open)
         except sqlite3.DatabaseError as error:
-            raise CorruptData(f"{self._database} cannot be opened: {error}") from error
+            raise CorruptData(
+                f"{self._database} cannot be opened: {error}; "
+                "the shard rebuilds it from its recovery log on another start"
+            ) from error
         if fresh:
             await self._copy()
         else:
@@ -145,7 +148,9 @@ class SqliteStore(Store):
         """
         busy, *_ = await in_thread(self._opened.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone)
         if busy:
-            raise CorruptData(f"{self._database} is in use by another connection than its store's")
+            raise CorruptData(
+                f"{self._database} is in use by another connection than its store's; use store.connection only"
+            )
         self._wal.restart()
         recorder = self._recorder
         fnode, offset = recorder.create(NEXT_FILE), 0

@@ -77,7 +77,7 @@ class WalFollower:
         numbers: tuple[int, ...] = HEADER.unpack(header)
         magic, _, page_size, _, salt_1, salt_2, _, _ = numbers
         if magic not in _MAGICS:
-            raise CorruptData(f"{self._path} is no write-ahead log of SQLite")
+            raise CorruptData(f"{self._path} is not a write-ahead log of SQLite; let nothing but the store write there")
         if self._salts is None:
             self._salts = salt_1, salt_2
         elif self._salts != (salt_1, salt_2):

@@ -51,7 +51,7 @@ def load_flights(limit: int = 0) -> pd.DataFrame:
     import pandas as pd
 
     if limit < 0:
-        raise InvalidInput(f"{limit} is no number of flights; 0 means all", field="limit")
+        raise InvalidInput(f"{limit} is not a number of flights; give 0 (all) or more", field="limit")
     return pd.read_csv(csv_path(), dtype=dict.fromkeys(_INTEGERS, "Int64"), nrows=limit or None)
 
 

@@ -87,7 +87,11 @@ class FlightsSource:
             digest, producer, base = text.split(".")
             return cls(digest, ProducerId(bytes.fromhex(producer)), int(base))
         except ValueError as error:
-            raise InvalidInput(f"{text!r} is not digest.producer.base", field=SOURCE) from error
+            raise InvalidInput(
+                f"{text!r} is not digest.producer.base, as the publisher writes it; delete the journals, "
+                "or choose another prefix",
+                field=SOURCE,
+            ) from error
 
     def __str__(self) -> str:
         return f"{self.digest}.{self.producer.hex()}.{self.base_ns}"

@@ -35,7 +35,7 @@ def attach_uuids(
     the output to append it again; another run attaches other UUIDs.
     """
     if _UUID not in template:
-        raise InvalidInput(f"{template!r} has no {_UUID}", field="--template")
+        raise InvalidInput(f"{template!r} has no {_UUID}; put it where the UUID is to stand", field="--template")
     producer, clock = new_producer_id(os.urandom), ProducerClock(time.time_ns)
     out = sys.stdout.buffer
     for name, line in _lines(files or [], skip_header, max_length):
@@ -61,7 +61,10 @@ def _lines(files: list[Path], skip_header: bool, max_length: int) -> Iterator[tu
             while line := file.readline(max_length + 2):
                 number += 1
                 if len(line.rstrip(b"\r\n")) > max_length:
-                    raise InvalidInput(f"{name}: line {number} is longer than {max_length} bytes", field="--max-length")
+                    raise InvalidInput(
+                        f"{name}: line {number} is longer than {max_length} bytes; split it, or raise --max-length",
+                        field="--max-length",
+                    )
                 if skip_header and number == 1:
                     continue
                 yield name, line.rstrip(b"\r\n")

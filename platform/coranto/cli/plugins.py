@@ -54,7 +54,7 @@ def add_plugins(
 def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:
     loaded = entry.load()
     if not isinstance(loaded, typer.Typer):
-        raise CorantoError(f"plugin {entry.value} of `coranto {entry.name}` is no typer.Typer; fix or uninstall it")
+        raise CorantoError(f"plugin {entry.value} of `coranto {entry.name}` is not a typer.Typer; fix or uninstall it")
     return loaded
 
 

@@ -71,7 +71,7 @@ def read_document(path: str, parse: Callable[[str], ChangesT], plural: str) -> C
     except InvalidInput as error:
         raise InvalidInput(f"{source}: {error}") from error
     if not changes:
-        raise InvalidInput(f"{source} names no {plural}", field="--specs")
+        raise InvalidInput(f"{source} names no {plural}; list them under `{plural}:`", field="--specs")
     return changes
 
 

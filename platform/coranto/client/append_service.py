@@ -64,7 +64,7 @@ class AppendService:
     ) -> None:
         """`batch_bytes` bounds an append of several pieces. `pending_bytes` bounds all content not committed yet."""
         if batch_bytes <= 0 or pending_bytes <= 0:
-            raise InvalidInput("batch_bytes and pending_bytes must be positive", field="batch_bytes")
+            raise InvalidInput("batch_bytes and pending_bytes must be positive numbers of bytes", field="batch_bytes")
         self._client = client
         self._batch_bytes = batch_bytes
         self._capacity = pending_bytes

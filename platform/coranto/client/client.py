@@ -144,7 +144,7 @@ class JournalClient:
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise
-            raise Unavailable(f"{subject}: the connection was closed") from None
+            raise Unavailable(f"{subject}: the connection was closed; try again") from None
         finally:
             call.cancel()
         if header is None:
@@ -325,7 +325,11 @@ class JournalClient:
         """
         validate_journal(journal, allow_metadata=True)
         if offset < -1 or end_offset < 0 or 0 < end_offset < offset:
-            raise InvalidInput(f"[{offset}, {end_offset}) is no range of offsets", field="offset")
+            raise InvalidInput(
+                f"[{offset}, {end_offset}) is not a range of offsets; the begin must be 0 or more, "
+                "and not above the end",
+                field="offset",
+            )
         if offset == -1:
             # Resolved only once: a retry at "the head" would skip content written in between.
             offset = await self.head(journal)
@@ -342,7 +346,10 @@ class JournalClient:
         Raises OffsetNotYetAvailable when `end` is beyond the write head, and OffsetJump when some content is gone.
         """
         if begin < 0 or end < begin:
-            raise InvalidInput(f"[{begin}, {end}) is no range of offsets", field="begin")
+            raise InvalidInput(
+                f"[{begin}, {end}) is not a range of offsets; the begin must be 0 or more, and not above the end",
+                field="begin",
+            )
         content = bytearray()
         if begin < end:
             async for chunk in self.read(journal, begin, end_offset=end, fail_on_jump=True):
@@ -411,10 +418,10 @@ class JournalClient:
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise
-            raise Unavailable(f"{subject}: the connection was closed") from None
+            raise Unavailable(f"{subject}: the connection was closed; try again") from None
         finally:
             call.cancel()
-        raise Unavailable(f"{subject}: the broker ended the read without an answer")
+        raise Unavailable(f"{subject}: the broker ended the read without an answer; try again")
 
     async def fragments(
         self,

@@ -99,4 +99,6 @@ def async_committed_reader(
 def _check(source: Source | None, end: int | None) -> None:
     begin = source.read_through if source is not None else 0
     if end is not None and end <= begin:
-        raise InvalidInput(f"there is nothing to read from offset {begin} up to {end}", field="end")
+        raise InvalidInput(
+            f"there is nothing to read from offset {begin} up to {end}; the end must be above the begin", field="end"
+        )

@@ -53,7 +53,10 @@ class ClientConfig:
     def __post_init__(self) -> None:
         secure = {parse_endpoint(seed).secure for seed in self.seeds}
         if len(secure) > 1:
-            raise InvalidInput(f"{self.endpoint!r}: all endpoints must be https, or none", field="endpoint")
+            raise InvalidInput(
+                f"{self.endpoint!r}: all endpoints must be https, or none; give all of them one scheme",
+                field="endpoint",
+            )
         if self.auth is not None:
             for seed in self.seeds:
                 require_private(seed)
@@ -62,7 +65,7 @@ class ClientConfig:
         if self.zone:
             validate_zone(self.zone)
         if self.route_cache < 0:
-            raise InvalidInput(f"{self.route_cache} is no number of journals", field="route_cache")
+            raise InvalidInput(f"{self.route_cache} is not a number of journals; give 0 or more", field="route_cache")
 
     @property
     def seeds(self) -> tuple[str, ...]:
@@ -116,7 +119,9 @@ def parse_endpoint(endpoint: str) -> ChannelTarget:
     except ValueError as error:
         raise InvalidInput(f"{endpoint!r}: {error}", field="endpoint") from error
     if not host or url.path not in ("", "/") or url.query:
-        raise InvalidInput(f"{endpoint!r} is not host:port", field="endpoint")
+        raise InvalidInput(
+            f"{endpoint!r} is not host:port; write 127.0.0.1:8080, or http:// or https:// before it", field="endpoint"
+        )
     if port is None:
         port = 443 if url.scheme == "https" else 80
     return ChannelTarget(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", secure=url.scheme == "https")
@@ -138,7 +143,9 @@ def require_private(endpoint: str) -> None:
 def _auth_of(environment: Mapping[str, str]) -> Auth | None:
     keys, token = environment.get("CORANTO_AUTH_KEYS", ""), environment.get("CORANTO_AUTH_TOKEN", "")
     if keys and token:
-        raise InvalidInput("only one of CORANTO_AUTH_KEYS and CORANTO_AUTH_TOKEN can be set", field="environment")
+        raise InvalidInput(
+            "only one of CORANTO_AUTH_KEYS and CORANTO_AUTH_TOKEN can be set; unset the other", field="environment"
+        )
     if keys:
         return Keys.parse(keys)
     return BearerToken.parse(token) if token else None

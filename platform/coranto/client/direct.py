@@ -93,7 +93,9 @@ class DirectReader:
         if scheme == "file":
             return self._path(url).open("rb")
         if scheme not in ("http", "https"):
-            raise StoreError(f"{_shown(url)} is neither http, https nor file")
+            raise StoreError(
+                f"{_shown(url)} is neither http, https nor file; read through brokers instead (direct=False)"
+            )
         # On request stores undo the content encoding of an offload fragment. `decompress` accepts both forms.
         request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
         response: IO[bytes] = _opener.open(request, timeout=_HTTP_TIMEOUT_SECONDS)

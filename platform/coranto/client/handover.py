@@ -176,7 +176,7 @@ def read_ahead(loop: LoopThread, chunks: AsyncGenerator[Chunk], subject: str, ti
         while taken := ahead.take(timeout):
             yield from taken
     except TimeoutError as error:
-        raise Unavailable(f"{subject}: nothing came within {timeout} s") from error
+        raise Unavailable(f"{subject}: nothing came within {timeout} s; wait longer, or try again") from error
     finally:
         filling.cancel()
 

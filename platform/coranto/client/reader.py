@@ -191,7 +191,7 @@ class Reader:
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise
-            raise Unavailable(f"read of {progress.journal}: the connection was closed") from None
+            raise Unavailable(f"read of {progress.journal}: the connection was closed; try again") from None
         finally:
             call.cancel()
 

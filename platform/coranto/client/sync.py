@@ -204,7 +204,7 @@ async def _timed(work: Coroutine[Any, Any, T], timeout: float | None, changes: s
     except TimeoutError as error:
         if changes:
             raise AppendOutcomeUnknown(f"{changes}: no answer within {timeout} s") from error
-        raise Unavailable(f"no answer within {timeout} s") from error
+        raise Unavailable(f"no answer within {timeout} s; wait longer, or try again") from error
 
 
 class SyncAppender(AppenderFace):

@@ -108,7 +108,7 @@ class Watch:
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise
-            raise Unavailable(f"{_SUBJECT}: the connection was closed") from None
+            raise Unavailable(f"{_SUBJECT}: the connection was closed; try again") from None
         finally:
             call.cancel()
-        raise Unavailable(f"{_SUBJECT}: the broker ended it")
+        raise Unavailable(f"{_SUBJECT}: the broker ended it; try again")

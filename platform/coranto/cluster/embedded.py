@@ -75,11 +75,13 @@ class EmbeddedCluster:
         progress: Callable[[str], None] | None = None,
     ) -> None:
         if brokers < 0:
-            raise InvalidInput(f"a cluster cannot have {brokers} brokers")
+            raise InvalidInput(f"a cluster cannot have {brokers} brokers; give 0 or more")
         if lease_seconds < 1:
-            raise InvalidInput(f"lease_seconds={lease_seconds:g} is below etcd's resolution of one second")
+            raise InvalidInput(
+                f"lease_seconds={lease_seconds:g} is below etcd's resolution of one second; give 1 or more"
+            )
         if not zones:
-            raise InvalidInput("a cluster needs at least one zone")
+            raise InvalidInput("a cluster needs at least one zone; name one")
         self.data_dir = Path(data_dir).absolute()
         self.file_root = self.data_dir / "fragments"
         self._lease_seconds = lease_seconds
@@ -121,7 +123,7 @@ class EmbeddedCluster:
     def info(self) -> ClusterInfo:
         """The cluster's present addresses, directories and process ids."""
         if not self._started:
-            raise ClusterError("the cluster is not started")
+            raise ClusterError("the cluster is not started; call start(), or use it in `with`")
         pids = {"cluster": os.getpid()}
         if not self._external_etcd:
             pids["etcd"] = self._etcd.process.pid
@@ -139,7 +141,10 @@ class EmbeddedCluster:
     def etcd(self) -> EtcdServer:
         """The cluster's own etcd."""
         if self._external_etcd:
-            raise ClusterError(f"the cluster uses the etcd at {self._external_etcd}, and does not run one")
+            raise ClusterError(
+                f"the cluster uses the etcd at {self._external_etcd}, and does not run one: "
+                "stop and start that etcd yourself"
+            )
         return self._etcd
 
     def start(self) -> None:
@@ -234,7 +239,7 @@ class EmbeddedCluster:
 
     def _on_keeper(self, work: Callable[[], None]) -> None:
         if self._keeper is None:
-            raise ClusterError("the cluster is not running")
+            raise ClusterError("the cluster is not running; call start(), or use it in `with`")
         done: Future[None] = Future()
         self._tasks.put((work, done))
         done.result()
@@ -259,7 +264,7 @@ class EmbeddedCluster:
         while not self._tasks.empty():
             task = self._tasks.get()
             if task is not None:
-                task[1].set_exception(ClusterError("the cluster was closed"))
+                task[1].set_exception(ClusterError("the cluster was closed; make another one"))
 
     def _start(self) -> None:
         earlier = cluster_info.load(self.data_dir)

@@ -45,19 +45,21 @@ class EtcdServer:
     @property
     def process(self) -> ChildProcess:
         if self._process is None:
-            raise ClusterError("etcd is not started")
+            raise ClusterError("etcd is not started; call start(), or use it in `with`")
         return self._process
 
     def start(self, *, preferred_port: int = 0, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Start the server, and return when it serves. Raises ClusterError."""
         if self._process is not None and self._process.alive:
-            raise ClusterError("etcd is started already")
+            raise ClusterError("etcd is started already; stop it first")
         folder = self.data_dir / "etcd"
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)  # The permissions that etcd expects.
         port = free_port(self._port or preferred_port)
         if self._port not in (0, port):
-            raise ClusterError(f"etcd cannot be started again at {self.endpoint}: something else listens there")
+            raise ClusterError(
+                f"etcd cannot be started again at {self.endpoint}: something else listens there; free that port"
+            )
         self._port = port
         self._peer_port = free_port(self._peer_port, taken=(self._port,))
         client, peer = f"http://127.0.0.1:{self._port}", f"http://127.0.0.1:{self._peer_port}"

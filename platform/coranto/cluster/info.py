@@ -34,7 +34,9 @@ class ClusterInfo:
     def endpoint(self) -> str:
         """The address of the first broker. Clients find all brokers through any one of them."""
         if not self.endpoints:
-            raise ClusterError(f"the cluster in {self.data_dir} runs without brokers")
+            raise ClusterError(
+                f"the cluster in {self.data_dir} runs without brokers; start it with some (`coranto up --brokers 1`)"
+            )
         return self.endpoints[0]
 
 

@@ -166,7 +166,9 @@ def free_port(preferred: int = 0, *, taken: Collection[int] = ()) -> int:
     for port in (preferred, *(chooser.choice(ports) for _ in range(200))):
         if port and port not in taken and _is_free(port):
             return port
-    raise ClusterError(f"found no free port between {ports.start} and {ports.stop - 1}")
+    raise ClusterError(
+        f"found no free port between {ports.start} and {ports.stop - 1}; set $CORANTO_PORTS to a wider range"
+    )
 
 
 def _ports() -> range:
@@ -175,7 +177,7 @@ def _ports() -> range:
         return _PORTS
     first, _, last = given.partition("-")
     if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 1 << 16):
-        raise InvalidInput(f"{given!r} is no range of ports such as 20000-20999", field=f"${PORTS_VARIABLE}")
+        raise InvalidInput(f"{given!r} is not a range of ports such as 20000-20999", field=f"${PORTS_VARIABLE}")
     return range(int(first), int(last) + 1)
 
 

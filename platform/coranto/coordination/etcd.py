@@ -482,7 +482,10 @@ class EtcdCoordinator:
                     return
                 header = _header(response.header)
                 if response.compact_revision:
-                    raise WatchReset(f"revision {from_revision} is compacted (through {response.compact_revision})")
+                    raise WatchReset(
+                        f"revision {from_revision} is compacted (through {response.compact_revision}); "
+                        "read the prefix again"
+                    )
                 if response.canceled:
                     _log.warning("watch.cancelled", prefix=prefix, reason=response.cancel_reason)
                     return
@@ -505,7 +508,7 @@ class EtcdCoordinator:
         self._connect()
         response = await self._call(self._lease.LeaseGrant, rpc_pb2.LeaseGrantRequest(TTL=ttl_seconds))
         if response.error:
-            raise CoordinationError(f"etcd granted no lease: {response.error}")
+            raise CoordinationError(f"etcd granted no lease: {response.error}; see etcd's log")
         return GrantedLease(int(response.ID), int(response.TTL))
 
     async def lease_keepalive(self, lease: int) -> int:
@@ -515,7 +518,7 @@ class EtcdCoordinator:
             await call.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
             response = await call.read()
             if response is grpc.aio.EOF:
-                raise Unavailable(f"etcd at {self.endpoint} ended the keep-alive stream without an answer")
+                raise Unavailable(f"etcd at {self.endpoint} ended the keep-alive stream without an answer; try again")
             return max(0, int(response.TTL))
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND:

@@ -15,13 +15,15 @@ def check_header(header: pb.Header, cluster_id: int, member: MemberId, kind: str
     """
     if header.etcd.cluster_id != cluster_id:
         raise InvalidInput(
-            f"the request is from etcd cluster {header.etcd.cluster_id:#x}, but this {kind} is of {cluster_id:#x}",
+            f"the request is from etcd cluster {header.etcd.cluster_id:#x}, "
+            f"but this {kind} is of {cluster_id:#x}; give all processes one etcd",
             field="header.etcd.cluster_id",
         )
     wanted = header.process_id
     if (wanted.zone or wanted.suffix) and MemberId(wanted.zone, wanted.suffix) != member:
         raise InvalidInput(
-            f"the request is meant for {kind} {wanted.zone}#{wanted.suffix}, but this is {member}",
+            f"the request is meant for {kind} {wanted.zone}#{wanted.suffix}, but this is {member}; "
+            "resolve the item again",
             field="header.process_id",
         )
 

@@ -276,7 +276,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
     def state(self) -> KeySpaceState[ItemT, MemberT, AssignT]:
         """The current state."""
         if self._state is None:
-            raise CoordinationError("the key space is not started")
+            raise CoordinationError("the key space is not started; start() it first")
         return self._state
 
     @property
@@ -291,7 +291,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
     async def start(self, at_revision: int = 0) -> KeySpaceState[ItemT, MemberT, AssignT]:
         """Load the prefix as of `at_revision` (0 = now; an old one may be compacted) and follow it from there."""
         if self._state is not None:
-            raise CoordinationError("the key space was started before")
+            raise CoordinationError("the key space was started before; make another one")
         snapshot = await self._coordinator.range(self.layout.root, revision=at_revision)
         self._apply([snapshot])
         self._tasks = [
@@ -306,7 +306,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        self._fail(CoordinationError("the key space was closed"))
+        self._fail(CoordinationError("the key space was closed; make another one"))
 
     def observe(self, observer: Callable[[KeySpaceState[ItemT, MemberT, AssignT]], None]) -> Callable[[], None]:
         """Call `observer` with each new state, in order, before waiters wake. Return a function that stops the calls.

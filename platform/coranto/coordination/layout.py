@@ -120,7 +120,7 @@ class Layout:
 
     def assignment_key(self, item: str, member: MemberId, slot: int) -> str:
         if slot < 0:
-            raise InvalidInput(f"assignment slot {slot} is negative")
+            raise InvalidInput(f"assignment slot {slot} is negative; slots begin at 0, the primary's")
         zone, suffix = _part("zone", member.zone), _part("suffix", member.suffix)
         return f"{self.assignments_of(item)}{zone}{SEPARATOR}{suffix}{SEPARATOR}{slot}"
 

@@ -140,12 +140,15 @@ class MemberSession:
         have been replaced.
         """
         if not self.key:
-            raise LeaseLost("nothing is announced under this lease yet")
+            raise LeaseLost("nothing is announced under this lease yet; announce() the member first")
         while True:
             try:
                 _, kv = await self._unless_lost(self._coordinator.get(self.key))
                 if kv is None or kv.lease != self.lease:
-                    raise LeaseLost(f"member key {self.key} is no longer under this process's lease")
+                    raise LeaseLost(
+                        f"member key {self.key} is no longer under this process's lease; stop serving, "
+                        "and start the process again"
+                    )
                 revision = await self._unless_lost(self._overwrite(kv, value))
             except (TxnOutcomeUnknown, Unavailable) as error:
                 _log.warning("member.update_again", key=self.key, error=str(error))
@@ -239,7 +242,7 @@ class MemberSession:
             await asyncio.wait((working, losing), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            raise LeaseLost(f"lease {self.lease:#x} ran out")
+            raise LeaseLost(f"lease {self.lease:#x} ran out; stop serving, and start the process again")
         finally:
             losing.cancel()
             working.cancel()

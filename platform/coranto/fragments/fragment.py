@@ -56,7 +56,9 @@ class Codec(enum.IntEnum):
             return _BY_EXTENSION[extension.lower()]
         except KeyError:
             known = " ".join(name for name in _BY_EXTENSION if name)
-            raise InvalidInput(f"{extension!r} is no codec's extension; known are {known}", field="extension") from None
+            raise InvalidInput(
+                f"{extension!r} is not a codec's extension; known are {known}", field="extension"
+            ) from None
 
 
 _CODEC_NAMES = ", ".join(f"{codec.name} ({codec.value})" for codec in Codec)

@@ -60,7 +60,8 @@ class PostfixTemplate:
         self.text = text
         if len(text.encode()) > MAX_TEMPLATE_BYTES:
             raise InvalidInput(
-                f"the template {text[:60]!r}… has {len(text.encode())} bytes; it may have {MAX_TEMPLATE_BYTES}",
+                f"the template {text[:60]!r}… has {len(text.encode())} bytes; it may have {MAX_TEMPLATE_BYTES}; "
+                "shorten it",
                 field=_FIELD,
             )
         try:

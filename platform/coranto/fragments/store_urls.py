@@ -92,7 +92,9 @@ class StoreUrl:
                 field="store",
             )
         if len(bare.encode()) > MAX_KEY_BYTES:
-            raise InvalidInput(f"{self.text!r} makes keys of more than {MAX_KEY_BYTES} bytes", field="store")
+            raise InvalidInput(
+                f"{self.text!r} makes keys of more than {MAX_KEY_BYTES} bytes; shorten its prefix", field="store"
+            )
         return self.prefix + path
 
     @property
@@ -138,9 +140,9 @@ def parse_store_url(text: str, *, check_options: bool = True) -> StoreUrl:
         if not account or not bucket:
             raise InvalidInput(f"{text!r} must be azure-ad://tenant/account/container/prefix/", field="store")
     if any(part in ("", ".", "..") for part in prefix.split("/")[:-1]):
-        raise InvalidInput(f"the path of {text!r} has an empty, '.' or '..' part", field="store")
+        raise InvalidInput(f"the path of {text!r} has an empty, '.' or '..' part; remove it", field="store")
     if not prefix.isprintable() or "\\" in prefix:
-        raise InvalidInput(f"the path of {text!r} has a character that no key may have", field="store")
+        raise InvalidInput(f"the path of {text!r} has a character that no key may have; remove it", field="store")
     options = _options(text, scheme, query, check=check_options)
     named = {"bucket": bucket, "account": account, "tenant": tenant, "region": options.get("region", "")}
     for kind, value in named.items():
@@ -173,6 +175,6 @@ def _options(text: str, scheme: str, query: list[tuple[str, str]], *, check: boo
                 field="store",
             )
         if option in options:
-            raise InvalidInput(f"{text!r} has the argument {name!r} more than once", field="store")
+            raise InvalidInput(f"{text!r} has the argument {name!r} more than once; give it once", field="store")
         options[option] = value
     return options

@@ -39,7 +39,9 @@ class Site:
         try:
             await web.TCPSite(self._runner, host, port, ssl_context=tls, reuse_address=True).start()
         except OSError as error:
-            raise ClusterError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+            raise ClusterError(
+                f"cannot listen on {host}:{port}: {error.strerror or error}; free the port, or choose another"
+            ) from error
         chosen = self._runner.addresses[0][1]
         return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{chosen}"
 

@@ -93,4 +93,6 @@ def parse_lines(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.Ta
     try:
         return pyarrow.json.read_json(pa.BufferReader(lines), blocks, options)
     except pa.ArrowInvalid as error:
-        raise InvalidInput(f"not lines of JSON that fit together: {error}") from error
+        raise InvalidInput(
+            f"not lines of JSON that fit together: {error}; write one object a line, each field of one type"
+        ) from error

@@ -104,7 +104,7 @@ class ColumnarSequencer:
         self, replay: Replay, sources: Mapping[str, Source] | None = None, *, ring_rows: int = DEFAULT_RING_ROWS
     ) -> None:
         if ring_rows < 0:
-            raise InvalidInput(f"{ring_rows} rows cannot be held")
+            raise InvalidInput(f"{ring_rows} rows cannot be held; give 1 or more")
         self._replay = replay
         self._ring_rows = ring_rows
         self._journals = {name: _Journal(name, source) for name, source in (sources or {}).items()}

@@ -56,7 +56,7 @@ class TextRows:
 
     def to_row(self, message: Sequence[str]) -> Sequence[str]:
         if isinstance(message, str):
-            raise InvalidInput("a row is a sequence of texts, not one text")
+            raise InvalidInput("a row is a sequence of texts, not one text; put it into a list")
         return message
 
     def from_row(self, row: Sequence[str]) -> Sequence[str]:
@@ -94,7 +94,7 @@ class CsvRows(Generic[M]):
         self, rows: RowType[M], *, uuid_column: int | None = 0, max_row_bytes: int = DEFAULT_ROW_BYTES
     ) -> None:
         if rows.width < 1 and uuid_column is None:
-            raise InvalidInput("a row needs a column")
+            raise InvalidInput("a row needs a column; name at least one")
         if uuid_column is not None and not 0 <= uuid_column <= rows.width:
             raise InvalidInput(f"the UUID cannot stand in column {uuid_column} among {rows.width} others")
         self.rows = rows

@@ -170,7 +170,7 @@ class JsonLines:
         max_line_bytes: int = DEFAULT_LINE_BYTES,
     ) -> None:
         if pointer is None and require_uuid:
-            raise InvalidInput("a UUID is required but has no place: give its pointer")
+            raise InvalidInput("a UUID is required but has no place; give its JSON pointer, such as /_meta/uuid")
         self.pointer = pointer
         self.require_uuid = require_uuid
         self.max_line_bytes = max_line_bytes
@@ -191,11 +191,11 @@ class JsonLines:
             if not self._path:
                 text = self._encode(message) + "\n"
                 if text[0] != "{":
-                    raise InvalidInput(f"a message must be a JSON object, not {type(message).__name__}")
+                    raise InvalidInput(f"a message must be a JSON object, not {type(message).__name__}; pass a dict")
             elif self._path[0] not in message:
                 body = self._encode(message)
                 if body[0] != "{":
-                    raise InvalidInput(f"a message must be a JSON object, not {type(message).__name__}")
+                    raise InvalidInput(f"a message must be a JSON object, not {type(message).__name__}; pass a dict")
                 text = f"{head}}}\n" if body == "{}" else f"{head},{body[1:]}\n"
             else:
                 text = self._encode(self._place(message, self._path, f"{uuid}")) + "\n"
@@ -239,7 +239,9 @@ class JsonLines:
             value = value.get(token)
             if value is None:
                 if self.require_uuid:
-                    raise InvalidInput(f"there is no UUID at {self.pointer}")
+                    raise InvalidInput(
+                        f"there is no UUID at {self.pointer}; publish with a publisher, or read uncommitted"
+                    )
                 return ZERO_UUID
         if not isinstance(value, str):
             raise InvalidInput(f"the value at {self.pointer} is not a text but {reprlib.repr(value)}")

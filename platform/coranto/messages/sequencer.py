@@ -132,7 +132,7 @@ class Sequencer(Generic[M]):
         `max_producers` limits the producers that are remembered for one journal at a time.
         """
         if ring_size < 1:
-            raise InvalidInput(f"a ring of {ring_size} messages cannot hold one")
+            raise InvalidInput(f"a ring of {ring_size} messages cannot hold one; give 1 or more")
         self._ring_size = ring_size
         self._ring_bytes = ring_bytes
         self._max_producers = max_producers
@@ -273,7 +273,7 @@ class Sequencer(Generic[M]):
         """
         trigger, partial, end = self._trigger, self._partial, self._replay_end
         if trigger is None or partial is None or end is None:
-            raise InvalidInput("no replay is asked for")
+            raise InvalidInput("no replay is asked for: step() asks for one")
         if envelope.begin < partial.begin or envelope.end > end or envelope.journal != trigger.journal:
             raise InvalidInput(
                 f"message of {envelope.journal} at [{envelope.begin}, {envelope.end}) is not part of the replay of "

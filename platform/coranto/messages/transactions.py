@@ -151,7 +151,9 @@ class TransactionBuilder(Generic[M]):
         """
         self._require(Phase.OPEN)
         if self._pending:
-            raise InvalidInput(f"{self._pending} bytes are not yet appended to {', '.join(self.pending_journals())}")
+            raise InvalidInput(
+                f"{self._pending} bytes are not yet appended to {', '.join(self.pending_journals())}; append them first"
+            )
         for journal, lane in self._lanes.items():
             if lane.in_transaction:
                 clock = self._clock.tick()

@@ -69,7 +69,9 @@ def new_producer_id(random_bytes: Callable[[int], bytes]) -> ProducerId:
     """Return a new ProducerId from a source of strong randomness, such as `os.urandom`."""
     drawn = bytearray(random_bytes(6))
     if len(drawn) != 6:
-        raise InvalidInput(f"asked for 6 random bytes, got {len(drawn)}")
+        raise InvalidInput(
+            f"asked for 6 random bytes, got {len(drawn)}; give a source that returns as many as it is asked for"
+        )
     drawn[0] |= 0x01  # RFC 4122: marks a node that is not a network card's address.
     return ProducerId(bytes(drawn))
 

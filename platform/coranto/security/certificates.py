@@ -123,5 +123,5 @@ def read_pem(path: Path) -> bytes:
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}", field="TLS") from error
     if b"-----BEGIN " not in content:
-        raise InvalidInput(f"{path} is not a PEM file", field="TLS")
+        raise InvalidInput(f"{path} is not a PEM file; it must hold text between BEGIN and END lines", field="TLS")
     return content

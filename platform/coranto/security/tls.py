@@ -22,7 +22,7 @@ class ClientTls:
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
-            raise InvalidInput("a certificate and its key must be given together", field="TLS")
+            raise InvalidInput("a certificate and its key must be given together; give both or neither", field="TLS")
 
 
 def is_loopback(host: str) -> bool:

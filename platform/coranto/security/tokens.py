@@ -138,7 +138,10 @@ class Keys:
             try:
                 key = base64.b64decode(word, validate=True)
             except (binascii.Error, ValueError):
-                raise InvalidInput(f"key {index + 1} of the list is not base64", field="auth keys") from None
+                raise InvalidInput(
+                    f"key {index + 1} of the list is not base64; `openssl rand -base64 32` makes a key",
+                    field="auth keys",
+                ) from None
             if len(key) < MIN_KEY_BYTES:
                 raise InvalidInput(
                     f"key {index + 1} of the list has {len(key)} bytes, and {MIN_KEY_BYTES} random ones are needed; "
@@ -147,7 +150,9 @@ class Keys:
                 )
             secrets.append(Secret(key))
         if not secrets:
-            raise InvalidInput("there is no key to sign and verify with", field="auth keys")
+            raise InvalidInput(
+                "there is no key to sign and verify with; `openssl rand -base64 32` makes one", field="auth keys"
+            )
         return cls(tuple(secrets), accept_missing)
 
     def bearer(self, claims: Claims) -> str:
@@ -193,7 +198,7 @@ def claims_for(capability: Capability, selector: pb.LabelSelector, now: float, s
 def sign(claims: Claims, keys: Keys) -> str:
     """Return a token with these claims, signed with the first key. They must expire. Raises InvalidInput."""
     if not math.isfinite(claims.exp):
-        raise InvalidInput("a token must expire", field="exp")
+        raise InvalidInput("a token must expire; give it a time above 0", field="exp")
     content = {
         "cap": int(claims.capability),
         "sel": {"include": _side_to_json(claims.selector.include), "exclude": _side_to_json(claims.selector.exclude)},
@@ -208,7 +213,7 @@ def verify(token: str, keys: Keys, now: float) -> Claims:
     """Return the claims of a token, if one of the keys signed it and it is valid at `now`. Raises Unauthenticated."""
     claims, not_before = _signed_claims(token, keys)
     if now >= claims.exp + LEEWAY_SECONDS:
-        raise Unauthenticated("the token has expired")
+        raise Unauthenticated("the token has expired; get another one")
     if now < not_before - LEEWAY_SECONDS:
         raise Unauthenticated("the token is not valid yet: the clocks disagree")
     return claims
@@ -221,7 +226,7 @@ def _signed_claims(token: str, keys: Keys) -> tuple[Claims, float]:
     issued, not_before = _time(content, "iat", 0.0), _time(content, "nbf", 0.0)
     expires = _time(content, "exp", None)
     if "aud" in content:
-        raise Unauthenticated("the token is meant for another audience")
+        raise Unauthenticated("the token is meant for another audience; get one for this cluster")
     capability = content.get("cap")
     if not isinstance(capability, int) or isinstance(capability, bool) or not 0 <= capability <= Capability.ALL:
         raise Unauthenticated("the token's claim `cap` is not a 32-bit mask")
@@ -234,7 +239,7 @@ def require(claims: Claims, capability: Capability) -> None:
     missing = capability & ~claims.capability
     if missing:
         names = "|".join(bit.name or hex(bit) for bit in Capability(missing))
-        raise PermissionDenied(f"the token lacks the capability {names}")
+        raise PermissionDenied(f"the token lacks the capability {names}; get one that grants it")
 
 
 def bearer_of(values: Iterable[str | bytes]) -> str | None:
@@ -243,7 +248,7 @@ def bearer_of(values: Iterable[str | bytes]) -> str | None:
     if not given:
         return None
     if len(given) > 1:
-        raise Unauthenticated("there is more than one authorization header")
+        raise Unauthenticated("there is more than one authorization header; send one")
     header = given[0]
     scheme, _, token = (header.decode("ascii", "replace") if isinstance(header, bytes) else header).partition(" ")
     if scheme.lower() != "bearer" or not token.strip():

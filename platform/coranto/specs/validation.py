@@ -174,7 +174,7 @@ def _absent(message: Any, *fields: str, why: str) -> None:
 
 def _at_least(field: str, value: float, minimum: float) -> None:
     if value < minimum:
-        raise InvalidInput(f"{value:g} is less than {minimum:g}", field=field)
+        raise InvalidInput(f"{value:g} is less than {minimum:g}; give at least that", field=field)
 
 
 def _between(field: str, value: float, minimum: float, maximum: float, unit: str = "") -> None:
@@ -185,7 +185,7 @@ def _between(field: str, value: float, minimum: float, maximum: float, unit: str
 def _one_of(field: str, value: int, allowed: Any) -> None:
     if value not in allowed.values():
         names = ", ".join(f"{name} ({number})" for name, number in allowed.items())
-        raise InvalidInput(f"{value} is none of {names}", field=field)
+        raise InvalidInput(f"{value} is not one of {names}", field=field)
 
 
 @lru_cache(maxsize=4096)
@@ -288,7 +288,7 @@ def _route(route: pb.Route) -> None:
             )
     if not -1 <= route.primary < len(order):
         raise InvalidInput(
-            f"{route.primary} is no index of {len(order)} members; use -1 for a route without a primary",
+            f"{route.primary} is not an index of {len(order)} members; use -1 for a route without a primary",
             field="primary",
         )
     if len(route.endpoints) not in (0, len(order)):

@@ -70,11 +70,13 @@ class Cluster:
         if brokers < 1:
             raise InvalidInput(f"a cluster cannot have {brokers} brokers; give at least one", field="brokers")
         if not zones:
-            raise InvalidInput("a cluster needs at least one zone", field="zones")
+            raise InvalidInput("a cluster needs at least one zone; name one", field="zones")
         if lease_seconds < 2:
-            raise InvalidInput(f"{lease_seconds:g} is less than the 2 s of the shortest lease", field="lease_seconds")
+            raise InvalidInput(
+                f"{lease_seconds:g} is less than the 2 s of the shortest lease; give more", field="lease_seconds"
+            )
         if delay < 0:
-            raise InvalidInput(f"messages cannot take {delay:g} s", field="delay")
+            raise InvalidInput(f"messages cannot take {delay:g} s; give 0 or more", field="delay")
         self._names = [f"broker-{number}" for number in range(brokers)]
         self._zones = [zones[number % len(zones)] for number in range(brokers)]
         self._lease_seconds = lease_seconds
@@ -174,7 +176,8 @@ class Cluster:
             spec.replication = replication
         if spec.replication > len(self._names):
             raise InvalidInput(
-                f"{spec.name} cannot have {spec.replication} replicas on {len(self._names)} brokers",
+                f"{spec.name} cannot have {spec.replication} replicas on {len(self._names)} brokers; "
+                "start more brokers, or ask for fewer replicas",
                 field="replication",
             )
         if labels:
@@ -286,7 +289,7 @@ class Cluster:
 
     def _new_client(self, name: str, zone: str, patience: float) -> JournalClient:
         if not name or name in (*SERVICES, *self._names):
-            raise InvalidInput(f"{name!r} cannot be the name of a client", field="name")
+            raise InvalidInput(f"{name!r} cannot be the name of a client; choose one that no broker has", field="name")
         world = self._world
         world.client_nodes.add(name)
         return JournalClient(
@@ -320,7 +323,7 @@ class Cluster:
             return self._machine(name).place.id
         known = {*self._names, *SERVICES, *self._world.client_nodes}
         if name not in known:
-            raise InvalidInput(f"{name!r} is no node; there are {', '.join(sorted(known))}", field="node")
+            raise InvalidInput(f"{name!r} is not a node; there are {', '.join(sorted(known))}", field="node")
         return name
 
 
@@ -346,7 +349,7 @@ def _quiet(level: str) -> Iterator[None]:
         return
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
-        raise InvalidInput(f"{level!r} is no level of logs; use debug, info, warning or error", field="log_level")
+        raise InvalidInput(f"{level!r} is not a log level; use debug, info, warning or error", field="log_level")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
     try:
         yield

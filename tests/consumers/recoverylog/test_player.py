@@ -307,7 +307,7 @@ async def test_hints_beyond_the_head_are_an_error(owners: Owners) -> None:
     unmet = replace(
         hints, live_fnodes=(*hints.live_fnodes, LiveFnode(Fnode(1000), (replace(beyond, first_offset=20),)))
     )
-    with pytest.raises(CorruptData, match="was not met"):
+    with pytest.raises(CorruptData, match="was not found"):
         await owners.peek(unmet)
 
 

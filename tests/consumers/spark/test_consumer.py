@@ -432,7 +432,7 @@ def outputs(*, tables: Iterable[TableOutput] = (), journals: Iterable[JournalOut
 def test_applications_that_cannot_work_are_told_why(spark, world, sqlite_url):
     failing(spark, world, sqlite_url, "no journal matches 'name:prefix=none/'", sources="name:prefix=none/")
     world.publish(3)
-    failing(spark, world, sqlite_url, "value_schema: 'n WHAT' is no list of columns", value_schema="n WHAT")
+    failing(spark, world, sqlite_url, "value_schema: 'n WHAT' is not a list of columns", value_schema="n WHAT")
     failing(spark, world, sqlite_url, "value_schema: column _offset is reserved", value_schema="_offset INT")
     for problem, make in {
         "table totals: has no column 'n'": lambda rows: outputs(tables=[TableOutput(TOTALS, rows.select("n"))]),

@@ -166,7 +166,7 @@ def test_batches_are_bounded(broker):
         ({"selector": "name:prefix=b/"}, "no journal matches 'name:prefix=b/'"),
         ({"assign": '["a/topic/one", "b/none"]'}, "there is no journal b/none"),
         ({"startingOffsets": '{"a/topic/one": 0}'}, "must name exactly the journals that are read"),
-        ({"endingOffsets": '{"a/topic/one": 999999, "a/topic/two": 0}'}, "[0, 999999) is no range of a/topic/one"),
+        ({"endingOffsets": '{"a/topic/one": 999999, "a/topic/two": 0}'}, "[0, 999999) is not a range of a/topic/one"),
         ({"schema": "key STRING"}, "there is no column 'key'"),
         ({"schema": "offset INT"}, "column 'offset' is bigint, not int"),
         ({"schema": "value STRING, piece BIGINT"}, "there is no column 'piece'"),

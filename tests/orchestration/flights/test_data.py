@@ -41,7 +41,7 @@ def test_rows_become_messages_without_nans_or_fractions(flights: pd.DataFrame) -
 
 
 def test_a_negative_limit_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="-1 is no number of flights"):
+    with pytest.raises(InvalidInput, match="-1 is not a number of flights"):
         data.load_flights(-1)
 
 

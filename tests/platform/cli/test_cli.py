@@ -335,7 +335,7 @@ def test_a_plugins_commands_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "needy_plugin.py").write_text("import a_module_that_nobody_has\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert use(entry("greeter", "a_plugin:app"), "greeter", "greet", "you") == "hello you"
-    with pytest.raises(Exception, match=r"a_plugin:nothing of `coranto bad` is no typer\.Typer"):
+    with pytest.raises(Exception, match=r"a_plugin:nothing of `coranto bad` is not a typer\.Typer"):
         use(entry("bad", "a_plugin:nothing"), "bad")
     with pytest.raises(Exception, match=r"a_module_that_nobody_has.*pip install 'needy_plugin'"):
         use(entry("needy", "needy_plugin:app"), "needy", "any", "--thing")

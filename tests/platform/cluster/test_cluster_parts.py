@@ -85,7 +85,7 @@ def test_ports_are_of_the_range_that_the_environment_names(monkeypatch: pytest.M
         free_port(taken=[wanted])
     for nonsense in ("20000", "20001-20000", "a-b", "0-10", "60000-65536"):
         monkeypatch.setenv("CORANTO_PORTS", nonsense)
-        with pytest.raises(InvalidInput, match="no range of ports"):
+        with pytest.raises(InvalidInput, match="not a range of ports"):
             free_port()
 
 

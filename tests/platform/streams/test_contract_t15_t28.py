@@ -236,7 +236,7 @@ async def test_t19_empty_transactions_make_no_append_and_invalid_ones_are_refuse
         with pytest.raises(InvalidInput, match="all that a writer is given"):
             writer.write_event("key", {"n": 3})
         for wrong in (-1, 1 << 63):
-            with pytest.raises(InvalidInput, match="no sequence"):
+            with pytest.raises(InvalidInput, match="not a sequence"):
                 writer.write_event("key", {}, sequence=wrong)
     assert await events_of(world) == [0, 1, 2]
 

@@ -270,7 +270,7 @@ def test_programs_that_block_have_it_too() -> None:
         assert client.read_all(JOURNAL, 0, 7) == b"content"
         assert repr(cluster) == "<SyncCluster of 2 brokers, running>"
         assert len(cluster.endpoint.split(",")) == len(cluster.endpoints) == 2
-        with pytest.raises(InvalidInput, match="'nowhere' is no node; there are broker-0, broker-1, "):
+        with pytest.raises(InvalidInput, match="'nowhere' is not a node; there are broker-0, broker-1, "):
             cluster.cut(0, "nowhere")
         cluster.cut(0, 1)
         cluster.heal()
@@ -317,7 +317,7 @@ async def test_contradictory_options_are_refused() -> None:
         with pytest.raises(InvalidInput, match=message):
             Cluster(**options)
     structlog.reset_defaults()
-    with pytest.raises(InvalidInput, match="'loud' is no level of logs"):
+    with pytest.raises(InvalidInput, match="'loud' is not a log level"):
         await Cluster(log_level="loud").__aenter__()
     async with Cluster(brokers=1) as cluster:
         for wrong in (

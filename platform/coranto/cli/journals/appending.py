@@ -70,7 +70,9 @@ def append(
     if framing is RecordFraming.NONE and mapping is not KeyMapping.RANDOM:
         raise InvalidInput(f"{mapping.value} needs records: give --framing lines or fixed", field="--mapping")
     if is_base64 and (framing is not RecordFraming.LINES or mapping is KeyMapping.RANDOM):
-        raise InvalidInput("only keys that are lines can be in base64", field="--base64")
+        raise InvalidInput(
+            "only keys that are lines can be in base64; leave --base64 out, or give --framing lines", field="--base64"
+        )
     with connect(endpoint) as client, _opened(file) as (source, size):
         # A named journal needs no listing.
         journals = named or [info.name for info in select_now(client, Selection((), selector or ""))]

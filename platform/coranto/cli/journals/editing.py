@@ -94,11 +94,14 @@ def _run_editor(path: Path) -> None:
     try:
         code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode
     except ValueError as error:
-        raise InvalidInput(f"the editor {editor!r} is no command: {error}. Set $CORANTO_EDITOR.") from error
+        raise InvalidInput(f"the editor {editor!r} is not a command: {error}. Set $CORANTO_EDITOR.") from error
     except OSError as error:
         raise InvalidInput(f"cannot start the editor {editor!r}: {error.strerror}. Set $CORANTO_EDITOR.") from error
     if code:
-        raise InvalidInput(f"the editor {editor!r} ended with exit code {code}; nothing was applied")
+        raise InvalidInput(
+            f"the editor {editor!r} ended with exit code {code}; nothing was applied. Edit again, "
+            "and leave the editor without an error"
+        )
 
 
 def _lines_of(error: CorantoError) -> list[str]:

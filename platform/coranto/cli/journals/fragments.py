@@ -41,7 +41,7 @@ def fragments(
 ) -> None:
     """List fragments of journals: what is persisted where, and what only brokers hold."""
     if output is Format.YAML:
-        raise InvalidInput("fragments are printed as table or json", field="--output")
+        raise InvalidInput("fragments are printed as table or json; give -o table or -o json", field="--output")
     selection = chosen(names, selector)
     now = time.time()
     first, last = parse_time(begin, now, "--from"), parse_time(end, now, "--to")

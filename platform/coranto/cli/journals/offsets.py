@@ -23,10 +23,14 @@ def load_offsets(path: Path) -> dict[str, int]:
     except ValueError as error:
         raise InvalidInput(f"{path} is not JSON: {error}", field="--offsets") from error
     if not isinstance(content, dict):
-        raise InvalidInput(f"{path} is not a JSON object of journals and offsets", field="--offsets")
+        raise InvalidInput(
+            f"{path} is not a JSON object of journals and offsets, such as {{'a/journal': 0}}}}", field="--offsets"
+        )
     for journal, offset in content.items():
         if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-            raise InvalidInput(f"{path} has the offset {offset!r} for {journal}", field="--offsets")
+            raise InvalidInput(
+                f"{path} has the offset {offset!r} for {journal}; give a whole number of 0 or more", field="--offsets"
+            )
     return content
 
 

@@ -73,7 +73,7 @@ async def _remove(client: JournalClient, old: list[Fragment]) -> None:
     for fragment in old:
         if root is None and fragment.backing_store.startswith("file:"):
             raise InvalidInput(
-                f"{fragment.backing_store} is below a folder of the brokers: say which by $CORANTO_FILE_ROOT"
+                f"{fragment.backing_store} is below a folder of the brokers; name that folder in $CORANTO_FILE_ROOT"
             )
     stores = StoreRegistry(root)
     with progress("Removing fragments", len(old), unit="fragments") as report:

@@ -52,7 +52,9 @@ class Selection:
         if missing:
             raise JournalNotFound(", ".join(missing))
         if not listing.journals:
-            raise InvalidInput(f"no journal matches {self.selector!r}", field="--selector")
+            raise InvalidInput(
+                f"no journal matches {self.selector!r}; `coranto journals list` shows all", field="--selector"
+            )
         return listing.journals
 
 

@@ -24,7 +24,7 @@ def parse_time(text: str, now: float, option: str) -> int:
     with contextlib.suppress(InvalidInput):
         return int(now - parse_duration(text).ToNanoseconds() / 1e9)
     raise InvalidInput(
-        f"{text!r} is no time: give Unix seconds, an ISO 8601 time, or how long ago, such as 24h", field=option
+        f"{text!r} is not a time: give Unix seconds, an ISO 8601 time, or how long ago, such as 24h", field=option
     )
 
 
@@ -37,5 +37,5 @@ def parse_ttl(text: str, option: str) -> int:
     except InvalidInput as error:
         raise InvalidInput(error.message, field=option) from None
     if seconds < 1:
-        raise InvalidInput(f"{text} is shorter than a second", field=option)
+        raise InvalidInput(f"{text} is shorter than a second; give 1s or more", field=option)
     return int(seconds)

@@ -34,7 +34,7 @@ def autoscale(
     minutes.
     """
     if not interval > 0:
-        raise InvalidInput(f"{interval:g} seconds is no interval", field="--interval")
+        raise InvalidInput(f"{interval:g} seconds is not an interval; give more than 0", field="--interval")
     given = policy_of(policy, "--policy")
 
     async def work(client: JournalClient) -> None:

@@ -83,7 +83,7 @@ def create(
     template.fragment.length = length
     template.name = segment_journal(validate_stream(name), 0)
     if codec.upper() not in Codec.__members__:
-        raise InvalidInput(f"{codec!r} is none of {', '.join(Codec.__members__)}", field="--codec")
+        raise InvalidInput(f"{codec!r} is not one of {', '.join(Codec.__members__)}", field="--codec")
     template.fragment.compression_codec = pb.CompressionCodec.ValueType(Codec[codec.upper()])
     template.fragment.refresh_interval.CopyFrom(Duration(seconds=30))
     content_type = JSON_LINES if format is EventFormatName.JSON else FIXED_FRAMES
@@ -298,7 +298,7 @@ def _at(text: str) -> tuple[int, int]:
 
 def _number(text: str, field: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise InvalidInput(f"{text!r} is not a number", field=field)
+        raise InvalidInput(f"{text!r} is not a number; write SEGMENT=OFFSET, such as 0=1024", field=field)
     return int(text)
 
 

@@ -181,20 +181,27 @@ def _say_late(stream: str, report: ProgressReport) -> None:
 def _parser(key: str | None, key_field: str | None, *, is_json: bool) -> Callable[[bytes, int], tuple[str, Any]]:
     """Return a function that turns a line and its number into a routing key and an event."""
     if key_field is not None and not is_json:
-        raise InvalidInput("the stream's events are bytes, which have no members", field="--key-field")
+        raise InvalidInput(
+            "the stream's events are bytes, which have no members; give keys with --key or --tabs", field="--key-field"
+        )
 
     def parse(line: bytes, number: int) -> tuple[str, Any]:
         place = key
         if key is None and key_field is None:
             head, tab, line = line.partition(b"\t")
             if not tab:
-                raise InvalidInput(f"line {number} has no tab behind its routing key", field="--tabs")
+                raise InvalidInput(
+                    f"line {number} has no tab behind its routing key; write KEY, a tab and the event", field="--tabs"
+                )
             place = head.decode(errors="surrogateescape")
         event: Any = _object(line, number) if is_json else line
         if key_field is not None:
             value = event.get(key_field)
             if not isinstance(value, str | int) or isinstance(value, bool):
-                raise InvalidInput(f"line {number} has no text or number {key_field!r}", field="--key-field")
+                raise InvalidInput(
+                    f"line {number} has no text or number {key_field!r}, which --key-field names; add it",
+                    field="--key-field",
+                )
             place = str(value)
         assert place is not None
         return place, event

@@ -72,7 +72,7 @@ class Autoscaler:
     async def run(self, interval: float = DEFAULT_INTERVAL) -> None:
         """Measure and scale every `interval` seconds, until cancelled. Failures are logged and tried again."""
         if not interval > 0:
-            raise InvalidInput(f"{interval:g} seconds is no interval", field="interval")
+            raise InvalidInput(f"{interval:g} seconds is not an interval; give more than 0", field="interval")
         while True:
             try:
                 with contextlib.suppress(StreamNotFound):

@@ -516,12 +516,16 @@ def check_cut(stream: Stream, cut: StreamCut) -> frozenset[int]:
     """Return the segments that are wholly before a cut. Raises InvalidInput if it is not a cut of the stream."""
     missing = sorted(cut.keys() - stream.segments.keys())
     if missing:
-        raise InvalidInput(f"segment {missing[0]} is not in stream {stream.name}, or not any more", field="cut")
+        raise InvalidInput(
+            f"segment {missing[0]} is not in stream {stream.name}, or not any more; "
+            "`coranto streams describe` shows its segments",
+            field="cut",
+        )
     before = stream.ancestors(cut)
     both = sorted(before & cut.keys())
     problem = f"what succeeds segment {both[0]} is in it, too; name one of them" if both else _gap(stream, cut)
     if problem:
-        raise InvalidInput(f"the segments {_listed(sorted(cut)) or '(none)'} are no cut: {problem}", field="cut")
+        raise InvalidInput(f"the segments {_listed(sorted(cut)) or '(none)'} are not a cut: {problem}", field="cut")
     return before
 
 

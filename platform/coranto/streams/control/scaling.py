@@ -53,7 +53,9 @@ class Transition:
 def transition(stream: Stream, changes: Sequence[Change]) -> Transition:
     """Plan splits and merges of different segments as one transition. Raises StreamSealed and InvalidInput."""
     if stream.is_sealed:
-        raise StreamSealed(f"stream {stream.name} is sealed: it does not scale any more")
+        raise StreamSealed(
+            f"stream {stream.name} is sealed: it does not scale any more. Create another stream for more events"
+        )
     if not changes:
         raise InvalidInput("ask for at least one split or merge", field="changes")
     active = {segment.number: segment for segment in stream.active()}
@@ -149,11 +151,16 @@ class ScalingPolicy:
 
     def __post_init__(self) -> None:
         if self.unit is not None and not self.target > 0:
-            raise InvalidInput(f"{self.target:g} per second is no rate to scale by; give more than 0", field="target")
+            raise InvalidInput(
+                f"{self.target:g} per second is not a rate to scale by; give more than 0", field="target"
+            )
         if self.factor < 2:
-            raise InvalidInput(f"{self.factor} parts are no split; give 2 or more", field="factor")
+            raise InvalidInput(f"{self.factor} parts are not a split; give 2 or more", field="factor")
         if not 1 <= self.min_segments <= self.max_segments:
-            raise InvalidInput(f"{self.min_segments} is not between 1 and {self.max_segments}", field="min_segments")
+            raise InvalidInput(
+                f"{self.min_segments} is not between 1 and {self.max_segments}; choose a number that is",
+                field="min_segments",
+            )
 
     @classmethod
     def fixed(cls, segments: int) -> ScalingPolicy:
@@ -191,7 +198,7 @@ def parse_policy(text: str) -> ScalingPolicy:
     except ValueError:
         pass
     raise InvalidInput(
-        f"{text!r} is no scaling policy; write fixed/SEGMENTS, bytes/RATE or events/RATE, "
+        f"{text!r} is not a scaling policy; write fixed/SEGMENTS, bytes/RATE or events/RATE, "
         "and perhaps /FACTOR/MIN_SEGMENTS/MAX_SEGMENTS behind it",
         field="policy",
     )

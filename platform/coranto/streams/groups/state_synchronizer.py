@@ -146,7 +146,9 @@ class StateSynchronizer(Generic[S, U]):
         entropy: Entropy = os.urandom,
     ) -> None:
         if snapshot_every < 1:
-            raise InvalidInput(f"a snapshot every {snapshot_every} updates is not possible", field="snapshot_every")
+            raise InvalidInput(
+                f"a snapshot every {snapshot_every} updates is not possible; give 1 or more", field="snapshot_every"
+            )
         self.journal = journal
         self._client = client
         self._model = model
@@ -286,7 +288,10 @@ class StateSynchronizer(Generic[S, U]):
             raise JournalNotFound(self.journal)
         value = labels.value_of(found[0].spec.labels, SNAPSHOT_LABEL, "0")
         if not value.isdecimal():
-            raise CorruptData(f"journal {self.journal}: {SNAPSHOT_LABEL}={value} is no offset")
+            raise CorruptData(
+                f"journal {self.journal}: {SNAPSHOT_LABEL}={value} is not an offset; remove the label, "
+                "and the state is read from its beginning"
+            )
         return int(value)
 
     async def _fetch(self) -> None:

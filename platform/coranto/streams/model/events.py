@@ -168,4 +168,4 @@ def format_of(content_type: str) -> JsonEvents | BytesEvents:
         return JsonEvents()
     if content_type == BytesEvents().content_type:
         return BytesEvents()
-    raise InvalidInput(f"{content_type} is no content type of a ready event format; pass a format of your own")
+    raise InvalidInput(f"{content_type} is not the content type of a ready event format; pass a format of your own")

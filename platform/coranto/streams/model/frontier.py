@@ -199,7 +199,7 @@ def frontier_at(stream: Stream, position: StreamPosition | None = None, *, skip_
     past = ancestors(graph, open_)
     overtaken = past & open_.keys() - {number for number, _ in ended}
     if overtaken:
-        raise InvalidInput(f"{dict(position)} is no cut: it has segments that come after segment {min(overtaken)}")
+        raise InvalidInput(f"{dict(position)} is not a cut: it has segments that come after segment {min(overtaken)}")
     frontier = Frontier(open_)
     for number, end in ended:
         completion = frontier.completion(number, end, stream)
@@ -223,7 +223,7 @@ def earliest(stream: Stream, positions: Iterable[Mapping[int, int]]) -> dict[int
     found: dict[int, int] = {}
     cuts = [dict(each) for each in positions]
     if not cuts:
-        raise InvalidInput("there is no cut to take the earliest of")
+        raise InvalidInput("there is no cut to take the earliest of; give at least one")
     for cut in cuts:
         for number, offset in cut.items():
             found[number] = min(offset, found.get(number, offset))

@@ -75,7 +75,7 @@ class KeyRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin < self.end <= KEY_SPACE:
-            raise InvalidInput(f"[{self.begin:#x}, {self.end:#x}) is no range of keys within [0, {KEY_SPACE:#x})")
+            raise InvalidInput(f"[{self.begin:#x}, {self.end:#x}) is not a range of keys within [0, {KEY_SPACE:#x})")
 
     def __contains__(self, place: object) -> bool:
         return isinstance(place, int) and self.begin <= place < self.end
@@ -108,7 +108,7 @@ class KeyRange:
         """Join adjacent ranges, given in any order, into one. Raises InvalidInput if they are not adjacent."""
         ordered = sorted(ranges)
         if not ordered:
-            raise InvalidInput("there is no range to merge")
+            raise InvalidInput("there is no range to merge; give at least one")
         for left, right in pairwise(ordered):
             if left.end != right.begin:
                 raise InvalidInput(f"the ranges {left} and {right} are not adjacent, so they cannot be merged")

@@ -36,7 +36,7 @@ class PendingMessages:
 
     def __post_init__(self) -> None:
         if not _PRODUCER.fullmatch(self.producer) or self.last_ack < 0:
-            raise InvalidInput(f"{self!r} are no messages: a producer is 12 hexadecimal digits, no clock is negative")
+            raise InvalidInput(f"{self!r} are not messages: a producer is 12 hexadecimal digits, no clock is negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ class SegmentPosition:
 
     def __post_init__(self) -> None:
         if self.offset < 0 or any(not 0 <= each.begin < self.offset for each in self.pending):
-            raise InvalidInput(f"{self!r} is no position: offsets are not negative, and what is pending is below them")
+            raise InvalidInput(
+                f"{self!r} is not a position: offsets are not negative, and what is pending is below them"
+            )
 
     @property
     def needed_from(self) -> int:
@@ -99,7 +101,7 @@ class StreamPosition(Mapping[int, int]):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = "".join(f" at {part!r}" for part in first["loc"][:1])
-            raise CorruptData(f"{text[:200]!r} is no position in a stream{place}: {first['msg']}") from error
+            raise CorruptData(f"{text[:200]!r} is not a position in a stream{place}: {first['msg']}") from error
 
     def __getitem__(self, number: int) -> int:
         return self.segments[number].needed_from

@@ -73,7 +73,7 @@ class TimeMark:
                 raise ValueError("its time must be finite, and its offsets not negative")
             return cls(writer, time, positions, bool(message.get("left", False)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptData(f"{message!r} is no mark of a writer: {error}") from error
+            raise CorruptData(f"{message!r} is not a writer's mark: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Watermarks:
 
     def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
         if not timeout > 0:
-            raise InvalidInput(f"{timeout!r} is no time-out; give seconds above 0", field="timeout")
+            raise InvalidInput(f"{timeout!r} is not a time-out; give seconds above 0", field="timeout")
         self._timeout = timeout
         self._writers: dict[str, _Noted] = {}
         self._passed = 0.0  # Seconds, by the clock that counted the most.

@@ -223,7 +223,10 @@ class SegmentSource(Generic[E]):
                 ) from failure
             raise failure
         if self._end is not None and self._fetched >= self._end > self._offset and self._decoder.finish() is not None:
-            raise InvalidInput(f"offset {self._end} of segment {self.number} is within an event, so it is no cut")
+            raise InvalidInput(
+                f"offset {self._end} of segment {self.number} is within an event, so it is not a cut; "
+                "give an offset at which an event begins"
+            )
         return None
 
     def _queue(self, envelope: Envelope[E]) -> None:

@@ -190,7 +190,10 @@ class StreamReader(Generic[E]):
             _, revision = await self._client.head_and_revision(stream.heads()[0].journal)
             stream = await self._watch.refresh(revision)
             if unknown := self._end.keys() - stream.segments.keys():
-                raise InvalidInput(f"the stream has no segment {min(unknown)} to read up to", field="end")
+                raise InvalidInput(
+                    f"the stream has no segment {min(unknown)} to read up to; make the cut of this stream's segments",
+                    field="end",
+                )
         if self._block or self._end is not None:
             self._watch.follow()
         if self._format is None:
@@ -261,7 +264,7 @@ class StreamReader(Generic[E]):
         assert self._format is not None
         segment = self._watch.stream.segments.get(number)
         if segment is None:
-            raise StreamTruncated(f"segment {number} is gone", number)
+            raise StreamTruncated(f"segment {number} is gone; begin anew, or let what is gone be skipped", number)
         end = await self._bound(segment)
         self._seen = None
         position = self._frontier.open[number]

@@ -21,13 +21,20 @@ class Numbering:
         if self._numbers_itself is None:
             self._numbers_itself = sequence is None
         elif self._numbers_itself is not (sequence is None):
-            raise InvalidInput("either all that a writer is given has a sequence, or nothing", field="sequence")
+            raise InvalidInput(
+                "either all that a writer is given has a sequence, or nothing; give a sequence each time or never",
+                field="sequence",
+            )
         self.last += 1
         return self.last
 
     def check(self, sequence: int) -> None:
         """Raise InvalidInput if this is not a valid sequence for the writer."""
         if not self._stable:
-            raise InvalidInput("a sequence means something only for a writer with an id", field="sequence")
+            raise InvalidInput(
+                "a sequence means something only for a writer with an id; give the writer one, "
+                "or leave the sequence out",
+                field="sequence",
+            )
         if not 0 <= sequence <= MAX_SEQUENCE:
-            raise InvalidInput(f"{sequence} is no sequence: 0 to {MAX_SEQUENCE}", field="sequence")
+            raise InvalidInput(f"{sequence} is not a sequence; give 0 to {MAX_SEQUENCE}", field="sequence")

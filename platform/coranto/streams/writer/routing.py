@@ -49,7 +49,7 @@ class Routing:
                 return writer
         segment = self._stream.segment_at(place)
         if segment is None:
-            raise StreamSealed(f"stream {self._name} is sealed: it takes no more events")
+            raise StreamSealed(f"stream {self._name} is sealed: it takes no more events. Write to another stream")
         if segment.number not in self._live:
             most = self._stream.max_writers or DEFAULT_MAX_WRITERS
             self._live[segment.number] = SegmentWriter(self._shared, self, segment, most)

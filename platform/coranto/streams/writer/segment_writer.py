@@ -308,7 +308,9 @@ class SegmentWriter:
             self._reconciler.refuse(
                 first,
                 PreconditionFailed(
-                    f"{self.segment.journal} ends at offset {head}, not at {expected}; nothing was written", head
+                    f"{self.segment.journal} ends at offset {head}, not at {expected}; nothing was written. "
+                    "Read to its end, and decide again",
+                    head,
                 ),
             )
 

@@ -92,7 +92,7 @@ class StreamWriter(Generic[E]):
         if writer_id is not None:
             validate_writer_id(writer_id)
         if min(max_transaction_bytes, in_flight, batch_bytes, pending_bytes) < 1:
-            raise InvalidInput("sizes and the number of appends in flight must be positive", field="in_flight")
+            raise InvalidInput("sizes and the number of appends in flight must be positive numbers", field="in_flight")
         self.stream = validate_stream(stream)
         self.max_transaction_bytes = max_transaction_bytes
         self.metrics = metrics or WriterMetrics()
@@ -230,7 +230,7 @@ class StreamWriter(Generic[E]):
         if that is still the last fence raised under its name. Otherwise `commit` raises PreconditionFailed.
         """
         if not timeout > 0:
-            raise InvalidInput(f"{timeout!r} is no time to be open; give seconds above 0", field="timeout")
+            raise InvalidInput(f"{timeout!r} is not a time to be open; give seconds above 0", field="timeout")
         self._check_conditions(expected_offset, fence)
         if sequence is not None:
             self._numbering.check(sequence)
@@ -411,7 +411,7 @@ class StreamWriter(Generic[E]):
 
     def _check_conditions(self, expected_offset: int | None, fence: Fence | None) -> None:
         if expected_offset is not None and expected_offset < 0:
-            raise InvalidInput(f"{expected_offset} is no offset", field="expected_offset")
+            raise InvalidInput(f"{expected_offset} is not an offset; give 0 or more", field="expected_offset")
         if fence is not None:
             validate_fence_name(fence.name)
 

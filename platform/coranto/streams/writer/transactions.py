@@ -257,7 +257,8 @@ class Transaction(Generic[E]):
             raise TransactionStateError(f"{call.value}: the transaction on {self.key!r} is {self._state.value}")
         if action is TransactionAction.TOO_LATE:
             raise TransactionTimeout(
-                f"the transaction on {self.key!r} was open for more than {self.timeout:g} s, and was aborted"
+                f"the transaction on {self.key!r} was open for more than {self.timeout:g} s, and was aborted; "
+                "begin it again, with a longer time-out if it needs one"
             )
         if action is TransactionAction.DISCARD:
             self._events.clear()

@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = SECON
     end = loop.time() + seconds
     while not condition():
         if loop.time() > end:
-            raise ClusterError(f"after {seconds:g} s still not so: {what}")
+            raise ClusterError(f"after {seconds:g} s this does not hold yet: {what}")
         await asyncio.sleep(_POLL_SECONDS)
 
 

@@ -97,8 +97,8 @@ def test_from_creation_to_deletion(run: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("create", "orders", "--codec", "zip"), "--codec: 'zip' is none of NONE, GZIP"),
-        (("create", "orders", "--scale", "often"), "is no scaling policy"),
+        (("create", "orders", "--codec", "zip"), "--codec: 'zip' is not one of NONE, GZIP"),
+        (("create", "orders", "--scale", "often"), "is not a scaling policy"),
         (("scale", "orders", "--split", "x"), "--split: 'x' is not a number"),
         (("scale", "orders", "--split", "1:-2"), "--split: '-2' is not a number"),
         (("scale", "orders", "--merge", "1,,2"), "--merge: '' is not a number"),
@@ -109,11 +109,11 @@ def test_from_creation_to_deletion(run: CommandLine) -> None:
         (("truncate", "orders", "--at", "1=0", "--at", "1=5"), "--at: names a segment twice: 1=0, 1=5"),
         (("create", "orders", "--store", "nope"), "--store: 'nope' must begin with one of"),
         (("create", "orders", "--fragment-bytes", "0"), "--fragment-bytes: 0 bytes is not between"),
-        (("create", "orders", "--scale", "bytes/0"), "--scale: 'bytes/0': 0 per second is no rate"),
+        (("create", "orders", "--scale", "bytes/0"), "--scale: 'bytes/0': 0 per second is not a rate"),
         (("create", "my orders"), "stream: 'my orders' has the character ' '"),
         (("describe", "orders", "--heads", "-o", "map"), "--heads: a map has no place"),
-        (("autoscale", "--policy", "x/1"), "is no scaling policy"),
-        (("autoscale", "--interval", "0"), "--interval: 0 seconds is no interval"),
+        (("autoscale", "--policy", "x/1"), "is not a scaling policy"),
+        (("autoscale", "--interval", "0"), "--interval: 0 seconds is not an interval"),
         (("write", "orders"), "--key: say what routing keys are"),
         (("write", "orders", "--tabs", "--key", "k"), "--key: say what routing keys are"),
         (("write", "orders", "--tabs", "--transaction"), "--transaction: a transaction is of one routing key"),
@@ -291,7 +291,7 @@ def test_transactions_of_the_command_line(run: CommandLine) -> None:
     assert run(*write, "--writer-id", "other", "--fresh", input=b"{}\n").code == 0
     assert run("seal", "carts").code == 0
     sealed = run(*write, input=b"{}\n")
-    assert sealed.errors == "coranto: stream carts is sealed: it takes no more events\n"
+    assert sealed.errors == "coranto: stream carts is sealed: it takes no more events. Write to another stream\n"
     assert run("read", "carts", "--tail").output == "", "nothing will be written any more"
 
 

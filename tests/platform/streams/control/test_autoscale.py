@@ -145,5 +145,5 @@ async def test_it_runs_until_it_is_cancelled_and_takes_up_streams_as_they_come(c
     with pytest.raises(asyncio.CancelledError):
         await scaler.run(60)
     assert (await streams.describe("orders")).epoch == 1
-    with pytest.raises(InvalidInput, match="no interval"):
+    with pytest.raises(InvalidInput, match="not an interval"):
         await scaler.run(0)

@@ -116,5 +116,5 @@ def test_writer_ids_are_of_1_to_256_bytes() -> None:
 def test_a_content_type_tells_the_format() -> None:
     assert isinstance(format_of("application/x-ndjson"), JsonEvents)
     assert isinstance(format_of("application/x-protobuf-fixed"), BytesEvents)
-    with pytest.raises(InvalidInput, match="text/csv is no content type"):
+    with pytest.raises(InvalidInput, match="text/csv is not the content type"):
         format_of("text/csv")

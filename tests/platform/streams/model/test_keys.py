@@ -81,7 +81,7 @@ def test_overlap_is_a_common_place(one: KeyRange, other: KeyRange) -> None:
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 0), (5, 5), (6, 5), (-1, 5), (0, KEY_SPACE + 1)])
 def test_invalid_ranges_are_refused(begin: int, end: int) -> None:
-    with pytest.raises(InvalidInput, match="no range of keys"):
+    with pytest.raises(InvalidInput, match="not a range of keys"):
         KeyRange(begin, end)
 
 

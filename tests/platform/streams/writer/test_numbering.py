@@ -27,7 +27,7 @@ def test_either_all_has_a_sequence_or_nothing(first: int | None) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, MAX_SEQUENCE + 1])
 def test_sequences_are_of_63_bits_and_for_writers_with_an_id(wrong: int) -> None:
-    with pytest.raises(InvalidInput, match=f"{wrong} is no sequence"):
+    with pytest.raises(InvalidInput, match=f"{wrong} is not a sequence"):
         Numbering(stable=True).next(wrong)
     Numbering(stable=True).check(MAX_SEQUENCE)
     with pytest.raises(InvalidInput, match="only for a writer with an id"):

@@ -144,7 +144,9 @@ class MultiKeyWriter(Generic[E]):
     ) -> None:
         """`format` is the format of events, by default that of the stream's content type. `patience` is in seconds."""
         if max_transaction_bytes < 1:
-            raise InvalidInput("the limit of transactions must be positive", field="max_transaction_bytes")
+            raise InvalidInput(
+                "the limit of transactions must be a positive number of bytes", field="max_transaction_bytes"
+            )
         self.stream = validate_stream(stream)
         self.max_transaction_bytes = max_transaction_bytes
         self._client = client
@@ -190,7 +192,7 @@ class MultiKeyWriter(Generic[E]):
         It is aborted if it is open for more than `timeout` seconds.
         """
         if not timeout > 0:
-            raise InvalidInput(f"{timeout!r} is no time to be open; give seconds above 0", field="timeout")
+            raise InvalidInput(f"{timeout!r} is not a time to be open; give seconds above 0", field="timeout")
         return MultiKeyTransaction(self, self._clock, timeout)
 
     # -- For transactions ----------------------------------------------------------------------------------------------
@@ -210,7 +212,7 @@ class MultiKeyWriter(Generic[E]):
     async def commit(self, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
         """Commit events, each given with its key's place. Starts again as a whole if segments change meanwhile."""
         if self._closed:
-            raise InvalidInput("the writer is closed")
+            raise InvalidInput("the writer is closed; make another one")
         retry = Retry(self._patience)
         while True:
             txn = self._entropy(12).hex()
@@ -227,7 +229,8 @@ class MultiKeyWriter(Generic[E]):
                     ) from error.__cause__
                 if delay is None:
                     raise TransactionTimeout(
-                        f"stream {self.stream} was being changed for all of {self._patience:g} s; nothing was committed"
+                        f"stream {self.stream} was being changed for all of {self._patience:g} s; nothing was "
+                        "committed. Try again"
                     ) from None
                 await self._clock.sleep(delay)
 
@@ -293,7 +296,7 @@ class MultiKeyWriter(Generic[E]):
         for place, encoded in events:
             segment = stream.segment_at(place)
             if segment is None:
-                raise StreamSealed(f"stream {self.stream} is sealed: it takes no more events")
+                raise StreamSealed(f"stream {self.stream} is sealed: it takes no more events. Write to another stream")
             by_segment.setdefault(segment.number, []).append(encoded)
         producer = new_producer_id(self._entropy)
         return [self._part(stream.segments[number], producer, each) for number, each in sorted(by_segment.items())]
@@ -465,7 +468,10 @@ class MultiKeyTransaction(Generic[E]):
         if action is TransactionAction.REFUSE:
             raise TransactionStateError(f"{call.value}: the transaction is {self._state.value}")
         if action is TransactionAction.TOO_LATE:
-            raise TransactionTimeout(f"the transaction was open for more than {self._timeout:g} s, and was aborted")
+            raise TransactionTimeout(
+                f"the transaction was open for more than {self._timeout:g} s, and was aborted; begin it again, "
+                "with a longer time-out if it needs one"
+            )
         if action is TransactionAction.DISCARD:
             self._events.clear()
         return action
