@@ -30,7 +30,7 @@ def test_settings_that_are_there_are_kept(tmp_path: Path) -> None:
     assert settings.read_text() == "telemetry: {enabled: false}\nretention: {}\n"
 
 
-def test_processes_of_dagster_are_reported_home_and_cluster(tmp_path: Path) -> None:
+def test_processes_of_dagster_get_home_and_cluster(tmp_path: Path) -> None:
     environment = dagster_environment(tmp_path, {"PATH": "/bin", "CORANTO_DATA": "elsewhere"})
     assert environment == {
         "PATH": "/bin",

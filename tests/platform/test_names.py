@@ -64,7 +64,7 @@ def test_text_that_is_no_unicode_is_refused() -> None:
         validate_token("name", "ab\ud800", 1, 10)
 
 
-def test_empty_is_allowed_only_where_it_is_reported() -> None:
+def test_empty_is_allowed_only_where_it_is_declared() -> None:
     assert validate_token("postfix", "", 1, 5, allow_empty=True) == ""
     with pytest.raises(InvalidInput):
         validate_token("postfix", "", 1, 5)

@@ -73,7 +73,7 @@ def test_without_bounds_nothing_is_held(clock: ManualClock) -> None:
     assert not is_held(backlog, A)
 
 
-def test_a_journal_is_held_while_its_store_continues_refusing_its_fragments(clock: ManualClock) -> None:
+def test_a_journal_is_held_while_its_store_keeps_refusing_its_fragments(clock: ManualClock) -> None:
     seen: list[str] = []
     backlog = Backlog(clock, on_store=seen.append)
     backlog.add(A, 10)

@@ -179,7 +179,7 @@ def test_a_broker_that_does_not_answer_is_named_and_a_replica_stands_in() -> Non
     virtually(main)
 
 
-def test_a_suspended_journal_tells_where_it_continues() -> None:
+def test_a_suspended_journal_reports_where_it_continues() -> None:
     async def main() -> None:
         async with Cluster(brokers=1) as cluster:
             await cluster.create(spec_of("empty/journal", 1))

@@ -30,7 +30,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
 
 @pytest.mark.parametrize("full", [".content", ".commits"])
 @pytest.mark.parametrize("policy", [Fsync.NEVER, Fsync.COMMIT])
-async def test_an_append_that_meets_a_full_disk_is_reported_that_nothing_was_applied(
+async def test_an_append_that_meets_a_full_disk_reports_that_nothing_was_applied(
     broker_settings: BrokerSettings, spec: MakeSpec, disk: FaultyDisk, full: str, policy: Fsync
 ) -> None:
     settings = broker_settings.model_copy(update={"fsync": policy})

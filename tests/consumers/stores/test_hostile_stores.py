@@ -98,7 +98,7 @@ def test_a_consumer_starts_beside_stage_tables_that_it_may_not_touch(
         "postgresql://user:{}@127.0.0.1:1/",
     ],
 )
-def test_no_secret_of_a_store_s_url_is_reported(url: str) -> None:
+def test_no_secret_of_a_store_s_url_is_shown(url: str) -> None:
     """Not in its name, which is in each error and log line, nor where the URL is refused."""
     told = []
     try:

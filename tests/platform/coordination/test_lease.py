@@ -212,7 +212,7 @@ async def test_an_etcd_that_stays_away_takes_the_lease_with_it(
             await session.close(revoke=False)
 
 
-def test_the_clock_continues_while_the_machine_sleeps() -> None:
+def test_the_clock_advances_while_the_machine_sleeps() -> None:
     # CLOCK_MONOTONIC stands still then; /proc/uptime, as CLOCK_BOOTTIME, does not.
     before = SystemClock().monotonic()
     uptime = float(Path("/proc/uptime").read_text().split()[0])

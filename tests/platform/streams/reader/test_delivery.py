@@ -147,7 +147,7 @@ async def test_a_writer_whose_clock_is_off_costs_nobody_a_transaction(
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_any_position_continues_exactly(seed: int) -> None:
+async def test_reading_continues_exactly_from_any_position(seed: int) -> None:
     rng = random.Random(seed)
     journal = Journal()
     committed = interleaved(journal, rng)
