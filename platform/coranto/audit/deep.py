@@ -28,7 +28,7 @@ RECHECK_BYTES: Final = 64 << 20
 
 @dataclass(slots=True)
 class DeepResult:
-    """What was read. `verified` and `bad` have stored fragments by journal; `bad` with what is wrong."""
+    """The content that was read. `verified` and `bad` have stored fragments by journal; `bad` with what is wrong."""
 
     findings: list[Finding] = field(default_factory=list)
     verified: dict[str, dict[Key, float]] = field(default_factory=dict)

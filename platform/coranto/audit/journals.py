@@ -32,7 +32,7 @@ DEFAULT_BUDGET: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """What an audit does.
+    """The options of an audit.
 
     `depth` DEEP reads stored content up to `budget` bytes (None: everything), and all spools. `memory` is the URL of
     the store with the records of earlier audits; by default each journal's first store has them. `allow_empty` says
@@ -58,6 +58,8 @@ async def audit_journals(
 ) -> Report:
     """Audit the journals that a selector matches, and run other `checks` in the same report.
 
+    A cancelled audit changes no journal; it may have stored some of its records.
+
     Raises the client's errors if brokers do not answer at all, and InvalidInput for a selector or URL that is not
     valid. Everything else that cannot be examined is a finding.
     """
@@ -76,7 +78,10 @@ class _Memory:
 
 
 class JournalsCheck:
-    """The check of journals, as a part of any audit. It needs to read, append nothing, and to write its records."""
+    """The check of journals, as a part of any audit. It reads journals, appends nothing, and writes its records.
+
+    A cancelled `run` may have stored some of the records.
+    """
 
     name = "journals"
 

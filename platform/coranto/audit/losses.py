@@ -1,4 +1,4 @@
-"""Which content of a journal is gone although nothing allowed that. Pure.
+"""Losses: content of a journal that is gone although nothing allowed that. Pure.
 
 Retention removes stored fragments from the beginning of a journal, once each is as old as the retention in force. It
 always keeps the fragment that reaches furthest. So the absence of content is *allowed* if
@@ -29,7 +29,7 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a journal should have: content from `first` to `head`, less what retention may have removed.
+    """The expected content of a journal: content from `first` to `head`, less what retention may have removed.
 
     `known` are the fragments that were there, `seen_at` is the time of the audit that saw them (0: there was none).
     `retention_seconds` is the shortest retention that was in force (0: none, so that everything is kept).

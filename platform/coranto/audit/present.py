@@ -14,7 +14,8 @@ from coranto.fragments.fragment import Fragment
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What brokers and stores say of a journal. `at` is the time at which this was gathered, in Unix seconds.
+    """The present state of a journal, by brokers and stores. `at` is the time at which this was gathered, in Unix
+    seconds.
 
     `objects` are the fragments that the audit itself has found in the stores. `index` is what the brokers list,
     gathered after that. `gone` are fragments of the index that their stores do not have. `unreadable` are files in the
@@ -38,9 +39,9 @@ class Present:
     bad: Mapping[Key, str] = field(default_factory=dict)
     """The fragments whose content this audit has found to differ from their names, with what is wrong."""
     twice: Sequence[tuple[KnownFragment, str]] = ()
-    """What brokers alone had at the last audit and whose content is another one now, with the SHA-1 of that."""
+    """Fragments that only brokers had at the last audit and whose content has changed since, with the new SHA-1."""
     problem: str = ""
-    """Why the brokers' index is not known; empty if it is."""
+    """The reason why the brokers' index is unknown; empty if it is known."""
 
     @property
     def journal(self) -> str:

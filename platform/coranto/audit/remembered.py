@@ -1,4 +1,4 @@
-"""What audits remember of a journal, so that a later one finds what is gone. Pure.
+"""Records of audits, by which a later audit finds lost content. Pure.
 
 A record keeps what was known at the last audit: where the journal was created and ended, and each fragment with its
 SHA-1, the time at which it was stored, and when an audit last read it. Something that an audit found lost stays in the
@@ -21,7 +21,7 @@ FORMAT: Final = 1
 
 
 Key = tuple[int, int, str]
-"""What tells fragments apart: both offsets, and the SHA-1 in hexadecimal."""
+"""The identity of a fragment: both offsets, and the SHA-1 in hexadecimal."""
 
 
 class KnownFragment(NamedTuple):
@@ -59,7 +59,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class JournalRecord:
-    """What is remembered of one journal. `at` is the time of the last audit that could examine it."""
+    """The record of one journal. `at` is the time of the last audit that could examine it."""
 
     journal: str
     cluster: str
