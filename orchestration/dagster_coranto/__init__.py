@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from dagster_coranto.checks import build_fragment_check
+from dagster_coranto.checks import build_audit_check, build_fragment_check
 from dagster_coranto.components import JournalCollectionComponent, SparkConsumerComponent
 from dagster_coranto.consumer import ConsumerMode, ConsumerSettings
 from dagster_coranto.consumer_assets import ConsumerRun, build_spark_consumer_assets
@@ -72,6 +72,7 @@ __all__ = [
     "SpecOptions",
     "SqlStoreResource",
     "__version__",
+    "build_audit_check",
     "build_fragment_check",
     "build_group_spec",
     "build_journal_asset_specs",

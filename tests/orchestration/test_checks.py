@@ -13,7 +13,6 @@ from coranto.fragments.journal_folders import MARKER
 from coranto.testing.fake_broker import STORE, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_fragment_check
-from dagster_coranto.checks import outside_index
 
 EVENTS = JournalGroup("flights/events")
 PART = "flights/events/part-000"
@@ -64,7 +63,7 @@ def test_sound_journals_pass_and_are_shown(journals: JournalResource, journal: F
         "first": 0,
         "persisted_head": 3300,
         "head": 3305,
-        "persisted_fragments": 3,
+        "fragments": 3,
         "live_bytes": 5,
         "problems": 0,
     }
@@ -78,11 +77,12 @@ def test_journals_whose_names_nest_are_distinguished(
     inner.roll(tmp_path, Codec.NONE)
     evaluation = run_check(journals)
     assert evaluation.passed, findings(evaluation)
-    # Also one that is gone, by the marker in its folder.
+    # Also one that is gone, by the marker in its folder. Nothing but its absence is wrong.
     del broker.journals[f"{PART}/eu"]
     file_of(tmp_path, inner.stored[0].fragment).with_name(MARKER).touch()
     evaluation = run_check(journals)
-    assert evaluation.passed, findings(evaluation)
+    assert evaluation.metadata["kinds"].value == "journal_gone"
+    assert f"{PART}/eu: it existed at the last audit" in findings(evaluation)
 
 
 def test_a_missing_object_fails_it_and_leaves_a_gap(
@@ -93,7 +93,7 @@ def test_a_missing_object_fails_it_and_leaves_a_gap(
     evaluation = run_check(journals)
     assert not evaluation.passed
     assert evaluation.severity is dg.AssetCheckSeverity.ERROR
-    assert f"no content covers [{lost.begin}, {lost.end})" in findings(evaluation)
+    assert f"bytes of content are gone, in [{lost.begin}, {lost.end})" in findings(evaluation)
     assert lost.content_path in findings(evaluation)
 
 
@@ -121,7 +121,7 @@ def test_a_gap_in_the_index_fails_it(journals: JournalResource, journal: FakeJou
     file_of(tmp_path, forgotten).unlink()
     evaluation = run_check(journals)
     assert not evaluation.passed
-    assert f"no content covers [{forgotten.begin}, {forgotten.end})" in findings(evaluation)
+    assert f"bytes of content are gone, in [{forgotten.begin}, {forgotten.end})" in findings(evaluation)
 
 
 def test_what_retention_removed_from_the_front_is_no_gap(
@@ -130,6 +130,8 @@ def test_what_retention_removed_from_the_front_is_no_gap(
     first = journal.stored[0].fragment
     file_of(tmp_path, first).unlink()
     journal.drop_before(first.end)
+    assert not run_check(journals).passed, "its retention keeps everything"
+    journal.spec.fragment.retention.FromSeconds(3600)
     evaluation = run_check(journals)
     assert evaluation.passed
     assert row_of(evaluation)["first"] == first.end
@@ -143,7 +145,7 @@ def test_a_spool_that_brokers_serve_otherwise_than_they_index_it_fails_it(
     journal.stored[2] = type(item)(local, b"x" * item.fragment.length, "")
     evaluation = run_check(journals)
     assert not evaluation.passed
-    assert local.content_path in findings(evaluation)
+    assert f"the content of [{local.begin}, {local.end})" in findings(evaluation)
 
 
 def put(root: Path, fragment: Fragment, content: bytes) -> Fragment:
@@ -159,7 +161,7 @@ def test_an_object_beyond_the_index_is_a_warning(
     evaluation = run_check(journals)
     assert not evaluation.passed
     assert evaluation.severity is dg.AssetCheckSeverity.WARN
-    assert f"{stray.content_path}: {STORE} holds it, but the brokers' index covers none of it" in findings(evaluation)
+    assert f"{STORE} has {stray.content_path}, and the brokers' index covers none" in findings(evaluation)
 
 
 def test_an_object_within_an_indexed_fragment_is_usual_but_its_content_counts(
@@ -178,15 +180,3 @@ def test_severity_is_the_authors_choice(journals: JournalResource, journal: Fake
     evaluation = run_check(journals, severity=dg.AssetCheckSeverity.WARN)
     assert not evaluation.passed
     assert evaluation.severity is dg.AssetCheckSeverity.WARN
-
-
-def test_objects_are_parted_by_whether_the_index_covers_them() -> None:
-    def fragment(begin: int, end: int, store: str = STORE) -> Fragment:
-        return Fragment(PART, begin, end, bytes(20), Codec.NONE, store)
-
-    index = [fragment(0, 10), fragment(10, 20, "")]
-    covered, beyond = outside_index(
-        [fragment(0, 10), fragment(2, 5), fragment(10, 20), fragment(18, 22), fragment(30, 40)], index
-    )
-    assert covered == [fragment(2, 5), fragment(10, 20)]
-    assert beyond == [fragment(18, 22), fragment(30, 40)]

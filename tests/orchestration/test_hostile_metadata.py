@@ -11,12 +11,11 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 from markdown_it import MarkdownIt
 
-from coranto.audit import AuditStatus, FragmentAudit, JournalAudit
+from coranto.audit import Depth, Finding, Kind, Report, Severity, Subject
 from coranto.errors import InvalidInput
-from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.security.tokens import BearerToken
 from dagster_coranto import JournalResource
-from dagster_coranto.checks import FragmentFindings, as_result
+from dagster_coranto.checks import as_result
 from dagster_coranto.hidden import hide, reveal
 from dagster_coranto.metadata import verbatim
 
@@ -29,9 +28,9 @@ KEY = base64.b64encode(b"k" * 32).decode()
 
 def test_findings_show_hostile_names_as_they_are() -> None:
     """The check quotes names of objects, and what stores answer. Whoever writes to a store chooses both."""
-    fragment = Fragment("a/journal", 0, 10, ZERO_SUM, Codec.NONE)
-    audit = JournalAudit("a/journal", 0, 10, (FragmentAudit(fragment, AuditStatus.UNREADABLE, HOSTILE),), ())
-    result = as_result([FragmentFindings(audit, (), ())], dg.AssetCheckSeverity.ERROR)
+    found_it = Finding(Kind.CONTENT_UNREADABLE, Severity.ERROR, Subject.journal("a/journal"), HOSTILE)
+    report = Report("a/", Depth.DEEP, 0.0, 1.0, {"a/journal": {"head": 10}}, [found_it])
+    result = as_result(report, dg.AssetCheckSeverity.ERROR)
     found = result.metadata["findings"]
     assert isinstance(found, dg.MarkdownMetadataValue)
     shown = MarkdownIt("commonmark", {"linkify": True}).parse(found.md_str or "")

@@ -52,6 +52,10 @@ def test_the_command_is_there(page: str, line: str) -> None:
         if subcommands is None or word.startswith("-"):
             break
         names = word.split("|")
+        default = getattr(command, "default_command", None)
+        if default is not None and not set(names) <= subcommands.keys():
+            command = subcommands[default]  # Such as `coranto audit SELECTOR`.
+            break
         assert set(names) <= subcommands.keys(), f"{page}: {line}"
         command, at = subcommands[names[0]], at + 1
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

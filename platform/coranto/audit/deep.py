@@ -21,6 +21,7 @@ from coranto.effects import Clock
 from coranto.errors import CorantoError, CorruptFragment, FragmentNotFound, StoreError
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
+from coranto.telemetry import ProgressReport, amount
 
 RECHECK_BYTES: Final = 64 << 20
 """The largest missed fragment whose content is read again, without a budget, if something covers it now."""
@@ -44,6 +45,7 @@ async def read_stored(
     records: Mapping[str, JournalRecord],
     budget: int | None,
     clock: Clock,
+    progress: ProgressReport | None = None,
 ) -> DeepResult:
     """Read stored fragments, those first that were read longest ago, until `budget` bytes are read (None: all).
 
@@ -63,6 +65,8 @@ async def read_stored(
             result.left_bytes += fragment.length
             continue
         result.read_bytes += fragment.length
+        if progress is not None:
+            progress.note(f"read {amount(result.read_bytes, 'bytes')} of stored content")
         subject = Subject.journal(journal)
         facts: dict[str, Fact] = {
             "fragment": fragment.content_path,

@@ -16,6 +16,7 @@ from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput, StoreError
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
+from coranto.telemetry import ProgressReport
 from coranto.wire import protocol_pb2 as pb
 
 CONCURRENCY: Final = 16
@@ -30,17 +31,32 @@ class Gathered:
     journals: list[Present] = field(default_factory=list)
 
 
-async def gather(client: JournalClient, stores: StoreRegistry, selector: str, clock: Clock) -> Gathered:
-    """Gather the present state of the journals that a selector matches. Raises the client's errors."""
+async def gather(
+    client: JournalClient,
+    stores: StoreRegistry,
+    selector: str,
+    clock: Clock,
+    progress: ProgressReport | None = None,
+) -> Gathered:
+    """Gather the present state of the journals that a selector matches. Raises the client's errors.
+
+    `progress` counts journals.
+    """
     heads = await client.heads(selector)
     listing = await client.list(selector)
     names = listing.names if not selector else (await client.list("")).names
     gate = asyncio.Semaphore(CONCURRENCY)
     cluster = f"{listing.header.etcd.cluster_id:x}"
 
+    if progress is not None:
+        progress.expect(len(listing.journals))
+
     async def one(info: JournalInfo) -> Present:
         async with gate:
-            return await present_of(client, stores, info, _head(heads, info), cluster, names, clock)
+            present = await present_of(client, stores, info, _head(heads, info), cluster, names, clock)
+            if progress is not None:
+                progress.advance()
+            return present
 
     return Gathered(cluster, list(await asyncio.gather(*(one(info) for info in listing.journals))))
 

@@ -25,6 +25,7 @@ from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, InvalidInput, StoreError
 from coranto.fragments.stores import StoreRegistry
 from coranto.labels import label_set, parse_selector
+from coranto.telemetry import ProgressReport
 
 DEFAULT_BUDGET: Final = 1 << 30
 """The bytes of stored content that a deep audit reads, unless told otherwise."""
@@ -55,6 +56,7 @@ async def audit_journals(
     *,
     checks: Sequence[Check] = (),
     clock: Clock | None = None,
+    progress: ProgressReport | None = None,
 ) -> Report:
     """Audit the journals that a selector matches, and run other `checks` in the same report.
 
@@ -63,7 +65,7 @@ async def audit_journals(
     Raises the client's errors if brokers do not answer at all, and InvalidInput for a selector or URL that is not
     valid. Everything else that cannot be examined is a finding.
     """
-    journals = JournalsCheck(client, stores, selector, options, clock=clock)
+    journals = JournalsCheck(client, stores, selector, options, clock=clock, progress=progress)
     return await run_checks(selector or "all journals", [journals, *checks], depth=options.depth, clock=clock)
 
 
@@ -95,6 +97,7 @@ class JournalsCheck:
         clock: Clock | None = None,
         memory: AuditMemory | None = None,
         at_replicas: bool = True,
+        progress: ProgressReport | None = None,
     ) -> None:
         """`memory` is used for all journals, in place of the one that `options` names.
 
@@ -106,12 +109,13 @@ class JournalsCheck:
         self._options = options
         self._clock: Clock = clock or SystemClock()
         self._given = memory
+        self._progress = progress
         self._peers = client.config if at_replicas else None
         if options.depth is Depth.DEEP and options.budget is not None and options.budget <= 0:
             raise InvalidInput(f"a deep audit cannot read {options.budget} bytes; give at least 1", field="budget")
 
     async def run(self) -> Result:
-        gathered = await gather(self._client, self._stores, self._selector, self._clock)
+        gathered = await gather(self._client, self._stores, self._selector, self._clock, self._progress)
         result = Result(cluster=gathered.cluster)
         journals = gathered.journals
         subject = Subject.selector(self._selector or "all journals")
@@ -168,7 +172,9 @@ class JournalsCheck:
         self, journals: list[Present], records: Mapping[str, JournalRecord], result: Result
     ) -> list[Present]:
         """Read content, and return what was found of each journal with it."""
-        stored = await deep.read_stored(self._stores, journals, records, self._options.budget, self._clock)
+        stored = await deep.read_stored(
+            self._stores, journals, records, self._options.budget, self._clock, self._progress
+        )
         spools = await deep.read_spools(self._peers, self._client, journals)
         result.findings += [*stored.findings, *spools.findings]
         left = "the budget of this audit was used up; the next ones go on" if stored.left_bytes else ""

@@ -124,6 +124,8 @@ class _Journal:
         if self.before is None and not fresh and expected.first == beginning > 0 and not expected.retention_seconds:
             self._unexplained(beginning)
         self._gone(spans)
+        if not self.present.unlisted:
+            self._unstored(stored_spans)
         self._replaced()
 
     def _still_missed(self) -> list[KnownFragment]:
@@ -205,6 +207,23 @@ class _Journal:
                 + ("" if is_lost else "; other fragments have its content"),
                 {"fragment": each.content_path, "store": each.backing_store, "span": [each.begin, each.end]},
             )
+
+    def _unstored(self, stored: Spans) -> None:
+        """Tell of fragments that a store had, and whose content only brokers have now."""
+        keys = {known(each).key for each in self.sound.stored}
+        for old in self.before.fragments if self.before is not None else []:
+            if not old.stored or old.bad or old.lost_since or old.key in keys:
+                continue
+            if overlaps((old.begin, old.end), self.lost) or not uncovered(stored, old.begin, old.end):
+                continue
+            if overlaps((old.begin, old.end), [(each.begin, each.end) for each in self.present.live]):
+                self.find(
+                    Kind.FRAGMENT_MISSING,
+                    Severity.WARNING,
+                    f"the store does not have [{old.begin}, {old.end}) with the SHA-1 {old.sum} any more, and had it. "
+                    "A broker still has the content and stores it again, if it does not end before",
+                    {"span": [old.begin, old.end], "sum": old.sum},
+                )
 
     def _replaced(self) -> None:
         """Tell of objects of the same offsets with different SHA-1s: at most one of them is the journal's content."""

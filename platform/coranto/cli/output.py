@@ -44,7 +44,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], console: 
     lines = [columns, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
     for line in lines:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        typer.echo(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(), err=console.stderr
+        )
 
 
 def print_json(message: Message, *, on_one_line: bool = False) -> None:

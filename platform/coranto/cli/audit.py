@@ -1,0 +1,193 @@
+"""`coranto audit`: audits journals, and verifies signed reports."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from coranto.audit import AuditOptions, Depth, Report, Severity, audit_journals
+from coranto.audit.journals import DEFAULT_BUDGET
+from coranto.audit.signing import sign_report, verify_report
+from coranto.cli.connect import Endpoint, find_cluster, with_client
+from coranto.cli.output import Format, note, print_table, printable
+from coranto.client import JournalClient
+from coranto.errors import InvalidInput
+from coranto.fragments.stores import StoreRegistry
+from coranto.security.tokens import Keys
+from coranto.telemetry import amount, progress
+
+DEFAULT_COMMAND: Final = "run"
+_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class _Group(TyperGroup):
+    """Takes words that are no command as those of the default command: `coranto audit SELECTOR`."""
+
+    default_command = DEFAULT_COMMAND
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = [DEFAULT_COMMAND, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Compare journals with what was there before, and with their stores. "
+    "`coranto audit SELECTOR` stands for `coranto audit run SELECTOR`.",
+)
+
+
+def size_of(text: str) -> int | None:
+    """Return the bytes of a size such as 500000, 64M or 2GiB; None for `all`. Raises InvalidInput."""
+    if text.strip().lower() == "all":
+        return None
+    found = re.fullmatch(r"\s*([0-9]+)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if found is None or not int(found[1]):
+        raise InvalidInput(f"{text!r} is not a size: write a number of bytes, or 64M, or all", field="--budget")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def selector_of(text: str) -> str:
+    """Return a selector of labels. A path stands for the journal of that name or, with a slash at its end, for all
+    journals below it.
+    """
+    text = text.strip()
+    if "/" not in text or re.search(r"[=!,() ]", text):
+        return text
+    return f"name:prefix={text}" if text.endswith("/") else f"name={text}"
+
+
+@app.command(DEFAULT_COMMAND)
+def run(
+    selector: Annotated[
+        str,
+        typer.Argument(
+            help="Journals by labels (`name:prefix=shop/, !draft`), by name, or by a path that ends in `/`. "
+            "Default: all journals."
+        ),
+    ] = "",
+    deep: Annotated[bool, typer.Option("--deep", help="Read content too, and compare its SHA-1.")] = False,
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="The stored content that a deep audit reads, such as 64M or 2GiB, or `all`. The next one "
+            "goes on with what was read longest ago."
+        ),
+    ] = f"{DEFAULT_BUDGET >> 30}GiB",
+    output: Annotated[Format, typer.Option("--output", "-o", help="Format of the report.")] = Format.TABLE,
+    sign: Annotated[
+        bool, typer.Option("--sign", help="Print the report signed with the first key of $CORANTO_AUTH_KEYS.")
+    ] = False,
+    save: Annotated[Path | None, typer.Option(help="Also write the report to this file, signed with --sign.")] = None,
+    memory: Annotated[
+        str,
+        typer.Option(
+            envvar="CORANTO_AUDIT_MEMORY",
+            help="URL of the store with the records of earlier audits. Default: each journal's first store.",
+        ),
+    ] = "",
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="It is right if nothing matches.")] = False,
+    accept: Annotated[
+        str,
+        typer.Option(
+            metavar="REASON",
+            help="Take the journals as they are now, for this reason: losses are reported once more, and then no more.",
+        ),
+    ] = "",
+    endpoint: Endpoint = None,
+) -> None:
+    """Audit journals. The exit code is 0 if they are sound, and 1 if not or if they could not be examined."""
+    if output is Format.YAML:
+        raise typer.BadParameter("a report is a table or JSON", param_hint="--output")
+    keys = _keys() if sign else None
+    options = AuditOptions(
+        Depth.DEEP if deep else Depth.CHEAP, size_of(budget), memory, allow_empty=allow_empty, accept=accept.strip()
+    )
+    stores = StoreRegistry(find_cluster(endpoint).file_root)
+
+    async def audit(client: JournalClient) -> Report:
+        with progress("Auditing journals", unit="journals") as shown:
+            return await audit_journals(client, stores, selector_of(selector), options, progress=shown)
+
+    report = with_client(endpoint, audit)
+    text = sign_report(report, keys) if keys is not None else report.to_json(indent=2)
+    if save is not None:
+        save.write_text(f"{text}\n")
+    if sign and save is None:
+        typer.echo(text)
+        _show(report, Console(stderr=True))
+    elif output is Format.JSON:
+        typer.echo(report.to_json(indent=2))
+    else:
+        _show(report)
+    raise typer.Exit(0 if report.sound else 1)
+
+
+@app.command("verify")
+def verify(
+    report: Annotated[Path, typer.Argument(help="A file with a signed report; `-` reads standard input.")],
+    output: Annotated[Format, typer.Option("--output", "-o", help="Format of the report.")] = Format.TABLE,
+) -> None:
+    """Verify a signed report with the keys of $CORANTO_AUTH_KEYS, and show it.
+
+    The exit code is 0 if it is genuine and sound, and 1 if not.
+    """
+    signed = sys.stdin.read() if str(report) == "-" else report.read_text()
+    found = verify_report(signed, _keys())
+    if output is Format.JSON:
+        typer.echo(found.to_json(indent=2))
+    else:
+        _show(found)
+    note("the signature is good")
+    raise typer.Exit(0 if found.sound else 1)
+
+
+def _keys() -> Keys:
+    text = os.environ.get("CORANTO_AUTH_KEYS", "")
+    if not text.strip():
+        raise InvalidInput("is not set: it has the keys that reports are signed with", field="$CORANTO_AUTH_KEYS")
+    return Keys.parse(text)
+
+
+def _show(report: Report, console: Console | None = None) -> None:
+    """Print a report: a row per journal, then the findings, then what was covered."""
+    err = console is not None and console.stderr
+
+    def echo(text: str) -> None:
+        typer.echo(text, err=err)
+
+    counts = {name: [each for each in report.findings if each.subject.name == name] for name in report.subjects}
+    if report.subjects:
+        columns = ["JOURNAL", "FIRST", "STORED TO", "HEAD", "FRAGMENTS", "UNSTORED", "RESULT"]
+        print_table(
+            columns, [_row(report, name, [str(each.severity) for each in counts[name]]) for name in counts], console
+        )
+        echo("")
+    for each in report.findings:
+        colour = {Severity.ERROR: typer.colors.RED, Severity.WARNING: typer.colors.YELLOW}.get(each.severity)
+        echo(typer.style(f"{each.severity:<8}{each.kind}", fg=colour) + f"  {printable(str(each))}")
+    for coverage in report.coverage:
+        left = f", {_count(coverage.left_out, coverage.unit)} left out ({coverage.reason})" if coverage.left_out else ""
+        echo(f"{coverage.check}: {_count(coverage.examined, coverage.unit)} examined{left}")
+    echo(report.summary)
+
+
+def _row(report: Report, name: str, severities: list[str]) -> list[str]:
+    facts = report.subjects[name]
+    worst = next((str(each) for each in Severity if each in severities and each is not Severity.INFO), "sound")
+    shown = [facts.get(key, "") for key in ("first", "persisted_head", "head", "fragments")]
+    live = facts.get("live_bytes", 0)
+    unstored = amount(live, "bytes") if isinstance(live, int) else ""
+    return [name, *(str(each) for each in shown), unstored, worst]
+
+
+def _count(count: int, unit: str) -> str:
+    return amount(count, unit) if unit == "bytes" else f"{count} {unit}"
