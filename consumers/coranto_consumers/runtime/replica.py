@@ -28,7 +28,15 @@ from coranto.client import JournalClient
 from coranto.client.retry import backoff
 from coranto.coordination.etcd import Compare, CompareTarget, Coordinator, KeyValue
 from coranto.effects import Clock, Entropy
-from coranto.errors import CorantoError, Fenced, IndexHasGreaterOffset, InvalidInput, TxnOutcomeUnknown, Unavailable
+from coranto.errors import (
+    CorantoError,
+    Fenced,
+    IndexHasGreaterOffset,
+    InvalidInput,
+    StoreUnhealthy,
+    TxnOutcomeUnknown,
+    Unavailable,
+)
 from coranto.messages import new_producer_id
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.recoverylog.standby import LogStandby
@@ -205,6 +213,11 @@ class ShardReplica:
                         raise
                     pause = AWAY_PAUSE_SECONDS
                     _log.warning("shard.waiting_for_brokers", shard=self.spec.id, error=_cut(str(error)))
+                elif isinstance(error, StoreUnhealthy):
+                    pause = (
+                        AWAY_PAUSE_SECONDS  # However long it takes: brokers go on by themselves once the store does.
+                    )
+                    _log.warning("shard.waiting_for_store", shard=self.spec.id, error=_cut(str(error)))
                 else:
                     failures += 1
                     fencings += isinstance(error, Fenced)

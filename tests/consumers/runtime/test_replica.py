@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from coranto.coordination.etcd import EtcdHeader, KeyValue, TxnResult
 from coranto.coordination.layout import MemberId
 from coranto.effects import Clock, SystemClock
-from coranto.errors import IndexHasGreaterOffset
+from coranto.errors import IndexHasGreaterOffset, StatusError, StoreUnhealthy
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import consumer_pb2 as pc
@@ -100,16 +100,17 @@ async def test_a_status_is_not_written_into_the_assignment_that_came_after():
 
 
 class WithoutStore:
-    """An application for which a journal's end is not known before `back`."""
+    """An application whose appends are refused before `back`."""
 
-    def __init__(self, clock: Clock, back: float) -> None:
+    def __init__(self, clock: Clock, back: float, refusal: type[StatusError] = IndexHasGreaterOffset) -> None:
         self.clock = clock
         self.back = back
+        self.refusal = refusal
         self.opened = asyncio.Event()
 
     async def new_store(self, shard: Any) -> None:
         if self.clock.monotonic() < self.back:
-            raise IndexHasGreaterOffset("append to out/one")
+            raise self.refusal("append to out/one")
         self.opened.set()
         await asyncio.Event().wait()
 
@@ -134,6 +135,27 @@ def test_a_shard_waits_for_brokers_that_know_a_journal_s_end():
         loop.run_until_complete(main(loop))
     assert {each["event"] for each in logs} == {"shard.waiting_for_brokers"}
     assert all("INDEX_HAS_GREATER_OFFSET" in each["error"] for each in logs)
+
+
+def test_a_shard_waits_however_long_a_fragment_store_holds_appends_back():
+    async def main(loop: SimLoop) -> None:
+        clock, host = SimClock(loop), Host()
+        begun = clock.monotonic()
+        app: Any = WithoutStore(clock, begun + 3600, StoreUnhealthy)
+        client: Any = None
+        replica = ShardReplica(
+            app, shard_spec("shard-sums", ["in/one"]), client, host, clock=clock, metrics=ConsumerMetrics()
+        )
+        replica.start()
+        replica.promote()
+        await app.opened.wait()
+        assert 3600 <= clock.monotonic() - begun < 3605
+        await replica.stop()
+        assert pc.ReplicaStatus.FAILED not in host.told
+
+    with simulated(0) as loop, capture_logs() as logs:
+        loop.run_until_complete(main(loop))
+    assert {each["event"] for each in logs} == {"shard.waiting_for_store"}
 
 
 def test_a_shard_fails_when_nobody_comes_back_who_knows_a_journal_s_end():
