@@ -14,42 +14,61 @@ from pyspark.sql.types import StringType, StructField, StructType
 from coranto.client import ClientConfig
 from coranto.errors import CorantoError, CorruptMessage, InvalidInput, OffsetJump
 from coranto_consumers.spark.options import Isolation, client_options
+from coranto_consumers.spark.parsing import is_parsed
 from coranto_consumers.spark.ranges import Range, ReadPlan
-from coranto_consumers.spark.rows import FIELDS, PIECE
+from coranto_consumers.spark.rows import FIELDS, PARSED_PREFIX, PIECE
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary
 from coranto_consumers.spark.sequencing import Window
 
-METADATA = {"_journal": "journal", "_offset": "offset", "_producer": "producer", "_clock": "clock"}
-"""Metadata columns of committed rows, with their names in the source."""
+METADATA = ("_journal", "_offset", "_producer", "_clock")
+"""Metadata columns of committed rows."""
 
-_CORRUPT = "_coranto_corrupt"
-_SEQUENCED = StructType([*(FIELDS[name] for name in ("journal", "offset", "producer", "clock", "value")), PIECE])
+_TEXT = "_coranto_corrupt"
+"""The column with the text of lines that Spark's parser has to look at."""
+_PARSED = "_coranto_parsed"
+_LOW, _HIGH = "_coranto_low", "_coranto_high"
+_PIECE = PARSED_PREFIX + PIECE.name
 
 
-def read_plan(spark: SparkSession, client: ClientConfig, plan: ReadPlan) -> DataFrame:
-    """Return all messages of a plan's ranges with their pieces, and the ranges' summaries."""
+def _parsed_by_workers(schema: StructType) -> bool:
+    """Return True if workers can parse all of an application's columns. Otherwise Spark's parser parses every line."""
+    return all(is_parsed(field.dataType) for field in schema.fields)
+
+
+def read_plan(spark: SparkSession, client: ClientConfig, plan: ReadPlan, schema: StructType) -> DataFrame:
+    """Return all messages of a plan's ranges with their pieces, and the ranges' summaries.
+
+    The messages are parsed into an application's columns, or have their text.
+    """
     reader = spark.read.format("journal").options(
-        **client_options(client), isolation=Isolation.SEQUENCED.value, slices=plan.dumps()
+        **client_options(client),
+        isolation=Isolation.SEQUENCED.value,
+        slices=plan.dumps(),
+        parse="json",
+        columnNameOfCorruptRecord=_TEXT,
     )
+    own = [StructField(PARSED_PREFIX + field.name, field.dataType) for field in (*FIELDS.values(), PIECE)]
     # Only the columns that are needed below, because rows are cached whole.
-    return reader.schema(_SEQUENCED).load()
+    needed = [field for field in own if field.name in (*METADATA, _PIECE)]
+    values = schema.fields if _parsed_by_workers(schema) else []
+    return reader.schema(StructType([*needed, StructField(_TEXT, StringType()), *values])).load()
 
 
 def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSummary]:
     """Return the summaries of a plan's ranges."""
-    found = rows.where(F.col(PIECE.name) == SUMMARY_PIECE).select("value").collect()
-    summaries = {summary.number: summary for summary in (RangeSummary.loads(row.value.encode()) for row in found)}
+    found = rows.where(F.col(_PIECE) == SUMMARY_PIECE).select(_TEXT).collect()
+    summaries = {summary.number: summary for summary in (RangeSummary.loads(row[0].encode()) for row in found)}
     return {part: summaries[number] for part, number in plan.numbers.items()}
 
 
 def choose_committed(spark: SparkSession, rows: DataFrame, windows: Sequence[Window]) -> DataFrame:
     """Return the rows that lie within the windows: committed messages, each once."""
     pieces, lows, highs = zip(*((window.piece, window.lo, window.hi) for window in windows), strict=True)
-    chosen = spark.createDataFrame(pa.table({PIECE.name: pieces, "lo": lows, "hi": highs}))
+    chosen = spark.createDataFrame(pa.table({_PIECE: pieces, _LOW: lows, _HIGH: highs}))
     return (
-        rows.join(F.broadcast(chosen), PIECE.name)
-        .where((F.col("clock") > F.col("lo")) & (F.col("clock") <= F.col("hi")))
-        .select("journal", "offset", "producer", "clock", "value")
+        rows.join(F.broadcast(chosen), _PIECE)
+        .where((F.col("_clock") > F.col(_LOW)) & (F.col("_clock") <= F.col(_HIGH)))
+        .drop(_PIECE, _LOW, _HIGH)
     )
 
 
@@ -65,24 +84,32 @@ def parse_schema(ddl: str) -> StructType:
         raise InvalidInput(
             f"{ddl!r} is a type, not a list of columns; write it as `id BIGINT, name STRING`", field="value_schema"
         )
-    reserved = sorted({*METADATA, _CORRUPT} & set(schema.names))
+    own = {PARSED_PREFIX + name for name in FIELDS}
+    reserved = sorted(name for name in schema.names if name in own or name.startswith("_coranto_"))
     if reserved:
         raise InvalidInput(f"column {reserved[0]} is reserved; give yours another name", field="value_schema")
     return schema
 
 
 def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Return rows with their JSON values as columns, and a column that marks values that do not fit; see `take_in`.
+    """Return rows with the application's columns, and a column that marks values that do not fit; see `take_in`.
 
-    The column is null for values that fit. Other values are neither filtered out nor made to fail here: Spark would
-    then parse each value twice, once for the check and once for its columns.
+    Spark's parser gets the lines that workers left to it. The mark is null for values that fit. Other values are
+    neither filtered out nor made to fail here: Spark would then parse each value twice, once for the check and once
+    for its columns.
     """
-    asked = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
-    parsed = F.from_json("value", asked, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT})
-    misfit = F.when(F.col("parsed").isNull() | F.col(f"parsed.{_CORRUPT}").isNotNull(), True)
-    values = [F.col("parsed").getField(name).alias(name) for name in schema.names]
-    metadata = [F.col(source).alias(name) for name, source in METADATA.items()]
-    return rows.withColumn("parsed", parsed).select(*values, *metadata, misfit.alias(_CORRUPT))
+    asked = StructType([*schema.fields, StructField(_TEXT, StringType())])
+    parsed = F.from_json(_TEXT, asked, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _TEXT})
+    left = F.col(_TEXT).isNotNull()
+    misfit = F.when(left & (F.col(_PARSED).isNull() | F.col(_PARSED).getField(_TEXT).isNotNull()), True)
+    values = [F.col(_PARSED).getField(name) for name in schema.names]
+    if _parsed_by_workers(schema):
+        values = [
+            F.when(left, value).otherwise(F.col(f"`{name.replace('`', '``')}`"))
+            for name, value in zip(schema.names, values, strict=True)
+        ]
+    columns = [value.alias(name) for name, value in zip(schema.names, values, strict=True)]
+    return rows.withColumn(_PARSED, parsed).select(*columns, *METADATA, misfit.alias(_TEXT))
 
 
 def take_in(parsed: DataFrame, schema: StructType) -> tuple[DataFrame, int]:
@@ -90,13 +117,13 @@ def take_in(parsed: DataFrame, schema: StructType) -> tuple[DataFrame, int]:
 
     Raises CorruptMessage for a value that does not fit the schema.
     """
-    first = F.min(F.when(F.col(_CORRUPT), F.struct("_journal", "_offset"))).alias("first")
+    first = F.min(F.when(F.col(_TEXT), F.struct("_journal", "_offset"))).alias("first")
     [found] = parsed.agg(F.count(F.lit(1)).alias("messages"), first).collect()
     if found.first is not None:
         columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields)
         journal, offset = found.first
         raise CorruptMessage(journal, offset, f"its value does not fit the columns {columns}")
-    return parsed.drop(_CORRUPT), int(found.messages)
+    return parsed.drop(_TEXT), int(found.messages)
 
 
 _CORRUPT_MESSAGE = re.compile(r"CorruptMessage: journal (\S+) at offset (\d+): ([^\n]*)")

@@ -63,7 +63,7 @@ class InputReader:
         """
         with ExitStack() as persisted:
             plan = self._plan(ranges, cuts)
-            rows = persisted.enter_context(_persisted(read_plan(self._spark, self._client, plan)))
+            rows = persisted.enter_context(_persisted(read_plan(self._spark, self._client, plan, self._schema)))
             summaries = collect_summaries(rows, plan)
             parts = _by_journal(summaries)
             pruning = Pruning(time.time(), first_offsets={journal: earliest(cuts[journal]) for journal in cuts})
@@ -73,7 +73,7 @@ class InputReader:
             }
             if any(result.replay for result in results.values()):
                 replays = self._plan_replays(results, cuts, first_number=len(summaries))
-                again = persisted.enter_context(_persisted(read_plan(self._spark, self._client, replays)))
+                again = persisted.enter_context(_persisted(read_plan(self._spark, self._client, replays, self._schema)))
                 rows = rows.unionByName(again)
                 replayed = _by_journal(collect_summaries(again, replays))
                 for journal, found in replayed.items():

@@ -21,6 +21,7 @@ from coranto.client.disk_cache import DEFAULT_CACHE_BYTES
 from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.security.tokens import BearerToken
+from coranto_consumers.spark.rows import Misfits
 
 EARLIEST = -2
 LATEST = -1
@@ -45,6 +46,9 @@ OPTIONS = {
     "fragmentCacheBytes": "bytes of fragments that an executor keeps on its local disk, for its tasks to share",
     "maxBytesPerPartition": "bytes of content that a task reads at most (read_uncommitted)",
     "includeUuid": "whether there are columns producer, clock and flags: true (default) or false",
+    "parse": "json: columns without underscore are fields of messages (default if no column is the source's own)",
+    "mode": "for values that do not fit their columns: PERMISSIVE (null, default) or FAILFAST (an error)",
+    "columnNameOfCorruptRecord": "column for lines that do not fit, if the schema has it: _corrupt_record (default)",
     "uuidPointer": "JSON pointer to a message's UUID: /_meta/uuid (default)",
     "slices": "what each task reads, planned by a consumer; excludes all options that say what to read",
 }
@@ -81,6 +85,11 @@ class SourceOptions:
     cache_bytes: int
     """Bytes of fragments that an executor keeps. 0: none."""
     include_uuid: bool
+    parses_lines: bool
+    """True if columns are fields of messages, although the source has columns of these names."""
+    misfits: Misfits
+    text_column: str
+    """The column for lines that do not fit."""
     framing: JsonLines
     slices: str
 
@@ -116,6 +125,9 @@ class SourceOptions:
             max_bytes=_bytes(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES),
             cache_bytes=_bytes(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
             include_uuid=_flag(given, "includeUuid", True),
+            parses_lines=_parse(given),
+            misfits=Misfits.DEFERRED if slices else _misfits(given),
+            text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
             framing=framing,
             slices=slices,
         )
@@ -212,6 +224,21 @@ def _bytes(given: Mapping[str, str], name: str, default: int, least: int = 1) ->
         kind = "a positive number" if least else "a number"
         raise InvalidInput(f"{text!r} is not {kind} of bytes, such as 67108864", field=f"option {name}")
     return int(text)
+
+
+def _parse(given: Mapping[str, str]) -> bool:
+    text = given.get("parse", "")
+    if text not in ("", "json"):
+        raise InvalidInput(f"{text!r} is not json", field="option parse")
+    return bool(text)
+
+
+def _misfits(given: Mapping[str, str]) -> Misfits:
+    text = given.get("mode", Misfits.PERMISSIVE.value).upper()
+    offered = (Misfits.PERMISSIVE, Misfits.FAILFAST)
+    if text not in (each.value for each in offered):
+        raise InvalidInput(f"{given['mode']!r} is none of PERMISSIVE, FAILFAST", field="option mode")
+    return Misfits(text)
 
 
 def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:

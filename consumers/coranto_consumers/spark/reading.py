@@ -41,11 +41,16 @@ class Lines:
     producers: UInt64s
     clocks: UInt64s
     flags: UInt16s
-    values: Any
-    """An Arrow binary array of the lines, without their newlines."""
+    content: Any
+    """An Arrow binary array of the lines with their newlines."""
 
     def __len__(self) -> int:
         return len(self.begins)
+
+    @property
+    def values(self) -> Any:
+        """An Arrow binary array of the lines without their newlines."""
+        return pc.binary_slice(self.content, 0, -1)
 
     def where(self, mask: Mask) -> Lines:
         """Return only the lines that `mask` marks."""
@@ -58,7 +63,7 @@ class Lines:
             self.producers[mask],
             self.clocks[mask],
             self.flags[mask],
-            self.values.filter(pa.array(mask)),
+            self.content.filter(pa.array(mask)),
         )
 
 
@@ -90,7 +95,7 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
         lines.uuids.producers,
         clocks,
         lines.uuids.flags,
-        pc.binary_slice(whole, 0, -1),
+        whole,
     )
 
 

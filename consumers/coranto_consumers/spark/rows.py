@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from coranto.errors import CorruptMessage, InvalidInput
-from coranto.messages.columnar import Int64s, UInt64s
+from coranto.messages.columnar import Int64s, Mask, UInt64s
+from coranto_consumers.spark.json_values import values_of
+from coranto_consumers.spark.parsing import TYPES, ColumnParser, is_parsed
 from coranto_consumers.spark.reading import Lines
 
 ROWS_PER_BATCH: Final = 32_768
@@ -28,49 +33,176 @@ FIELDS: Final[Mapping[str, StructField]] = {
         StructField("value", StringType()),
     )
 }
-PIECE: Final = StructField("piece", LongType())
+PIECE: Final = StructField("coranto_piece", LongType())
 """The column of sequenced reads that holds a row's range and segment (see `scanning.py`)."""
+PARSED_PREFIX: Final = "_"
+"""What the source's own columns begin with where lines are parsed, to tell them from fields of messages."""
 
 
-def require_known_columns(schema: StructType, *, sequenced: bool) -> None:
-    """Raise InvalidInput for a column that the source does not have, or does not have in that type."""
+class Misfits(enum.Enum):
+    """The way of a read with lines that do not fit the columns they are parsed into."""
+
+    PERMISSIVE = "PERMISSIVE"
+    """Values that do not fit are null, as in Spark's readers."""
+    FAILFAST = "FAILFAST"
+    """The first such line ends the read with an error."""
+    DEFERRED = "DEFERRED"
+    """For consumers: a line about which Spark's parser may decide otherwise has no values, but its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The origins of a schema's columns."""
+
+    schema: StructType
+    own: Mapping[str, str]
+    """Column to field of `FIELDS` or `PIECE`."""
+    message: StructType
+    """The columns that are fields of messages."""
+    text: str = ""
+    """The column with the text of lines that do not fit, if there is one."""
+    misfits: Misfits = Misfits.PERMISSIVE
+
+
+def raw_layout(schema: StructType, *, sequenced: bool) -> Layout:
+    """Return the layout of a read of lines as they are. Raises InvalidInput for columns the source does not have."""
     known = {**FIELDS, PIECE.name: PIECE} if sequenced else FIELDS
     for field in schema.fields:
-        expected = known.get(field.name)
-        if expected is None:
+        if field.name not in known:
             raise InvalidInput(f"there is no column {field.name!r}; there are {', '.join(known)}", field="schema")
-        if field.dataType != expected.dataType and not (field.name == "value" and field.dataType == BinaryType()):
+        _require_type(field, known[field.name])
+    return Layout(schema, {name: name for name in schema.names}, StructType([]))
+
+
+def parsed_layout(schema: StructType, text: str, misfits: Misfits) -> Layout:
+    """Return the layout of a read that parses lines. Columns that are not the source's own are fields of messages.
+
+    Raises InvalidInput for types that lines are not parsed into.
+    """
+    sequenced = misfits is Misfits.DEFERRED
+    known = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
+    if sequenced:
+        known[PARSED_PREFIX + PIECE.name] = PIECE
+    own: dict[str, str] = {}
+    message = []
+    for field in schema.fields:
+        if field.name in known:
+            _require_type(field, known[field.name])
+            own[field.name] = known[field.name].name
+        elif field.name == text:
+            _require_type(field, StructField(text, StringType()))
+        elif is_parsed(field.dataType):
+            message.append(field)
+        else:
+            types = ", ".join(kind.simpleString().upper() for kind, _ in TYPES)
             raise InvalidInput(
-                f"column {field.name!r} is {expected.dataType.simpleString()}, not {field.dataType.simpleString()}",
+                f"column {field.name!r} is {field.dataType.simpleString()}, and lines are parsed into {types}. Declare "
+                "one of these and cast it, or read the column value and use from_json",
                 field="schema",
             )
+    return Layout(schema, own, StructType(message), text if text in schema.names else "", misfits)
+
+
+def is_raw(schema: StructType) -> bool:
+    """Return True if a schema asks for the source's own columns only. Raises InvalidInput if that is not clear."""
+    own = [name for name in schema.names if name in FIELDS or name == PIECE.name]
+    others = [name for name in schema.names if name not in own]
+    if own and others:
+        raise InvalidInput(
+            f"{own[0]!r} is a column of the source, and {others[0]!r} a field of messages. Write "
+            f"{PARSED_PREFIX}{own[0]} for the source's, or set the option parse=json if messages have {own[0]!r} too",
+            field="schema",
+        )
+    return not others
+
+
+def _require_type(field: StructField, expected: StructField) -> None:
+    if field.dataType != expected.dataType and not (expected.name == "value" and field.dataType == BinaryType()):
+        raise InvalidInput(
+            f"column {field.name!r} is {expected.dataType.simpleString()}, not {field.dataType.simpleString()}",
+            field="schema",
+        )
 
 
 class BatchBuilder:
-    """Builds Arrow batches of a schema from lines."""
+    """Builds Arrow batches of a layout's schema from lines."""
 
-    def __init__(self, schema: StructType) -> None:
-        self._schema: Any = to_arrow_schema(schema, timezone="UTC")
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._schema: Any = to_arrow_schema(layout.schema, timezone="UTC")
+        self._parser = ColumnParser(layout.message)
 
     def build(self, lines: Lines, pieces: Int64s | None = None) -> Iterator[Any]:
-        """Yield record batches of the lines. Raises CorruptMessage for a text that is not UTF-8."""
+        """Yield record batches of the lines.
+
+        Raises CorruptMessage for a line that is not UTF-8 or, if the layout says so, does not fit the columns.
+        """
         if not len(lines):
             return
-        columns: dict[str, Callable[[Any], Any]] = {
+        own: dict[str, Callable[[Any], Any]] = {
             "journal": lambda kind: pa.repeat(pa.scalar(lines.journal, kind), len(lines)),
             "offset": lambda kind: pa.array(lines.begins, kind),
             "next_offset": lambda kind: pa.array(lines.ends, kind),
             "producer": lambda kind: producer_ids(lines.producers),
             "clock": lambda kind: pa.array(lines.clocks.view(np.int64), kind),
             "flags": lambda kind: pa.array(lines.flags.astype(np.int32), kind),
-            "value": lambda kind: lines.values if kind == pa.binary() else _as_text(lines),
+            "value": lambda kind: lines.values if kind == pa.binary() else as_text(lines),
             PIECE.name: lambda kind: pa.array(pieces, kind),
         }
-        whole = pa.RecordBatch.from_arrays(
-            [columns[field.name](field.type) for field in self._schema], schema=self._schema
-        )
+        parsed = self._parsed(lines)
+        arrays = [
+            parsed[field.name] if field.name in parsed else own[self._layout.own[field.name]](field.type)
+            for field in self._schema
+        ]
+        whole = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         for start in range(0, len(lines), ROWS_PER_BATCH):
             yield whole.slice(start, ROWS_PER_BATCH)
+
+    def _parsed(self, lines: Lines) -> dict[str, Any]:
+        """Return the columns of the messages' fields, and of the texts of misfits."""
+        layout = self._layout
+        columns: dict[str, Any] = {}
+        misfits: Mask = np.ones(len(lines), dtype=np.bool_)
+        if layout.message.fields:
+            table, misfits = self._parser.parse(lines.content)
+            columns = {name: table.column(name).combine_chunks() for name in layout.message.names}
+            if misfits.any() and layout.misfits is not Misfits.DEFERRED:
+                columns, misfits = self._one_by_one(lines, columns, misfits)
+        elif layout.misfits is not Misfits.DEFERRED:
+            misfits = ~misfits  # Nothing is parsed, so everything fits.
+        if layout.text:
+            columns[layout.text] = self._texts(lines, misfits)
+        return columns
+
+    def _one_by_one(self, lines: Lines, columns: dict[str, Any], doubtful: Mask) -> tuple[dict[str, Any], Mask]:
+        """Give doubtful lines the values that Spark gives them. Return the mask of lines that do not fit."""
+        message, misfits = self._layout.message, np.zeros(len(lines), dtype=np.bool_)
+        found = []
+        for row in np.flatnonzero(doubtful).tolist():
+            values, fits = values_of(lines.content[row].as_py()[:-1], message)
+            if not fits and self._layout.misfits is Misfits.FAILFAST:
+                wanted = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in message.fields)
+                raise CorruptMessage(lines.journal, int(lines.begins[row]), f"its value does not fit {wanted}")
+            misfits[row] = not fits
+            found.append(values)
+        mask = pa.array(doubtful)
+        return {
+            name: pc.replace_with_mask(column, mask, pa.array(values, column.type))
+            for (name, column), values in zip(columns.items(), zip(*found, strict=True), strict=True)
+        }, misfits
+
+    def _texts(self, lines: Lines, wanted: Mask) -> Any:
+        """Return the texts of the lines that `wanted` marks, and nulls for others."""
+        if not wanted.any():
+            return pa.nulls(len(lines), pa.string())
+        rows = np.flatnonzero(wanted)
+        if self._layout.misfits is Misfits.DEFERRED:
+            texts = as_text(lines.where(wanted))
+        else:
+            texts = pa.array([lines.content[row].as_py()[:-1].decode(errors="replace") for row in rows.tolist()])
+        place = np.zeros(len(lines), dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        return texts.take(pa.array(place, mask=~wanted))
 
 
 def producer_ids(producers: UInt64s) -> Any:
@@ -80,7 +212,8 @@ def producer_ids(producers: UInt64s) -> Any:
     return pa.Array.from_buffers(pa.binary(), len(producers), [None, pa.py_buffer(borders), pa.py_buffer(data)])
 
 
-def _as_text(lines: Lines) -> Any:
+def as_text(lines: Lines) -> Any:
+    """Return the lines as an Arrow array of texts. Raises CorruptMessage for one that is not UTF-8."""
     try:
         return lines.values.cast(pa.string())
     except pa.ArrowInvalid:

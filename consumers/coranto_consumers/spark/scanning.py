@@ -134,5 +134,5 @@ def _summary_row(journal: str, summary: RangeSummary) -> Lines:
         np.zeros(1, dtype=np.uint64),
         np.zeros(1, dtype=np.uint64),
         np.zeros(1, dtype=np.uint16),
-        pa.array([summary.dumps()], pa.binary()),
+        pa.array([summary.dumps() + b"\n"], pa.binary()),
     )

@@ -6,7 +6,11 @@
 
 has a row for each message: `journal`, `offset` (at which it begins), `next_offset`, `producer` (six bytes), `clock`,
 `flags` and `value`, which is the line without its newline. A schema given by the user chooses columns (Spark offers
-Python sources no other way) and may declare `value` as BINARY. See `options.py` for the options.
+Python sources no other way) and may declare `value` as BINARY.
+
+With a schema of the messages' fields, such as `carrier STRING, arr_delay DOUBLE`, lines are parsed into these columns
+as by Spark's reader of JSON files. The source's own columns then begin with an underscore: `_journal`, `_offset`,
+`_value`. See `options.py` for the options.
 
 Spark plans a read in one process and runs it in others, so `coranto` must be installed in all of them. The package
 `pyspark_coranto` beside this one makes the name `journal` known without registration. Call `register` where Spark does
@@ -32,7 +36,16 @@ from coranto_consumers.spark.discovery import earliest, find_journals, fragment_
 from coranto_consumers.spark.options import EARLIEST, LATEST, Isolation, SourceOptions
 from coranto_consumers.spark.ranges import Range, ReadPlan, Slice, split
 from coranto_consumers.spark.reading import read_lines
-from coranto_consumers.spark.rows import FIELDS, PIECE, UUID_FIELDS, BatchBuilder, require_known_columns
+from coranto_consumers.spark.rows import (
+    FIELDS,
+    PIECE,
+    UUID_FIELDS,
+    BatchBuilder,
+    Layout,
+    is_raw,
+    parsed_layout,
+    raw_layout,
+)
 from coranto_consumers.spark.scanning import read_committed, read_sequenced
 
 
@@ -60,8 +73,11 @@ class JournalDataSource(DataSource):
 
     def reader(self, schema: StructType) -> JournalReader:
         options = SourceOptions.parse(self.options)
-        require_known_columns(schema, sequenced=options.isolation is Isolation.SEQUENCED)
-        return JournalReader(options, schema)
+        if options.parses_lines or not is_raw(schema):
+            layout = parsed_layout(schema, options.text_column, options.misfits)
+        else:
+            layout = raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED)
+        return JournalReader(options, layout)
 
 
 def register(spark: SparkSession) -> None:
@@ -72,9 +88,9 @@ def register(spark: SparkSession) -> None:
 class JournalReader(DataSourceReader):
     """Plans a read, and reads. Spark pickles it, and calls `partitions` and `read` in different processes."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, layout: Layout) -> None:
         self._options = options
-        self._schema = schema
+        self._layout = layout
 
     def partitions(self) -> list[InputPartition]:
         if self._options.isolation is Isolation.SEQUENCED:
@@ -88,7 +104,7 @@ class JournalReader(DataSourceReader):
         if not isinstance(partition, JournalPartition):
             return
         options = self._options
-        batches = BatchBuilder(self._schema)
+        batches = BatchBuilder(self._layout)
         config = replace(options.client, disk_cache=_disk_cache(options.cache_bytes))
         with SyncJournalClient.of(config, timeout=config.patience) as client:
             match options.isolation:

@@ -98,6 +98,8 @@ def test_a_client_is_configured_by_the_environment_where_options_say_nothing(mon
         ({**ENDPOINT, "selector": "x", "maxBytesPerPartition": "0"}, "not a positive number of bytes"),
         ({**ENDPOINT, "selector": "x", "maxBytesPerPartition": "1MB"}, "not a positive number of bytes"),
         ({**ENDPOINT, "selector": "x", "fragmentCacheBytes": "-1"}, "not a number of bytes"),
+        ({**ENDPOINT, "selector": "x", "mode": "DROPMALFORMED"}, "option mode: 'DROPMALFORMED' is none of PERMISSIVE"),
+        ({**ENDPOINT, "selector": "x", "parse": "csv"}, "option parse: 'csv' is not json"),
         ({**ENDPOINT, "selector": "x", "includeUuid": "yes"}, "neither true nor false"),
         ({**ENDPOINT, "selector": "x", "uuidPointer": "uuid"}, "option uuidPointer: 'uuid' is not a JSON pointer"),
     ],

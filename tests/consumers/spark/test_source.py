@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -99,6 +100,55 @@ def test_columns_can_be_chosen_and_values_be_bytes(spark, topic):
     assert frame.toArrow().schema.field("value").type == pa.binary()
 
 
+TYPED = "n INT, text STRING, _offset BIGINT, _corrupt_record STRING"
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_lines_are_parsed_into_the_columns_of_a_schema(spark, topic, isolation):
+    reader = spark.read.format("journal").options(endpoint=topic.endpoint, subscribe=ONE, isolation=isolation)
+    raw = {row.offset: row for row in load(spark, topic, subscribe=ONE, isolation=isolation).collect()}
+
+    rows = reader.schema(TYPED).load().collect()
+
+    assert {row._offset for row in rows} == set(raw)
+    for row in rows:
+        fields = json.loads(raw[row._offset].value)
+        assert (row.n, row.text, row._corrupt_record) == (fields.get("n"), fields.get("text"), None)
+
+
+def test_fields_of_messages_may_have_the_names_of_the_sources_columns(spark, broker):
+    broker.create(ONE)
+    broker.write(ONE, b'{"value":1.5,"offset":"here"}\n')
+
+    read = in_process(broker, "value DOUBLE, offset STRING, _value BINARY, _offset BIGINT", parse="json")
+
+    assert read.to_pylist() == [
+        {"value": 1.5, "offset": "here", "_value": b'{"value":1.5,"offset":"here"}', "_offset": 0}
+    ]
+
+
+def test_values_that_do_not_fit_are_null_with_their_line_beside_them_or_an_error(spark, broker):
+    broker.create(ONE)
+    values = [
+        b'"n":1,"text":"a"}',
+        b'"n":"no","text":"b"}',
+        b'"n":3,"text":"c"} ',
+        b'"n":4,"text":"\xff"}',
+        b'"n":NaN}',
+    ]
+    lines = [b'{"_meta":{"uuid":"%s"},%s' % (str(UUID(int=0)).encode(), value) for value in values]
+    broker.write(ONE, b"".join(line + b"\n" for line in lines))
+
+    read = in_process(broker, TYPED).to_pylist()
+
+    assert [(row["n"], row["text"]) for row in read] == [(1, "a"), (None, "b"), (3, "c"), (None, None), (None, None)]
+    misfits = [None if n in (0, 2) else line.decode(errors="replace") for n, line in enumerate(lines)]
+    assert [row["_corrupt_record"] for row in read] == misfits
+    assert [row["_offset"] for row in read] == [sum(len(line) + 1 for line in lines[:n]) for n in range(5)]
+    with pytest.raises(CorruptMessage, match=f"offset {len(lines[0]) + 1}: its value does not fit n int, text string"):
+        in_process(broker, TYPED, mode="failfast")
+
+
 def test_journals_without_content_yield_nothing(spark, broker):
     broker.create(ONE)
 
@@ -167,9 +217,11 @@ def test_batches_are_bounded(broker):
         ({"assign": '["a/topic/one", "b/none"]'}, "there is no journal b/none"),
         ({"startingOffsets": '{"a/topic/one": 0}'}, "must name exactly the journals that are read"),
         ({"endingOffsets": '{"a/topic/one": 999999, "a/topic/two": 0}'}, "[0, 999999) is not a range of a/topic/one"),
-        ({"schema": "key STRING"}, "there is no column 'key'"),
+        ({"schema": "_offset STRING", "parse": "json"}, "column '_offset' is bigint, not string"),
+        ({"schema": "at DATE"}, "column 'at' is date, and lines are parsed into STRING, BOOLEAN, TINYINT"),
         ({"schema": "offset INT"}, "column 'offset' is bigint, not int"),
-        ({"schema": "value STRING, piece BIGINT"}, "there is no column 'piece'"),
+        ({"schema": "value STRING, n BIGINT"}, "'value' is a column of the source, and 'n' a field of messages"),
+        ({"schema": "value STRING, coranto_piece BIGINT"}, "there is no column 'coranto_piece'"),
     ],
 )
 def test_invalid_options_are_reported(spark, topic, options, problem):

@@ -1,0 +1,141 @@
+"""The values of one JSON line as Spark's reader of JSON files gives them, for lines that are not parsed as columns.
+
+The line must be JSON as RFC 8259 defines it, in UTF-8, or have Spark's words for numbers that are none (`NaN`). Other
+lines have no values, also where Spark would accept them (names in single quotes, text behind the object).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from json.decoder import JSONDecoder
+from typing import Final
+
+from pyspark.sql.types import (
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+_BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
+_INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
+_SPACE: Final = " \t\r\n"
+_WORDS: Final = {
+    "NaN": math.nan,
+    **dict.fromkeys(("Infinity", "+Infinity", "+INF"), math.inf),
+    **dict.fromkeys(("-Infinity", "-INF"), -math.inf),
+}
+MISFIT: Final = object()
+"""Stands for a value that does not fit its column's type."""
+
+
+class _Number(str):
+    """The text of a number."""
+
+    __slots__ = ()
+
+
+_DECODER: Final = JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number)
+
+
+def values_of(line: bytes, schema: StructType) -> tuple[list[object], bool]:
+    """Return the values of a line for the columns of a schema, and True if all of them fit.
+
+    A value that does not fit is left out. If the line is not a JSON object, all values are. Of equal names the last
+    value that fits counts.
+    """
+    try:
+        fields = list(_fields(line.decode()))
+    except (ValueError, RecursionError):
+        return [None] * len(schema.fields), False
+    kinds = {field.name: field.dataType for field in schema.fields}
+    found: dict[str, object] = dict.fromkeys(kinds)
+    fits = True
+    for name, value, text in fields:
+        if name not in kinds:
+            continue
+        read = _value(kinds[name], value, text)
+        if read is MISFIT:
+            fits = False
+        else:
+            found[name] = read
+    return list(found.values()), fits
+
+
+def _fields(text: str) -> Iterator[tuple[str, object, str]]:
+    """Yield the object's names and values, each value with its exact text. Raises ValueError."""
+    at = _expect(text, 0, "{")
+    if text[_skip(text, at) :][:1] == "}":
+        _end(text, _expect(text, at, "}"))
+        return
+    while True:
+        at = _expect(text, at, '"')
+        name, at = _DECODER.raw_decode(text, at - 1)
+        begin = _skip(text, _expect(text, at, ":"))
+        value, at = _DECODER.raw_decode(text, begin)
+        yield name, value, text[begin:at]
+        at = _skip(text, at)
+        if text[at : at + 1] == "}":
+            _end(text, at + 1)
+            return
+        at = _expect(text, at, ",")
+
+
+def _skip(text: str, at: int) -> int:
+    while text[at : at + 1] and text[at] in _SPACE:
+        at += 1
+    return at
+
+
+def _expect(text: str, at: int, character: str) -> int:
+    at = _skip(text, at)
+    if text[at : at + 1] != character:
+        raise json.JSONDecodeError(f"expected {character}", text, at)
+    return at + 1
+
+
+def _end(text: str, at: int) -> None:
+    if _skip(text, at) != len(text):
+        raise json.JSONDecodeError("text behind the object", text, at)
+
+
+def _value(kind: DataType, value: object, text: str) -> object:
+    """Return a JSON value as a column's type has it, or MISFIT. `text` is the value as it is written."""
+    if value is None:
+        return None
+    if isinstance(kind, StringType):
+        plain = value if type(value) is str else text
+        return plain.encode(errors="replace").decode()  # Halves of surrogate pairs become question marks.
+    if isinstance(kind, BooleanType):
+        return value if isinstance(value, bool) else MISFIT
+    if isinstance(kind, DoubleType):
+        return _double(value)
+    if not isinstance(value, _Number) or _INTEGER.fullmatch(value) is None:
+        return MISFIT
+    number, limit = int(value), 1 << (_BITS[type(kind)] - 1)
+    if isinstance(kind, ByteType) and limit <= number < 2 * limit:
+        return number - 2 * limit  # Spark takes it for an unsigned byte.
+    return number if -limit <= number < limit else MISFIT
+
+
+def _double(value: object) -> object:
+    if not isinstance(value, str):
+        return MISFIT
+    if value in _WORDS:
+        return _WORDS[value]
+    if not isinstance(value, _Number):
+        return MISFIT
+    if _INTEGER.fullmatch(value) is None:
+        return float(value)
+    try:
+        return float(int(value))  # The integer -0 is 0.
+    except OverflowError:
+        return math.copysign(math.inf, -1.0 if value.startswith("-") else 1.0)
