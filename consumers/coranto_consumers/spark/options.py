@@ -237,7 +237,7 @@ def _misfits(given: Mapping[str, str]) -> Misfits:
     text = given.get("mode", Misfits.PERMISSIVE.value).upper()
     offered = (Misfits.PERMISSIVE, Misfits.FAILFAST)
     if text not in (each.value for each in offered):
-        raise InvalidInput(f"{given['mode']!r} is none of PERMISSIVE, FAILFAST", field="option mode")
+        raise InvalidInput(f"{given['mode']!r} is not one of PERMISSIVE, FAILFAST", field="option mode")
     return Misfits(text)
 
 
