@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from coranto.audit import Depth
 from coranto.client.loop import run_blocking
 from coranto.fragments.codecs import compress
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.fragments.journal_folders import MARKER
 from coranto.testing.fake_broker import STORE, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
-from dagster_coranto import JournalGroup, JournalResource, build_fragment_check
+from dagster_coranto import JournalGroup, JournalResource, build_audit_check, build_fragment_check
 
 EVENTS = JournalGroup("flights/events")
 PART = "flights/events/part-000"
@@ -42,6 +44,21 @@ def run_check(journals: JournalResource, **options: Any) -> dg.AssetCheckEvaluat
     )
     (evaluation,) = result.get_asset_check_evaluations()
     return evaluation
+
+
+def run_audit(journals: JournalResource, **options: Any) -> dg.AssetCheckEvaluation:
+    check = build_audit_check(EVENTS, **options)
+
+    @dg.asset(key=["flights", "events"])
+    def events() -> None: ...
+
+    result = dg.materialize([events, check], resources={"journals": journals}, raise_on_error=False)
+    (evaluation,) = result.get_asset_check_evaluations()
+    return evaluation
+
+
+def kinds_of(evaluation: dg.AssetCheckEvaluation) -> str:
+    return str(evaluation.metadata["kinds"].value)
 
 
 def row_of(evaluation: dg.AssetCheckEvaluation) -> dict[str, Any]:
@@ -180,3 +197,49 @@ def test_severity_is_the_authors_choice(journals: JournalResource, journal: Fake
     evaluation = run_check(journals, severity=dg.AssetCheckSeverity.WARN)
     assert not evaluation.passed
     assert evaluation.severity is dg.AssetCheckSeverity.WARN
+
+
+def test_a_loss_stays_a_loss_for_a_new_home_and_after_the_index_has_forgotten_it(
+    journals: JournalResource, journal: FakeJournal, tmp_path: Path
+) -> None:
+    """Each run of the check here has a Dagster instance of its own."""
+    assert run_audit(journals).passed
+    first = journal.stored[0].fragment
+    content = file_of(tmp_path, first).read_bytes()
+    file_of(tmp_path, first).unlink()
+    assert "content_lost" in kinds_of(run_audit(journals))
+    journal.drop_before(first.end)  # The brokers have listed the store again.
+    for _ in range(2):
+        evaluation = run_audit(journals)
+        assert not evaluation.passed
+        assert kinds_of(evaluation) == "content_lost"
+        assert evaluation.severity is dg.AssetCheckSeverity.ERROR
+    for depth in (Depth.CHEAP, Depth.DEEP):
+        journal.stored.clear()
+        assert "content_lost" in kinds_of(run_audit(journals, depth=depth))
+    file_of(tmp_path, first).write_bytes(content)
+
+
+def test_a_group_without_journals_fails_unless_declared(journals: JournalResource, broker: FakeBroker) -> None:
+    evaluation = run_audit(journals)
+    assert kinds_of(evaluation) == "nothing_selected"
+    assert not evaluation.passed
+    assert run_audit(journals, allow_empty=True).passed
+
+
+def test_brokers_that_do_not_answer_fail_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = JournalResource(endpoint="127.0.0.1:1", file_root=str(tmp_path))
+    config = resource.client_config()
+    monkeypatch.setattr(JournalResource, "client_config", lambda self: replace(config, patience=0.1))
+    evaluation = run_audit(resource)
+    assert not evaluation.passed
+    assert evaluation.description == "the journals could not be examined"
+    assert "127.0.0.1:1" in findings(evaluation)
+
+
+def test_a_budget_rotates_over_runs(journals: JournalResource, journal: FakeJournal, tmp_path: Path) -> None:
+    last = journal.stored[2].fragment
+    file_of(tmp_path, last).write_bytes(compress(Codec.ZSTANDARD, b"fragment x\n" * 100))
+    results = [run_audit(journals, depth=Depth.DEEP, budget=1).passed for _ in range(3)]
+    assert results == [True, True, False]
+    assert not run_audit(journals).passed, "a cheap audit remembers"

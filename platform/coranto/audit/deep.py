@@ -7,11 +7,13 @@ replica at every deep audit. Content that an earlier audit missed is read again 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from coranto.audit.content import uncovered
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
 from coranto.audit.present import Present, known, plausible
 from coranto.audit.remembered import JournalRecord, Key, KnownFragment
@@ -25,6 +27,7 @@ from coranto.telemetry import ProgressReport, amount
 
 RECHECK_BYTES: Final = 64 << 20
 """The largest missed fragment whose content is read again, without a budget, if something covers it now."""
+RECHECK_SECONDS: Final = 30.0
 
 
 @dataclass(slots=True)
@@ -169,17 +172,19 @@ async def found_again(client: JournalClient, present: Present, record: JournalRe
         return frozenset()
     keys = present.keys
     missed = [each for each in record.fragments if each.lost_since and each.key not in keys]
-    return frozenset([each.key for each in missed if await _is_back(client, present.journal, each)])
+    return frozenset([each.key for each in missed if await _digest(client, present, each) == each.sum])
 
 
-async def _is_back(client: JournalClient, journal: str, missed: KnownFragment) -> bool:
-    if missed.end - missed.begin > RECHECK_BYTES:
-        return False
+async def _digest(client: JournalClient, present: Present, fragment: KnownFragment) -> str:
+    """Return the SHA-1 of a span as it is now; "" if it is not all there, too large, or cannot be read."""
+    if fragment.end - fragment.begin > RECHECK_BYTES or uncovered(present.spans, fragment.begin, fragment.end):
+        return ""
     try:
-        content = await client.read_all(journal, missed.begin, missed.end)
-    except CorantoError:
-        return False  # It is still missing; the judgement says so.
-    return hashlib.sha1(content, usedforsecurity=False).hexdigest() == missed.sum
+        async with asyncio.timeout(RECHECK_SECONDS):
+            content = await client.read_all(present.journal, fragment.begin, fragment.end)
+    except (CorantoError, TimeoutError):
+        return ""  # The judgement says that it is missing.
+    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
 
 async def replaced_meanwhile(
@@ -193,17 +198,10 @@ async def replaced_meanwhile(
     if record is None or not present.head.known or record.create_revision != present.info.create_revision:
         return []
     keys, found = present.keys, []
-    beginning = min((each.begin for each in (*present.objects, *present.live)), default=present.head.head)
     for each in record.fragments:
-        if each.stored or each.lost_since or each.key in keys or each.end > present.head.head:
+        if each.stored or each.lost_since or each.key in keys:
             continue
-        if each.begin < beginning or each.end - each.begin > RECHECK_BYTES:
-            continue  # Retention may have removed it; if not, the judgement says so.
-        try:
-            content = await client.read_all(present.journal, each.begin, each.end)
-        except CorantoError:
-            continue  # It is missing; the judgement says so.
-        digest = hashlib.sha1(content, usedforsecurity=False).hexdigest()
-        if digest != each.sum:
+        digest = await _digest(client, present, each)
+        if digest and digest != each.sum:
             found.append((each, digest))
     return found

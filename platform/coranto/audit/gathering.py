@@ -21,6 +21,8 @@ from coranto.wire import protocol_pb2 as pb
 
 CONCURRENCY: Final = 16
 """The number of journals that are examined at once."""
+_ATTEMPTS: Final = 6
+_PAUSE_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -95,7 +97,7 @@ async def present_of(
     problem = ""
     if head.status == pb.OK:
         try:
-            index = [each.fragment for each in await client.fragments(info.name)]
+            index = await _index(client, info.name, head.head, clock)
         except CorantoError as error:
             problem = str(error)
     gone: list[Fragment] = []
@@ -113,3 +115,19 @@ async def present_of(
             unlisted.append((each.backing_store, str(error)))
             broken.add(each.backing_store)
     return Present(info, head, clock.now(), cluster, objects, index, gone, unreadable, unlisted, problem=problem)
+
+
+async def _index(client: JournalClient, journal: str, head: int, clock: Clock) -> list[Fragment]:
+    """Return the fragments that brokers list. Wait a little until they reach `head`, which was asked before.
+
+    A replica learns only after the primary what readers may see.
+    """
+    for attempt in range(_ATTEMPTS):
+        index = [each.fragment for each in await client.fragments(journal)]
+        if max((each.end for each in index), default=0) >= head:
+            break
+        if attempt == 0:
+            await client.head(journal)  # Its answer tells the route, so that the primary is asked next.
+        else:
+            await clock.sleep(_PAUSE_SECONDS * attempt)
+    return index

@@ -18,7 +18,7 @@ from coranto.audit.gathering import CONCURRENCY, gather
 from coranto.audit.judgement import Judged, judge
 from coranto.audit.memory import AuditMemory, Remembered, StoreMemory
 from coranto.audit.present import Present
-from coranto.audit.remembered import JournalRecord, accepted
+from coranto.audit.remembered import JournalRecord, accepted, newest
 from coranto.audit.report import Coverage, Depth, Report
 from coranto.client import JournalClient
 from coranto.effects import Clock, SystemClock
@@ -130,7 +130,7 @@ class JournalsCheck:
                 )
             )
         places = await self._load(journals)
-        records = {name: record for place in places.values() for name, record in place.loaded.records.items()}
+        records = newest(place.loaded.records for place in places.values())
         result.findings += self._about_memory(places)
         result.findings += self._gone(journals, records, gathered.cluster)
         if self._options.depth is Depth.DEEP:
@@ -198,6 +198,9 @@ class JournalsCheck:
         urls = {self._place_of(present) for present in journals}
         if self._options.memory or self._given is not None:
             urls.add(self._options.memory)
+        else:
+            # Records stay where they were written when another store is put first.
+            urls.update(url for present in journals for url in present.info.spec.fragment.stores)
         for url in sorted(urls):
             places[url] = place = _Memory(url, self._given)
             try:

@@ -121,8 +121,8 @@ class _Journal:
         self.missed = self._still_missed()
         self.lost = merged([*self.lost, *((each.begin, each.end) for each in self.missed)])
         self._tell_lost(expected)
-        if self.before is None and not fresh and expected.first == beginning > 0 and not expected.retention_seconds:
-            self._unexplained(beginning)
+        if self.before is None and not fresh and expected.first == beginning > 0:
+            self._unexplained(beginning, keeps=not expected.retention_seconds, stored=bool(stored_spans))
         self._gone(spans)
         if not self.present.unlisted:
             self._unstored(stored_spans)
@@ -183,13 +183,16 @@ class _Journal:
             facts,
         )
 
-    def _unexplained(self, beginning: int) -> None:
+    def _unexplained(self, beginning: int, *, keeps: bool, stored: bool) -> None:
+        """Tell of a beginning that retention does not explain. It always keeps the fragment that reaches furthest."""
+        if not keeps and (stored or not self.spec.fragment.stores):
+            return
+        why = "although its retention keeps everything" if keeps else "and nothing of it is stored"
         self.find(
             Kind.BEGINNING_UNEXPLAINED,
             Severity.ERROR,
-            f"it begins at {beginning} although its retention keeps everything, and no earlier audit knows why: "
-            f"[0, {beginning}) may be lost. If that content was removed on purpose, accept the journal as it is "
-            "(--accept)",
+            f"it begins at {beginning} {why}, and no earlier audit knows why: [0, {beginning}) may be lost. If that "
+            "content was removed on purpose, accept the journal as it is (--accept)",
             {"begin": beginning},
         )
 

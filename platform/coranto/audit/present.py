@@ -62,6 +62,11 @@ class Present:
         return {known(each).key for each in (*plausible(self.objects).stored, *self.live)}
 
     @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The spans of all fragments that are there."""
+        return [(each.begin, each.end) for each in (*plausible(self.objects).stored, *self.live)]
+
+    @property
     def live(self) -> list[Fragment]:
         """The fragments that only brokers have."""
         return [each for each in self.index if not each.backing_store and each.length]

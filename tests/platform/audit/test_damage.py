@@ -465,3 +465,55 @@ def test_registers_that_change_without_an_append_are_reported(play: Play) -> Non
         assert Kind.REGISTERS_LOST in kinds(await journal.audit())
 
     play(1, story)
+
+
+def test_a_journal_of_which_nothing_is_stored_is_not_excused_by_retention(play: Play) -> None:
+    async def story(journal: Damaged) -> None:
+        await journal.change(retention=Duration(seconds=3600))
+        journal.delete(*(each.fragment for each in journal.objects))
+        await journal.later()
+        journal.delete(*(each.fragment for each in journal.objects))
+        await journal.later()
+        assert not (await journal.audit()).sound
+
+    play(1, story)
+
+
+def test_records_are_found_when_another_store_is_put_first(play: Play) -> None:
+    async def story(journal: Damaged) -> None:
+        assert (await journal.audit()).sound
+        (info,) = (await journal.client.list(f"name={J}")).journals
+        stores = ["file:///other/", *info.spec.fragment.stores]
+        del info.spec.fragment.stores[:]
+        info.spec.fragment.stores.extend(stores)
+        await journal.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
+        journal.delete(journal.objects[0].fragment)
+        await journal.later()
+        assert Kind.CONTENT_LOST in kinds(await journal.audit())
+
+    play(1, story)
+
+
+@REPLICATIONS
+def test_appends_and_retention_under_way_are_no_loss(play: Play, replication: int) -> None:
+    async def story(journal: Damaged) -> None:
+        await journal.change(retention=Duration(seconds=20))
+        ended = asyncio.Event()
+
+        async def append() -> None:
+            while not ended.is_set():
+                await journal.client.append(J, PIECE)
+                await asyncio.sleep(0.3)
+
+        appends = [asyncio.create_task(append()) for _ in range(2)]
+        try:
+            for number in range(12):
+                report = await journal.deep(budget=1 << 20) if number % 3 == 0 else await journal.audit()
+                assert not report.errors, report.to_json(indent=1)
+                await asyncio.sleep(1.7)
+        finally:
+            ended.set()
+            await asyncio.gather(*appends)
+        assert journal.objects[0].fragment.begin > 0
+
+    play(replication, story)
