@@ -78,7 +78,7 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
         await asyncio.wait((driving, demoted), return_when=asyncio.FIRST_COMPLETED)
         if not driving.done():
             raise Unavailable(
-                "this stream's broker is no longer the journal's primary; it has to resolve the journal again"
+                "this stream's broker is no longer the journal's primary; it must resolve the journal again"
             )
         driving.result()
     finally:

@@ -56,7 +56,7 @@ class ReadAnswer:
             assert self.response is not None
             if message.offset != self._next:
                 # The headers gave the first offset of the content. From there on, it must have no gap.
-                raise Unavailable(f"the journal goes on at offset {message.offset}, after {self._next}")
+                raise Unavailable(f"the journal continues at offset {message.offset}, after {self._next}")
             content = message.content
             if self._stop:
                 content = content[: self._stop - self._next]
@@ -76,7 +76,7 @@ class ReadAnswer:
             return refusal(metadata.status, headers)
         wanted = self._request.end_offset
         if wanted and metadata.offset >= wanted:
-            text = f"there is nothing left of the range: the journal goes on at offset {metadata.offset}"
+            text = f"there is nothing left of the range: the journal continues at offset {metadata.offset}"
             return web.Response(status=416, text=f"{text}\n", headers=headers)
         self._next = metadata.offset
         response = web.StreamResponse(status=206, headers=headers)

@@ -106,7 +106,7 @@ class Adoption:
         if missing:
             raise WrongCluster(
                 f"{', '.join(missing)} did not say yet what they know: run `coranto broker adopt` with their data "
-                "directories. Only if those are gone for good, name them with --without: what nobody else has of "
+                "directories. Name those that are gone for good with --without: what nobody else has of "
                 "journals is lost then, and such journals wait for `coranto journals reset-head`"
             )
         records = await self._coordinator.range(layout.in_sync_records)

@@ -182,7 +182,7 @@ class Resolver:
         except TimeoutError:
             raise Unavailable(
                 f"etcd revision {revision} did not come within {REVISION_PATIENCE_SECONDS:g} seconds; this broker "
-                f"knows {self._keyspace.known_revision}. Ask for one that etcd has told, or try again when etcd is back"
+                f"knows {self._keyspace.known_revision}. Use a revision from an answer of etcd, or try again later"
             ) from None
         finally:
             self._waiting_for_revisions -= 1

@@ -49,7 +49,7 @@ def sum_of(pointer: str) -> Measure:
             return 0
         if isinstance(found, bool) or not isinstance(found, int | float):
             raise InvalidInput(
-                f"{found!r} at offset {envelope.begin} of {envelope.journal} is no number", field=pointer
+                f"{found!r} at offset {envelope.begin} of {envelope.journal} is not a number", field=pointer
             )
         return found if isinstance(found, int) else Decimal(repr(found))
 
@@ -76,7 +76,7 @@ def parse_expectation(text: str) -> Expectation:
     match = _SEPARATOR.search(text)
     if match is None:
         raise InvalidInput(
-            f"{text!r} is no expectation. Write a query, ` == `, and `messages` or `sum(/pointer)`", field="expect"
+            f"{text!r} is not an expectation. Write a query, ` == `, and `messages` or `sum(/pointer)`", field="expect"
         )
     query, name = text[: match.start()].strip().rstrip(";"), match["measure"]
     if not query:
@@ -85,7 +85,7 @@ def parse_expectation(text: str) -> Expectation:
         return Expectation(query, MESSAGES)
     summed = _SUM.fullmatch(name)
     if summed is None:
-        raise InvalidInput(f"{name!r} is no measure; there are `messages` and `sum(/pointer)`", field="expect")
+        raise InvalidInput(f"{name!r} is not a measure; use `messages` or `sum(/pointer)`", field="expect")
     return Expectation(query, sum_of(summed["pointer"]))
 
 

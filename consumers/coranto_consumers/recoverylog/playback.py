@@ -65,7 +65,7 @@ class Playback:
         segment = self.fsm.next_hinted
         expected, at = self.position, f"{self.log} has nothing in [{self.position}, {offset})"
         if self._decoder.is_inside_wanted:
-            raise CorruptData(f"{at}, in the midst of a write that is to be played")
+            raise CorruptData(f"{at}, in the middle of a write that must be played")
         if segment is None:
             raise CorruptData(
                 f"{at}, and what followed the hints may have been there. Its content is lost or was pruned"
@@ -84,7 +84,7 @@ class Playback:
         if self._decoder.is_between:
             return
         if self._decoder.is_inside_wanted:
-            raise CorruptData(f"{self.log} ends at {self.position}, in the midst of a write that is to be played")
+            raise CorruptData(f"{self.log} ends at {self.position}, in the middle of a write that must be played")
         _log.warning("recovery_log.garbage", log=self.log, begin=self._decoder.position, end=self.position)
         self._decoder.restart(self.position)
 

@@ -243,7 +243,7 @@ class SqlStore:
                 if wait is None:
                     raise CommitOutcomeUnknown(
                         f"store {self.name}: the commit of {shard} broke ({_brief(cause)}) and the store does not "
-                        f"answer since ({_brief(error)}). Start the consumer again: it goes on from what did commit."
+                        f"answer since ({_brief(error)}). Start the consumer again: it continues after the last commit."
                     ) from cause
                 self._sleep(wait)
                 continue

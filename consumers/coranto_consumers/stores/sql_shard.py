@@ -51,7 +51,7 @@ class SqlShardStore(Store):
         if self._open is None:
             if not self._settled.is_set():
                 if _on_event_loop():
-                    raise InvalidInput("say `await store.begin()` before using store.connection in an async method")
+                    raise InvalidInput("call `await store.begin()` before using store.connection in an async method")
                 self._settled.wait()
             self._begin()
             assert self._open is not None

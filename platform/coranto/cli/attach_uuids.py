@@ -35,7 +35,7 @@ def attach_uuids(
     the output to append it again; another run attaches other UUIDs.
     """
     if _UUID not in template:
-        raise InvalidInput(f"{template!r} has no {_UUID}; put it where the UUID is to stand", field="--template")
+        raise InvalidInput(f"{template!r} has no {_UUID}; write it where the UUID belongs", field="--template")
     producer, clock = new_producer_id(os.urandom), ProducerClock(time.time_ns)
     out = sys.stdout.buffer
     for name, line in _lines(files or [], skip_header, max_length):

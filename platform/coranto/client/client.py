@@ -137,7 +137,7 @@ class JournalClient:
                 if header is None:
                     header = check_answer(response, subject)
                 elif not response.journals:
-                    raise CorruptData(f"{subject}: the broker broke the protocol: a later message has no journals")
+                    raise CorruptData(f"{subject}: the broker violated the protocol: a later message has no journals")
                 journals.extend(map(JournalInfo.of, response.journals))
         except grpc.aio.AioRpcError as error:
             raise way.failure(subject, error) from error
@@ -148,7 +148,7 @@ class JournalClient:
         finally:
             call.cancel()
         if header is None:
-            raise CorruptData(f"{subject}: the broker broke the protocol: it answered nothing")
+            raise CorruptData(f"{subject}: the broker violated the protocol: it answered nothing")
         return Listing(header, tuple(journals))
 
     async def watch(self, selector: str | pb.LabelSelector = "") -> AsyncGenerator[Listing]:

@@ -85,7 +85,7 @@ class JournalHead:
         known = wire.status == pb.OK
         if known and not 0 <= wire.begin <= wire.persisted_head <= wire.head:
             raise CorruptData(
-                f"heads: the broker broke the protocol: {wire.journal} has begin {wire.begin}, persisted head "
+                f"heads: the broker violated the protocol: {wire.journal} has begin {wire.begin}, persisted head "
                 f"{wire.persisted_head} and head {wire.head}"
             )
         return cls(
@@ -161,7 +161,7 @@ async def ask(way: Way, request: HeadsRequest) -> Heads | None:
     finally:
         call.cancel()
     if header is None:
-        raise CorruptData(f"{subject}: the broker broke the protocol: it answered nothing")
+        raise CorruptData(f"{subject}: the broker violated the protocol: it answered nothing")
     return Heads(header, tuple(found[name] for name in sorted(found)))
 
 

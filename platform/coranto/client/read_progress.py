@@ -115,7 +115,7 @@ class ReadProgress:
         return f"read of {self.journal} at {self.offset}"
 
     def _broken(self, problem: str) -> CorruptData:
-        return CorruptData(f"{self._subject}: the broker broke the protocol: {problem}")
+        return CorruptData(f"{self._subject}: the broker violated the protocol: {problem}")
 
 
 class _RunningSum:

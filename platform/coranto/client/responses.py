@@ -17,7 +17,7 @@ def check_well_formed(message: Message, subject: str) -> None:
     try:
         validate(message)
     except InvalidInput as error:
-        raise CorruptData(f"{subject}: the broker broke the protocol: {error}") from error
+        raise CorruptData(f"{subject}: the broker violated the protocol: {error}") from error
 
 
 def check_appended(response: pb.AppendResponse, subject: str, *, registers: bool) -> None:
@@ -25,7 +25,7 @@ def check_appended(response: pb.AppendResponse, subject: str, *, registers: bool
     try:
         validate_append_response(response, registers=registers)
     except InvalidInput as error:
-        raise CorruptData(f"{subject}: the broker broke the protocol: {error}") from error
+        raise CorruptData(f"{subject}: the broker violated the protocol: {error}") from error
 
 
 def check_answer(response: Headed, subject: str) -> pb.Header:

@@ -47,14 +47,16 @@ class SnapshotBuilder:
         blank = not response.status and not response.header.etcd.revision
         if self._header is None:
             if blank and not response.journals:
-                raise CorruptData(f"{_SUBJECT}: the broker broke the protocol: a snapshot ends that never began")
+                raise CorruptData(f"{_SUBJECT}: the broker violated the protocol: a snapshot ends that never began")
             self._header = check_answer(response, _SUBJECT)
         elif blank and not response.journals:
             complete = Listing(self._header, tuple(self._journals))
             self._header, self._journals = None, []
             return complete
         elif not blank:
-            raise CorruptData(f"{_SUBJECT}: the broker broke the protocol: a snapshot goes on with no journals")
+            raise CorruptData(
+                f"{_SUBJECT}: the broker violated the protocol: the continuation of a snapshot has no journals"
+            )
         self._journals.extend(map(JournalInfo.of, response.journals))
         return None
 

@@ -200,7 +200,7 @@ class _Reference:
                     raise _TemplateError(f"{path} takes {found.arguments} argument(s), not {len(texts)}")
                 found = found.call(*texts)
             elif is_last and given:
-                raise _TemplateError(f"{path} is no method and takes no argument")
+                raise _TemplateError(f"{path} is not a method and takes no argument")
         return found
 
 

@@ -115,7 +115,7 @@ def _unknown_variables(kind: type[MemberSettings]) -> Iterator[str]:
     for variable in sorted(os.environ):
         name = variable.lower().removeprefix(kind.variable("").lower())
         if variable.lower() != name and name not in {FILE_VARIABLE, *kind.model_fields}:
-            yield f"${variable} is no setting; {_hint(kind, name)}"
+            yield f"${variable} is not a setting; {_hint(kind, name)}"
 
 
 def _readable_keys(kind: type[MemberSettings], file: Path | None, origins: Mapping[str, Origin]) -> Iterator[str]:

@@ -171,7 +171,7 @@ class CsvDecoder(Generic[M]):
             self._offset, self._content, self._endless = offset, content, False
             if tail is not None:
                 raise CorruptMessage(
-                    self._journal, tail.offset, f"the rest of the row is missing: content goes on at offset {offset}"
+                    self._journal, tail.offset, f"the rest of the row is missing: content continues at offset {offset}"
                 )
         else:
             self._content += self._behind_endless(content) if self._endless else content

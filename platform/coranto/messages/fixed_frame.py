@@ -112,7 +112,7 @@ class FixedFrameDecoder(Generic[M]):
             self._offset, self._buffer = offset, bytearray(content)
             if tail is not None:
                 raise CorruptMessage(
-                    self._journal, tail.offset, f"the frame's rest is missing: content goes on at offset {offset}"
+                    self._journal, tail.offset, f"the frame's rest is missing: content continues at offset {offset}"
                 )
         else:
             self._buffer += content

@@ -300,7 +300,7 @@ class JsonLinesDecoder(Generic[M]):
             self._partial_bytes += len(last)
         if cut_off is not None:
             raise CorruptMessage(
-                self._journal, cut_off.offset, f"the rest of the line is missing: content goes on at offset {offset}"
+                self._journal, cut_off.offset, f"the rest of the line is missing: content continues at offset {offset}"
             )
         yield from self._take_lines()
         if self._partial_bytes > self._max_bytes:

@@ -88,7 +88,7 @@ class Cluster:
 
     async def __aenter__(self) -> Cluster:
         if self._running is not None:
-            raise ClusterError("this cluster runs already; make another one")
+            raise ClusterError("this cluster is running already; create another one")
         run_broker = find_broker()
         async with AsyncExitStack() as exits:
             exits.enter_context(_quiet(self._log_level))

@@ -126,7 +126,7 @@ class Machine:
 
     async def start(self) -> None:
         if self.process is not None:
-            raise ClusterError(f"{self.place.id} runs already; kill or stop it first")
+            raise ClusterError(f"{self.place.id} is running already; kill or stop it first")
         world, place = self._world, self.place
         process = Process(world.timeline, place.id)
         serves, stop = asyncio.Event(), asyncio.Event()

@@ -305,7 +305,7 @@ async def test_a_read_that_jumps_begins_where_its_headers_say(gateway_settings: 
         response, content = await gateway.get("", Range="bytes=0-99")
         assert (response.status, content) == (
             416,
-            b"there is nothing left of the range: the journal goes on at offset 1500\n",
+            b"there is nothing left of the range: the journal continues at offset 1500\n",
         )
         response, content = await gateway.get("", Range="bytes=1000-1599")
         assert (response.headers["Content-Range"], len(content)) == ("bytes 1500-1599/*", 100)

@@ -339,7 +339,7 @@ async def test_a_log_that_ends_within_a_write_is_an_error(broker: FakeBroker, ow
     checksum = HistoryPosition(1, 0).after(first).checksum
     torn = RecordedOperation(2, checksum, Author(7), Write(Fnode(1), 0, 100)).to_payload()
     await broker.write(LOG, encode_frame(first) + encode_frame(torn) + b"only this")
-    with pytest.raises(CorruptData, match="in the midst of a write"):
+    with pytest.raises(CorruptData, match="in the middle of a write"):
         await owners.peek()
 
 

@@ -158,7 +158,7 @@ async def test_an_answer_without_a_revision_is_refused(
     client: JournalClient, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker, "_header", pb.Header)
-    with pytest.raises(CorruptData, match="broke the protocol"):
+    with pytest.raises(CorruptData, match="violated the protocol"):
         await client.list()
-    with pytest.raises(CorruptData, match="broke the protocol"):
+    with pytest.raises(CorruptData, match="violated the protocol"):
         await client.apply([change("a/journal")])

@@ -82,7 +82,7 @@ def test_templates(template: str, expected: str) -> None:
         ("{{ .Spool.FirstAppendTime }}", r"names a structure.*\.Format"),
         ("{{ .Spool.FirstAppendTime.Format }}", r"Format takes 1 argument\(s\), not 0"),
         ('{{ .Spool.FirstAppendTime.Format "15" "04" }}', r"Format takes 1 argument\(s\), not 2"),
-        ('{{ .Name "x" }}', "is no method"),
+        ('{{ .Name "x" }}', "is not a method"),
         ('{{ "a" "b" }}', "cannot be given arguments"),
         ('{{ .Name | "b" }}', "cannot be given arguments"),
         ("{{ printf }}", "needs a format text"),

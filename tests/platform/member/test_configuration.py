@@ -110,7 +110,7 @@ def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CORANTO_BROKER_LEASE_SECS", "5")
     result = CliRunner().invoke(app, ["settings"])
     assert result.exit_code == 0
-    assert result.stderr == "$CORANTO_BROKER_LEASE_SECS is no setting; did you mean lease_seconds?\n"
+    assert result.stderr == "$CORANTO_BROKER_LEASE_SECS is not a setting; did you mean lease_seconds?\n"
 
 
 def test_settings_are_printed_without_secrets_and_can_be_read_again(
@@ -157,4 +157,4 @@ def test_consumers_take_the_same_sources(tmp_path: Path, monkeypatch: pytest.Mon
     result = CliRunner().invoke(consumer_app, ["settings", "--port", "5"])
     assert result.exit_code == 0
     assert "shard_limit = 7  # file" in result.stdout
-    assert result.stderr.startswith("$CORANTO_CONSUMER_SHARDS is no setting; ")
+    assert result.stderr.startswith("$CORANTO_CONSUMER_SHARDS is not a setting; ")

@@ -112,7 +112,7 @@ def test_a_row_cut_off_is_reported() -> None:
     assert tails == [IncompleteTail("j", 10, len(content) - 1)]
     decoder = ROWS.decoder("j", 0)
     assert list(decoder.feed(content[:-5])) == []
-    with pytest.raises(CorruptMessage, match="content goes on at offset 500"):
+    with pytest.raises(CorruptMessage, match="content continues at offset 500"):
         list(decoder.feed(content, 500))
     assert [envelope.begin for envelope in decoder.feed(b"")] == [500]
     with pytest.raises(InvalidInput, match="was fed before"):

@@ -200,7 +200,7 @@ def test_holes_between_chunks() -> None:
     with pytest.raises(InvalidInput, match="was fed before"):
         list(decoder.feed(line, 1000))
     assert list(decoder.feed(line[:10])) == []
-    with pytest.raises(CorruptMessage, match="content goes on at offset 5000") as caught:
+    with pytest.raises(CorruptMessage, match="content continues at offset 5000") as caught:
         list(decoder.feed(line, 5000))
     assert caught.value.offset == 1000 + size
     assert [e.begin for e in decoder.feed(b"")] == [5000]

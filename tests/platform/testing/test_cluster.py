@@ -330,7 +330,7 @@ async def test_contradictory_options_are_refused() -> None:
             cluster.client(name="etcd")
         with pytest.raises(ClusterError, match="kill it first"):
             cluster.expire(0)
-        with pytest.raises(ClusterError, match="runs already"):
+        with pytest.raises(ClusterError, match="is running already"):
             await cluster.start(0)
         with pytest.raises(ClusterError, match="make another one"):
             await cluster.__aenter__()

@@ -17,7 +17,7 @@ def load_offsets(path: Path) -> dict[str, int]:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise InvalidInput(
-            f"there is no file {path}; for a first run leave --offsets out, or make the file with {{}} in it",
+            f"there is no file {path}; for a first run omit --offsets, or create the file with {{}} in it",
             field="--offsets",
         ) from error
     except ValueError as error:

@@ -245,7 +245,7 @@ def delete(
 ) -> None:
     """Delete a stream's journals. Their fragments in fragment stores stay there."""
     if not sure:
-        raise InvalidInput(f"this deletes the stream {name} with all its events; say so with --yes", field="--yes")
+        raise InvalidInput(f"this deletes the stream {name} with all its events; confirm with --yes", field="--yes")
 
     async def work(client: JournalClient) -> None:
         await Streams(client).delete(name)

@@ -61,7 +61,7 @@ def read(
     After Ctrl-C and SIGTERM, reading on from the position, or with the group, repeats nothing.
     """
     if tail and position is not None:
-        raise InvalidInput("reads from now on, so there is no position to go on from", field="--tail")
+        raise InvalidInput("reads only new events, so there is no position to continue from", field="--tail")
     if group is not None and (tail or position is not None):
         raise InvalidInput("a group knows its position by itself; leave --tail and --position out", field="--group")
     begin = None if position is None else _kept(position)
@@ -154,7 +154,7 @@ async def _pour(
 def _kept(file: Path) -> StreamPosition | None:
     """Return the position in a file; None if there is no file yet. Raises InvalidInput if none can be kept there."""
     if not file.parent.is_dir():
-        raise InvalidInput(f"there is no folder {file.parent} to keep the position in; make it", field="--position")
+        raise InvalidInput(f"the folder {file.parent} for the position does not exist; create it", field="--position")
     if not file.exists():
         return None
     try:

@@ -238,7 +238,7 @@ class Decisions:
                 yield at, _parsed(line, at)
                 at += len(line) + 1
             if len(rest) > MAX_RECORD_BYTES:
-                raise CorruptData(f"journal {self.journal}: what begins at {at} is no decision: it does not end")
+                raise CorruptData(f"journal {self.journal}: content at offset {at} is not a decision: it does not end")
 
 
 def _line(record: Mapping[str, object]) -> bytes:

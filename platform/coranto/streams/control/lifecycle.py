@@ -180,7 +180,8 @@ class Streams:
             )
         if max_writers is not None and not 1 <= max_writers <= MAX_WRITERS:
             raise InvalidInput(
-                f"{max_writers} writers cannot be kept in mind; give between 1 and {MAX_WRITERS}", field="max_writers"
+                f"a segment cannot keep the state of {max_writers} writers; give between 1 and {MAX_WRITERS}",
+                field="max_writers",
             )
         spec = pb.JournalSpec()
         spec.CopyFrom(template or default_template())
@@ -308,7 +309,7 @@ class Streams:
             found = await self.resume(name)
             raise StreamChanged(
                 f"somebody else changed stream {name} meanwhile, which is at epoch {found.epoch} now. Nothing of this "
-                "was applied: look at its segments, and ask again"
+                "change was applied: look at its segments, and try again"
             )
         await self._finish(name)
         if token is not None and not await decisions.open(token):

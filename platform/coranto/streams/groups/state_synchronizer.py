@@ -116,7 +116,7 @@ class _Fold(Generic[S, U]):
             lines = (partial + chunk.content).split(b"\n")
             partial = lines.pop()
             if len(partial) > MAX_RECORD_BYTES:
-                raise CorruptData(f"journal {self.journal}: what begins at {begin} is no record: it does not end")
+                raise CorruptData(f"journal {self.journal}: content at offset {begin} is not a record: it does not end")
             before = self.revision
             for line in lines:
                 end = begin + len(line) + 1

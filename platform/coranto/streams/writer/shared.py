@@ -101,7 +101,9 @@ class Shared:
         await asyncio.gather(*finding, return_exceptions=True)
         for unit in finding.values():
             if not unit.done.done():
-                self.fail(unit, PositionUnknown("the writer was closed before it was found where this stands"))
+                self.fail(
+                    unit, PositionUnknown("the writer was closed before it found the position of this transaction")
+                )
 
     async def barrier(self, journal: str, min_revision: int = 0, *, held: bool = False) -> AppendResult:
         """Return a journal's registers and head by an empty append, after everything that was appended before.

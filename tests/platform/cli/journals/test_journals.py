@@ -439,7 +439,7 @@ def test_a_file_that_holds_no_offsets(run: CommandLine, parts: tuple[str, ...], 
     assert str(path) in result.errors
     missing = run("read", parts[0], "--offsets", f"{path}.none")
     assert missing.code == 1
-    assert f"there is no file {path}.none; for a first run leave --offsets out" in missing.errors
+    assert f"there is no file {path}.none; for a first run omit --offsets" in missing.errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)

@@ -88,7 +88,7 @@ def test_from_creation_to_deletion(run: CommandLine) -> None:
     refused = run("scale", "shop/orders", "--split", "3")
     assert (refused.code, "is sealed" in refused.errors) == (1, True)
     unsure = run("delete", "shop/orders")
-    assert (unsure.code, "say so with --yes" in unsure.errors) == (1, True)
+    assert (unsure.code, "confirm with --yes" in unsure.errors) == (1, True)
     assert run("delete", "shop/orders", "--yes").output == "deleted shop/orders\n"
     gone = run("describe", "shop/orders")
     assert (gone.code, "there is no stream shop/orders" in gone.errors) == (1, True)
@@ -122,9 +122,9 @@ def test_from_creation_to_deletion(run: CommandLine) -> None:
             "--expected-offset: is a condition",
         ),
         (("write", "orders", "-k", "a", "--fresh"), "--fresh: is for writers with a past"),
-        (("read", "orders", "--tail", "--position", "p"), "--tail: reads from now on"),
+        (("read", "orders", "--tail", "--position", "p"), "--tail: reads only new events"),
         (("read", "orders", "--group", "g", "--tail"), "--group: a group knows its position"),
-        (("read", "orders", "--position", "nowhere/p"), "--position: there is no folder nowhere"),
+        (("read", "orders", "--position", "nowhere/p"), "--position: the folder nowhere for the position does not exist"),
         (("read", "orders"), "there is no stream orders"),
     ],
 )

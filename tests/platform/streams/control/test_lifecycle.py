@@ -222,7 +222,7 @@ async def test_of_two_that_scale_at_once_one_wins(streams: Streams, client: Jour
     lost = [each for each in both if isinstance(each, BaseException)]
     assert (len(won), len(lost)) == (1, 1)
     assert isinstance(lost[0], StreamChanged)
-    assert "at epoch 1 now. Nothing of this was applied" in str(lost[0])
+    assert "at epoch 1 now. Nothing of this change was applied" in str(lost[0])
     found = await streams.describe("orders")
     assert (found.epoch, len(found.active()), found.unfinished()) == (1, 3, ())
     assert (await gate(client, "orders")).is_open
