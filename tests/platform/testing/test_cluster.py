@@ -332,7 +332,7 @@ async def test_contradictory_options_are_refused() -> None:
             cluster.expire(0)
         with pytest.raises(ClusterError, match="is running already"):
             await cluster.start(0)
-        with pytest.raises(ClusterError, match="make another one"):
+        with pytest.raises(ClusterError, match="create another one"):
             await cluster.__aenter__()
 
 
