@@ -36,7 +36,7 @@ FIELDS: Final[Mapping[str, StructField]] = {
 PIECE: Final = StructField("coranto_piece", LongType())
 """The column of sequenced reads that holds a row's range and segment (see `scanning.py`)."""
 PARSED_PREFIX: Final = "_"
-"""What the source's own columns begin with where lines are parsed, to tell them from fields of messages."""
+"""The prefix of the source's own columns where lines are parsed, to tell them from fields of messages."""
 
 
 class Misfits(enum.Enum):

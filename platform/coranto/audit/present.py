@@ -14,8 +14,7 @@ from coranto.fragments.fragment import Fragment
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The present state of a journal, by brokers and stores. `at` is the time at which this was gathered, in Unix
-    seconds.
+    """The present state of a journal, by brokers and stores. `at` is the time of gathering, in Unix seconds.
 
     `objects` are the fragments that the audit itself has found in the stores. `index` is what the brokers list,
     gathered after that. `gone` are fragments of the index that their stores do not have. `unreadable` are files in the

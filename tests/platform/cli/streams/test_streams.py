@@ -124,7 +124,10 @@ def test_from_creation_to_deletion(run: CommandLine) -> None:
         (("write", "orders", "-k", "a", "--fresh"), "--fresh: is for writers with a past"),
         (("read", "orders", "--tail", "--position", "p"), "--tail: reads only new events"),
         (("read", "orders", "--group", "g", "--tail"), "--group: a group knows its position"),
-        (("read", "orders", "--position", "nowhere/p"), "--position: the folder nowhere for the position does not exist"),
+        (
+            ("read", "orders", "--position", "nowhere/p"),
+            "--position: the folder nowhere for the position does not exist",
+        ),
         (("read", "orders"), "there is no stream orders"),
     ],
 )
