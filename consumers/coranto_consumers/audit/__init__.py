@@ -6,8 +6,8 @@
 from coranto_consumers.audit.check import ConsumerCheck
 from coranto_consumers.audit.evidence import Evidence, EvidenceSource, SqlEvidence
 from coranto_consumers.audit.expectations import MESSAGES, Expectation, Measure, parse_expectation, sum_of
-from coranto_consumers.audit.folder import FolderMemory
 from coranto_consumers.audit.memory import Memory
+from coranto_consumers.audit.places import FolderMemory, StoreNotes, memory_at
 from coranto_consumers.audit.sources import framing_of
 
 __all__ = [
@@ -20,7 +20,9 @@ __all__ = [
     "Measure",
     "Memory",
     "SqlEvidence",
+    "StoreNotes",
     "framing_of",
+    "memory_at",
     "parse_expectation",
     "sum_of",
 ]

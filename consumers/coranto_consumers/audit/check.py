@@ -72,18 +72,29 @@ class ConsumerCheck:
         from where the last one in `memory` ended, or from their beginnings. With `accept` the present state is
         remembered as the right one, whatever is found.
         """
+        self.consumer = consumer
         self._consumer = Subject(SubjectKind.CONSUMER, consumer)
         self._client = client
         self._evidence = evidence
         self._shards = tuple(shards) or (consumer,)
         self._framing_of = framing_of
         self._min_offsets = min_offsets or {}
-        self._expectations = tuple(expectations)
+        self.expectations = tuple(expectations)
         self._measures: list[Measure] = list({each.measure.name: each.measure for each in expectations}.values())
         self._memory = memory
         self.is_deep = deep
         self._accept = accept
         self._patience_s = patience_s
+        self.known = Known()
+        """What earlier audits knew, once it has run."""
+        self.sound: Mapping[str, KnownShard] = {}
+        """The sound shards as they are now, once it has run."""
+        self.values: Sequence[object] = ()
+        """The results of the expectations' queries, once it has run."""
+
+    @property
+    def remembers(self) -> bool:
+        return self._memory is not None
 
     @property
     def name(self) -> str:
@@ -92,20 +103,21 @@ class ConsumerCheck:
     async def run(self) -> Result:
         """Audit. Raises SqlStoreError when the store cannot be read, and errors of brokers that cannot be reached."""
         progress = _Progress()
-        known = await self._remember(progress)
+        known = self.known = await self._remember(progress)
         # A shard that an earlier audit knew may have lost its row.
         self._shards = tuple(dict.fromkeys([*self._shards, *known.shards]))
         evidence = await self._read()
         journals = await self._list(evidence)
         for shard in self._shards:
             await self._examine(progress, shard, evidence, known.shards.get(shard), journals)
+        self.sound, self.values = progress.shards, evidence.values
         allowances = self._compare_tables(progress, evidence, known.allowances)
         await self._memorise(progress, known, allowances)
         self._cover(progress, len(evidence.rows))
         return progress.result
 
     async def _read(self) -> Evidence:
-        queries = [each.query for each in self._expectations]
+        queries = [each.query for each in self.expectations]
         return await asyncio.to_thread(self._evidence.read, self._shards, queries)
 
     async def _list(self, evidence: Evidence) -> dict[str, JournalInfo]:
@@ -292,7 +304,7 @@ class ConsumerCheck:
     ) -> dict[str, Number]:
         """Compare queries with what was replayed, and return the differences to allow from now on."""
         allowed = dict(allowances)
-        for expectation, value in zip(self._expectations, evidence.values, strict=True):
+        for expectation, value in zip(self.expectations, evidence.values, strict=True):
             found = None if isinstance(value, Exception) else number(value)
             problem = ""
             if not self.is_deep:
@@ -332,13 +344,18 @@ class ConsumerCheck:
 
     # -- Memory and coverage -------------------------------------------------------------------------------------------
 
+    async def load(self) -> Known:
+        """Return what earlier audits know. Raises CorruptData, and CorantoError when it cannot be read."""
+        content = await self._memory.load(self.consumer) if self._memory is not None else None
+        return Known() if content is None else Known.from_bytes(content)
+
     async def _remember(self, progress: _Progress) -> Known:
         if self._memory is None:
             return Known()
         try:
-            content = await self._memory.load(self._consumer.name)
-            if content is not None:
-                return Known.from_bytes(content)
+            known = await self.load()
+            if known != Known():
+                return known
         except CorruptData as error:
             progress.find(Kind.MEMORY_DAMAGED, self._consumer, str(error))
         except CorantoError as error:
@@ -392,7 +409,12 @@ def _journals(row: Row) -> set[str]:
 
 
 def _unmet(subject: Subject, intent: Intent, fate: Fate) -> Finding | None:
-    facts: dict[str, Fact] = {"journal": intent.journal, "producer": intent.producer.hex(), "clock": intent.clock}
+    facts: dict[str, Fact] = {
+        "journal": intent.journal,
+        "producer": intent.producer.hex(),
+        "clock": intent.clock,
+        "appended": fate is not Fate.MISSING,
+    }
     match fate:
         case Fate.COMMITTED | Fate.UNPROVEN:
             return None

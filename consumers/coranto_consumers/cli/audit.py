@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,8 +16,9 @@ from coranto.client import JournalClient
 from coranto.coordination.etcd import EtcdCoordinator
 from coranto.coordination.layout import Layout
 from coranto.errors import InvalidInput
+from coranto.fragments.stores import StoreRegistry
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.audit import ConsumerCheck, FolderMemory, SqlEvidence, framing_of, parse_expectation
+from coranto_consumers.audit import ConsumerCheck, SqlEvidence, framing_of, memory_at, parse_expectation
 from coranto_consumers.audit.sources import FramingOf
 from coranto_consumers.cli.loading import default_prefix, load_application
 from coranto_consumers.stores.sql import SqlStore
@@ -36,11 +36,12 @@ Store = Annotated[
     ),
 ]
 Remembered = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--memory",
         envvar="CORANTO_AUDIT_MEMORY",
-        help="Folder of what earlier audits know. Without it, a checkpoint that was set back may not be noticed.",
+        help="Store URL or folder of what earlier audits know. Without it, a checkpoint that was set back may not be "
+        "noticed.",
         show_default=False,
     ),
 ]
@@ -49,6 +50,18 @@ Expected = Annotated[
     typer.Option(
         "--expect",
         help="`SELECT COUNT(*) FROM t == messages`, or `SELECT SUM(c) FROM t == sum(/c)`. May be given several times.",
+        show_default=False,
+    ),
+]
+Prefix = Annotated[
+    str | None, typer.Option("--etcd-prefix", help="Where the keys of module:App's shards are.", show_default=False)
+]
+Etcd = Annotated[
+    str | None,
+    typer.Option(
+        "--etcd",
+        envvar="CORANTO_CONSUMER_ETCD",
+        help="etcd with the specs of module:App's shards. Default: that of the cluster of `coranto up`.",
         show_default=False,
     ),
 ]
@@ -70,19 +83,8 @@ def audit(
     accept: Annotated[
         bool, typer.Option("--accept", help="Report what is found, and take it for right from now on.")
     ] = False,
-    prefix: Annotated[
-        str | None,
-        typer.Option("--etcd-prefix", help="Where the keys of module:App's shards are.", show_default=False),
-    ] = None,
-    etcd: Annotated[
-        str | None,
-        typer.Option(
-            "--etcd",
-            envvar="CORANTO_CONSUMER_ETCD",
-            help="etcd with the specs of module:App's shards. Default: that of the cluster of `coranto up`.",
-            show_default=False,
-        ),
-    ] = None,
+    prefix: Prefix = None,
+    etcd: Etcd = None,
     output: Annotated[Format, typer.Option("--output", "-o", help="`json` is a report for programs.")] = Format.TABLE,
     endpoint: Endpoint = None,
 ) -> None:
@@ -109,7 +111,7 @@ async def audit_consumer(
     name: str,
     store_url: str,
     expect: Sequence[str] = (),
-    memory: Path | None = None,
+    memory: str | None = None,
     cheap: bool = False,
     *,
     accept: bool = False,
@@ -128,7 +130,7 @@ async def consumer_check(
     name: str,
     store_url: str,
     expect: Sequence[str] = (),
-    memory: Path | None = None,
+    memory: str | None = None,
     cheap: bool = False,
     *,
     accept: bool = False,
@@ -156,7 +158,7 @@ async def consumer_check(
         framing_of=framings,
         min_offsets=min_offsets,
         expectations=expectations,
-        memory=FolderMemory(memory) if memory is not None else None,
+        memory=memory_at(memory, StoreRegistry(client.config.file_root)) if memory is not None else None,
         deep=not cheap,
         accept=accept,
     )

@@ -13,17 +13,18 @@ from coranto.client import JournalClient
 from coranto.client.config import DEFAULT_PATIENCE
 from coranto.member.command_line import run_member, show_settings, with_settings
 from coranto.member.configuration import Configuration
+from coranto_consumers.cli import recover
 from coranto_consumers.cli.audit import audit
 from coranto_consumers.cli.loading import default_prefix, load_application
 from coranto_consumers.runtime.process import run
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
 
-app = typer.Typer(no_args_is_help=True, help="Run and audit consumers.")
+app = typer.Typer(no_args_is_help=True, help="Run, audit and recover consumers.")
 
 
 @app.callback()
 def consumer() -> None:
-    """Run and audit consumers."""
+    """Run, audit and recover consumers."""
 
 
 def serve(
@@ -59,3 +60,4 @@ def serve(
 app.command("serve")(with_settings(ConsumerProcessSettings, serve))
 app.command("settings")(with_settings(ConsumerProcessSettings, show_settings))
 app.command("audit")(audit)
+app.add_typer(recover.app, name="recover")

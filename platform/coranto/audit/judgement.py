@@ -65,6 +65,7 @@ class _Journal:
         self.bad = {each.key: each for each in remembered if each.bad}
         self.verified = {each.key: each.verified_at for each in remembered if not each.bad} | dict(present.verified)
         self.lost: Spans = []
+        self.gaps: Spans = list(before.gaps) if before is not None else []
         self.missed: list[KnownFragment] = []
         self.replaced: set[Key] = set()
         head = present.head
@@ -120,6 +121,9 @@ class _Journal:
         # New content at offsets that were given out twice does not bring back what was lost there.
         self.missed = self._still_missed()
         self.lost = merged([*self.lost, *((each.begin, each.end) for each in self.missed)])
+        if fresh:
+            self.gaps = uncovered(spans, beginning, self.head)
+        self.lost = [piece for begin, end in self.lost for piece in uncovered(list(self.gaps), begin, end)]
         self._tell_lost(expected)
         if self.before is None and not fresh and expected.first == beginning > 0:
             self._unexplained(beginning, keeps=not expected.retention_seconds, stored=bool(stored_spans))
@@ -385,6 +389,7 @@ class _Journal:
             registers,
             first,
             sorted(fragments.values()),
+            gaps=self.gaps,
         )
 
     def _newcomers(self) -> set[Key]:

@@ -78,6 +78,8 @@ class JournalRecord:
     since: dict[str, float] = field(default_factory=dict)
     """The time at which each kind of lasting finding was first found."""
     accepted: list[Acceptance] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    """Spans [begin, end) without content between fragments that were accepted as lost."""
 
     @property
     def digest(self) -> str:

@@ -25,7 +25,7 @@ _EXTRAS = {
 
 _HELP = {
     "broker": "Run a broker.",
-    "consumer": "Run and audit consumers.",
+    "consumer": "Run, audit and recover consumers.",
     "shards": "Shards of consumers: their specs and how they are doing.",
     "demo": "The main job, end to end, on real flights.",
 }

@@ -169,6 +169,26 @@ def test_from_serve_to_lag_to_interrupt(environment, served, run, monkeypatch):
     _audit(environment, run, monkeypatch)
 
 
+def _recover(store: str, run: Callable[..., str], scope: list[str]) -> None:
+    """`coranto consumer recover` writes a deleted checkpoint back, once exactly that is approved."""
+
+    def recover(command: str, *words: str, code: int = 0) -> str:
+        return run("consumer", "recover", command, *scope, *words, code=code, whole=True)
+
+    assert recover("plan") == "nothing to recover\n"
+    with create_engine(store).begin() as connection:
+        connection.execute(text("DELETE FROM gazette_checkpoints"))
+    printed = recover("plan", code=1)
+    assert "restore_checkpoint" in printed
+    assert "1 steps; nothing is lost for good" in printed
+    hash_line = printed.splitlines()[-1]
+
+    assert hash_line in recover("apply", "--approve", "0123456789abcdef", code=1).splitlines()
+    printed = recover("apply", "--approve", hash_line.removeprefix("hash: "))
+    assert "wrote it back under fence" in printed
+    assert printed.splitlines()[-1] == "audit: sound: 1 examined"
+
+
 def _audit(environment, run, monkeypatch) -> None:
     """`coranto consumer audit` finds nothing, then a table that lost rows, then a shard that lost its checkpoint."""
     store, folder = environment["STORE"], environment["PWD"]
@@ -182,6 +202,7 @@ def _audit(environment, run, monkeypatch) -> None:
     (facts,) = report.subjects.values()
     assert facts["messages"] == 1000
     assert run(*words, "--cheap").splitlines()[-1] == "sound: 1 examined"
+    _recover(store, run, [*words[2:], *expect])
 
     with create_engine(store).begin() as connection:
         connection.execute(text("DELETE FROM seen WHERE n = 7"))

@@ -12,14 +12,13 @@ from coranto.cli.connect import Endpoint, with_client
 from coranto.cli.journals.selection import Names, Selector, chosen, is_asleep, select
 from coranto.cli.output import printable
 from coranto.client import JournalClient, JournalInfo, Suspend
-from coranto.errors import CorantoError, IndexHasGreaterOffset, JournalSuspended, StoreUnhealthy, WrongAppendOffset
+from coranto.errors import CorantoError, JournalSuspended, StoreUnhealthy
 from coranto.labels import label_selector
+from coranto.recovery.heads import reset_head as reset_one
 from coranto.telemetry import progress
 from coranto.wire import protocol_pb2 as pb
 
 _AT_ONCE = 16
-_RESET_ATTEMPTS = 5
-_RACE_SECONDS = 0.2
 
 
 def suspend(
@@ -75,23 +74,7 @@ def reset_head(names: Names = None, selector: Selector = None, endpoint: Endpoin
 
 
 async def _reset(client: JournalClient, info: JournalInfo) -> str:
-    if is_asleep(info):
-        return "suspended; left as it is"
-    for attempt in range(_RESET_ATTEMPTS):
-        if attempt:
-            # Another append came in between, or the head came from a broker with an outdated index.
-            await asyncio.sleep(_RACE_SECONDS * attempt)
-        try:
-            head = (await client.append(info.name, b"", suspend=Suspend.KEEP)).end
-            return f"well, at {head}"
-        except IndexHasGreaterOffset:
-            head = await client.head(info.name)
-        try:
-            await client.append(info.name, b"", offset=head, suspend=Suspend.KEEP)
-            return f"reset to {head}"
-        except (WrongAppendOffset, IndexHasGreaterOffset):
-            continue
-    raise CorantoError(f"the head of {info.name} moved {_RESET_ATTEMPTS} times meanwhile; run reset-head again")
+    return "suspended; left as it is" if is_asleep(info) else await reset_one(client, info.name)
 
 
 def store_health(

@@ -1,4 +1,4 @@
-"""A memory of audits in a folder, one file for each consumer."""
+"""Places of the memory of consumers' audits: a fragment store, or a folder of this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,43 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from coranto.errors import CorantoError
+from coranto.audit.memory import FOLDER
+from coranto.errors import CorantoError, FragmentNotFound
+from coranto.fragments.stores import FragmentStore, StoreRegistry
+from coranto_consumers.audit.memory import Memory
 
 T = TypeVar("T")
+
+
+def file_name(consumer: str) -> str:
+    """Return the name of the file for a consumer. It holds no character that a store or file system refuses."""
+    readable = "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "_" for each in consumer)[:80]
+    return f"{readable}-{hashlib.sha256(consumer.encode()).hexdigest()[:12]}.json"
+
+
+def memory_at(place: str, stores: StoreRegistry) -> Memory:
+    """Return the memory at the URL of a fragment store, or else in a folder."""
+    return StoreNotes(stores.get(place)) if "://" in place else FolderMemory(Path(place))
+
+
+class StoreNotes:
+    """Keeps what audits know in files of a fragment store, beside the records of journals."""
+
+    def __init__(self, store: FragmentStore) -> None:
+        self._store = store
+
+    async def load(self, name: str) -> bytes | None:
+        try:
+            return await self._store.get_note(self._path(name))
+        except FragmentNotFound:
+            return None
+
+    async def save(self, name: str, content: bytes) -> None:
+        await self._store.put_note(self._path(name), content)
+
+    @staticmethod
+    def _path(name: str) -> str:
+        return f"{FOLDER}/consumers/{file_name(name)}"
 
 
 class FolderMemory:
@@ -34,8 +68,7 @@ class FolderMemory:
         await self._do(lambda: self._write(self._path(name), content))
 
     def _path(self, name: str) -> Path:
-        readable = "".join(each if each.isalnum() or each in "-_." else "_" for each in name)[:80]
-        return self._folder / f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:12]}.json"
+        return self._folder / file_name(name)
 
     @staticmethod
     def _write(path: Path, content: bytes) -> None:

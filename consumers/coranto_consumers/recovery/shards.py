@@ -1,0 +1,45 @@
+"""Shards that failed, or that nobody runs."""
+
+from __future__ import annotations
+
+from coranto.recovery import Diagnosis, RecoveryStep, Remark, StepKind
+from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.runtime.client import ShardClient
+from coranto_consumers.runtime.specs import most_advanced
+
+
+class ShardDoctor:
+    """Finds failed shards of a running consumer, and has them assigned anew.
+
+    A shard fails again if the cause is still there, so its steps come after all others.
+    """
+
+    def __init__(self, client: ShardClient, selector: str = "") -> None:
+        self._client = client
+        self._selector = selector
+
+    async def diagnose(self) -> Diagnosis:
+        steps: list[RecoveryStep] = []
+        remarks: list[Remark] = []
+        for shard in await self._client.list(self._selector):
+            name = shard.spec.id
+            status = most_advanced(shard.status)
+            if status.code == pc.ReplicaStatus.FAILED:
+                steps.append(
+                    RecoveryStep(
+                        StepKind.UNASSIGN_SHARD, name, f"take {name} from where it failed, so that it starts anew"
+                    )
+                )
+                remarks.append(Remark(name, f"it failed: {status.errors[0] if status.errors else 'without a reason'}"))
+            elif shard.route.primary < 0 and not shard.spec.disable:
+                remarks.append(
+                    Remark(name, "no process is its primary: are enough processes of the consumer running, with room?")
+                )
+            elif status.code != pc.ReplicaStatus.PRIMARY and not shard.spec.disable:
+                word = pc.ReplicaStatus.Code.Name(status.code).lower()
+                remarks.append(Remark(name, f"its most advanced replica is {word}, and not primary yet"))
+        return Diagnosis(steps, (), remarks)
+
+    async def act(self, step: RecoveryStep) -> str:
+        done = await self._client.unassign([step.subject], only_failed=True)
+        return "unassigned" if done else "it has not failed any more"

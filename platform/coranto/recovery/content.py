@@ -1,0 +1,237 @@
+"""Fragments that are missing from their store, or damaged there: find a good copy, and put it back.
+
+A good copy may be in another store of the journal, in the local files of one of its brokers, or in a broker's cache. It
+counts only if its SHA-1 is that of the fragment's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from coranto.audit import AuditStatus, FragmentAudit, audit_journal
+from coranto.client import ClientConfig, JournalClient, JournalInfo
+from coranto.errors import CorantoError, FragmentNotFound, InvalidInput
+from coranto.fragments.codecs import compress
+from coranto.fragments.fragment import Codec, Fragment
+from coranto.fragments.stores import StoreRegistry
+from coranto.recovery.plan import Diagnosis, Loss, RecoveryStep, Remark, StepKind
+
+ASIDE: Final = ".coranto-damaged"
+"""The folder of a store with damaged files."""
+_BROKER: Final = "broker "
+_LISTING_S: Final = 60.0
+_LOOK_AGAIN_S: Final = 0.2
+_PATIENCE_S: Final = 2.0
+"""The time in seconds for which one broker is asked for a copy."""
+_DAMAGED: Final = (AuditStatus.MISSING, AuditStatus.CORRUPT)
+
+
+class ContentDoctor:
+    """Finds damaged and missing fragments of journals, and restores those of which there is a good copy.
+
+    It reads all content of the journals. `stores` are opened by this process, with its own credentials.
+    """
+
+    def __init__(
+        self,
+        client: JournalClient,
+        stores: StoreRegistry,
+        journals: Sequence[JournalInfo],
+        *,
+        connect: Callable[[ClientConfig], JournalClient] = JournalClient.of,
+    ) -> None:
+        """`connect` makes clients of single brokers."""
+        self._connect = connect
+        self._client = client
+        self._stores = stores
+        self._journals = {info.name: info for info in journals}
+
+    async def diagnose(self) -> Diagnosis:
+        steps: list[RecoveryStep] = []
+        losses: list[Loss] = []
+        remarks: list[Remark] = []
+        for info in self._journals.values():
+            try:
+                audit = await audit_journal(self._client, self._stores, info.name)
+            except CorantoError as error:
+                remarks.append(Remark(info.name, f"its content cannot be examined now: {error}"))
+                continue
+            explained: list[tuple[int, int]] = []
+            stored = max((each.fragment.begin for each in audit.fragments if each.fragment.backing_store), default=0)
+            for each in audit.fragments:
+                if each.status is AuditStatus.OK:
+                    if not each.fragment.backing_store and each.fragment.length and each.fragment.end <= stored:
+                        steps += await self._store_again(info, each.fragment)
+                    continue
+                explained.append((each.fragment.begin, each.fragment.end))
+                await self._look_for_copy(info, each, steps, losses, remarks)
+            losses += [
+                Loss(info.name, f"content [{begin}, {end}) is in no fragment that its brokers know")
+                for begin, end in audit.gaps
+                if not any(low <= begin and end <= high for low, high in explained)
+            ]
+        return Diagnosis(steps, losses, remarks)
+
+    async def _store_again(self, info: JournalInfo, local: Fragment) -> list[RecoveryStep]:
+        """Return the step for a fragment that only brokers have, although its store has later ones.
+
+        It was stored and is gone from there, so no broker stores it again by itself.
+        """
+        for url in info.spec.fragment.stores:
+            fragment = replace(local, backing_store=url)
+            with contextlib.suppress(CorantoError):
+                await self._stores.get(url).read(fragment)
+                return []  # The brokers' next listing finds it.
+            async with contextlib.aclosing(self._copies(info, fragment)) as copies:
+                async for source, _ in copies:
+                    return [_restore(fragment, source, missing=True)]
+        return []
+
+    async def _look_for_copy(
+        self,
+        info: JournalInfo,
+        found: FragmentAudit,
+        steps: list[RecoveryStep],
+        losses: list[Loss],
+        remarks: list[Remark],
+    ) -> None:
+        fragment = found.fragment
+        where = f"[{fragment.begin}, {fragment.end})"
+        if not fragment.backing_store:
+            remarks.append(
+                Remark(
+                    info.name,
+                    f"a broker's own copy of {where} is damaged: {found.problem}. Brokers mend it from other replicas. "
+                    "With one replica, keep its disk: see the operations page, `How fragments are verified`",
+                )
+            )
+            return
+        if found.status not in _DAMAGED:
+            remarks.append(Remark(info.name, f"{where} cannot be examined now: {found.problem}"))
+            return
+        async with contextlib.aclosing(self._copies(info, fragment)) as copies:
+            async for source, _ in copies:
+                steps.append(_restore(fragment, source, missing=found.status is AuditStatus.MISSING))
+                return
+        if found.status is AuditStatus.CORRUPT:
+            steps.append(
+                _step(
+                    StepKind.SET_ASIDE_FRAGMENT,
+                    fragment,
+                    f"move the damaged file of {where} to {ASIDE}/ of {fragment.backing_store}, where nothing reads it",
+                )
+            )
+        losses.append(
+            Loss(
+                info.name,
+                f"content {where} is gone: {fragment.backing_store} has no good file of it, and no other store and no "
+                f"broker has a copy. A copy under the name {fragment.content_path} would bring it back",
+            )
+        )
+
+    async def _copies(self, info: JournalInfo, fragment: Fragment) -> AsyncGenerator[tuple[str, bytes]]:
+        """Yield good copies, with the place that each is from."""
+        for url in info.spec.fragment.stores:
+            if url == fragment.backing_store:
+                continue
+            with contextlib.suppress(CorantoError):
+                yield f"store {url}", await self._stores.get(url).read(fragment)
+        route = zip(info.route.members, info.route.endpoints, strict=False)
+        for member, endpoint in sorted(route, key=lambda each: (each[0].zone, each[0].suffix)):
+            content = await self._of_broker(endpoint, fragment)
+            if content is not None:
+                yield f"{_BROKER}{member.zone}/{member.suffix}", content
+
+    async def _of_broker(self, endpoint: str, fragment: Fragment) -> bytes | None:
+        """Return a fragment's content as a broker serves it, None if it does not or its SHA-1 is another one."""
+        pieces: list[bytes] = []
+        try:
+            # Without a cache of routes the broker itself is asked, and it serves what it has itself.
+            config = replace(self._client.config, endpoint=endpoint, route_cache=0, patience=_PATIENCE_S)
+            async with self._connect(config) as broker:
+                reading = broker.read(
+                    fragment.journal, fragment.begin, end_offset=fragment.end, direct=False, fail_on_jump=True
+                )
+                async with contextlib.aclosing(reading) as chunks:
+                    pieces.extend([chunk.content async for chunk in chunks])
+        except CorantoError:
+            return None
+        content = b"".join(pieces)
+        right = hashlib.sha1(content, usedforsecurity=False).digest() == fragment.sum
+        return content if right else None
+
+    async def act(self, step: RecoveryStep) -> str:
+        fragment = _fragment_of(step)
+        store = self._stores.get(fragment.backing_store)
+        if step.kind is StepKind.SET_ASIDE_FRAGMENT:
+            with contextlib.suppress(FragmentNotFound):
+                await store.put_note(f"{ASIDE}/{fragment.content_path}", await store.get(fragment))
+                await store.remove(fragment)
+            return await self._forgotten(fragment)
+        with contextlib.suppress(CorantoError):
+            await store.read(fragment)
+            return "its store has it"
+        async with contextlib.aclosing(self._copies(self._journals[step.subject], fragment)) as copies:
+            async for source, content in copies:
+                await store.put(fragment, compress(fragment.codec, content))
+                await store.read(fragment)
+                return f"put {len(content)} bytes of {source} into {store.url}"
+        raise CorantoError(f"no good copy of {fragment.content_path} is left")
+
+    async def _forgotten(self, fragment: Fragment) -> str:
+        """Wait until brokers have listed the store again, and tell if they have."""
+        try:
+            async with asyncio.timeout(_LISTING_S):
+                while True:
+                    listed = [info.fragment for info in await self._client.fragments(fragment.journal)]
+                    if all(each.content_path != fragment.content_path for each in listed):
+                        return "moved"
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+        except TimeoutError:
+            return "moved; brokers still list it, until their next listing of the store"
+
+
+def _restore(fragment: Fragment, source: str, *, missing: bool) -> RecoveryStep:
+    problem = "is missing from" if missing else "is damaged in"
+    return _step(
+        StepKind.RESTORE_FRAGMENT,
+        fragment,
+        f"put [{fragment.begin}, {fragment.end}), which {problem} {fragment.backing_store}, back from {source}",
+    )
+
+
+def _step(kind: StepKind, fragment: Fragment, action: str) -> RecoveryStep:
+    return RecoveryStep(
+        kind,
+        fragment.journal,
+        action,
+        facts={
+            "begin": fragment.begin,
+            "end": fragment.end,
+            "sum": fragment.sum.hex(),
+            "codec": fragment.codec.value,
+            "store": fragment.backing_store,
+            "postfix": fragment.path_postfix,
+        },
+    )
+
+
+def _fragment_of(step: RecoveryStep) -> Fragment:
+    facts = step.facts
+    begin, end, codec = facts["begin"], facts["end"], facts["codec"]
+    if not (isinstance(begin, int) and isinstance(end, int) and isinstance(codec, int)):
+        raise InvalidInput(f"step for {step.subject} names no fragment", field="facts")
+    return Fragment(
+        step.subject,
+        begin,
+        end,
+        bytes.fromhex(str(facts["sum"])),
+        Codec.from_wire(codec),
+        backing_store=str(facts["store"]),
+        path_postfix=str(facts["postfix"]),
+    )

@@ -1,0 +1,122 @@
+"""The engine of recovery: diagnose, plan, carry out what was approved, verify. It knows no orchestrator.
+
+`make_plan` changes nothing. `carry_out` diagnoses again, and acts only if the plan still has the approved hash. It may
+be interrupted anywhere: each step is safe to repeat, and what is done is in no later plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from coranto.audit import Report
+from coranto.errors import CorantoError
+from coranto.recovery.plan import Diagnosis, Plan, RecoveryStep
+
+_log = structlog.get_logger(__name__)
+
+Verify = Callable[[], Awaitable[Report]]
+
+
+class Doctor(Protocol):
+    """Finds damage of one kind of thing, and mends it."""
+
+    async def diagnose(self) -> Diagnosis:
+        """Find damage, and how to mend it. Changes nothing that readers or writers could notice.
+
+        Raises CorantoError only if nothing at all can be examined.
+        """
+        ...
+
+    async def act(self, step: RecoveryStep) -> str:
+        """Take a step of its own diagnosis, and tell in a few words what was done. Safe to repeat.
+
+        Raises CorantoError when the step cannot be taken.
+        """
+        ...
+
+
+class NotApproved(CorantoError):
+    """The plan is not the one that was approved. `plan` is the present one."""
+
+    def __init__(self, approved: str, plan: Plan) -> None:
+        super().__init__(
+            f"the plan now has the hash {plan.hash}, and {approved or 'nothing'} was approved: the damage changed "
+            "since. Read the present plan, and approve that"
+        )
+        self.plan = plan
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of a step. `problem` is empty when it was taken."""
+
+    step: RecoveryStep
+    done: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The result of a plan: of its steps, what a new diagnosis finds, and the audit behind it."""
+
+    plan: Plan
+    results: tuple[StepResult, ...]
+    remaining: Plan
+    report: Report | None
+
+    @property
+    def succeeded(self) -> bool:
+        """True if every step was taken, no step is left to take, and the audit is sound."""
+        failed = any(result.problem for result in self.results)
+        return not failed and not self.remaining.steps and (self.report is None or self.report.sound)
+
+
+async def make_plan(doctors: Sequence[Doctor]) -> Plan:
+    """Diagnose, and return the plan. Changes nothing."""
+    return Plan.of([await doctor.diagnose() for doctor in doctors])
+
+
+async def carry_out(
+    doctors: Sequence[Doctor],
+    approved: str,
+    *,
+    verify: Verify | None = None,
+    on_result: Callable[[StepResult], None] = lambda result: None,
+) -> Recovery:
+    """Carry out the plan of the hash `approved`, diagnose again, and verify by an audit.
+
+    Raises NotApproved, having changed nothing, when the present plan has another hash. A step that fails stops the
+    later steps of its subject, and no others.
+    """
+    diagnoses = [(doctor, await doctor.diagnose()) for doctor in doctors]
+    plan = Plan.of([diagnosis for _, diagnosis in diagnoses])
+    if plan.hash != approved:
+        raise NotApproved(approved, plan)
+    owners = {id(step): doctor for doctor, diagnosis in diagnoses for step in diagnosis.steps}
+    failed: set[str] = set()
+    results: list[StepResult] = []
+    for step in plan.steps:
+        result = await _take(owners[id(step)], step, failed)
+        if result.problem:
+            failed.add(step.subject)
+        results.append(result)
+        on_result(result)
+    remaining = await make_plan(doctors)
+    report = await verify() if verify is not None else None
+    return Recovery(plan, tuple(results), remaining, report)
+
+
+async def _take(doctor: Doctor, step: RecoveryStep, failed: set[str]) -> StepResult:
+    if step.subject in failed:
+        return StepResult(step, problem="an earlier step of it failed")
+    try:
+        done = await doctor.act(step)
+    except CorantoError as error:
+        _log.warning("a step of recovery failed", step=step.kind.value, subject=step.subject, error=str(error))
+        return StepResult(step, problem=str(error))
+    _log.info("recovery step", step=step.kind.value, subject=step.subject, done=done)
+    return StepResult(step, done=done)

@@ -1,0 +1,81 @@
+"""Journals that refuse appends because their stores know more than their brokers (INDEX_HAS_GREATER_OFFSET)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from coranto.client import JournalClient, JournalInfo, Suspend
+from coranto.errors import CorantoError, IndexHasGreaterOffset, JournalSuspended, NotAllowed, WrongAppendOffset
+from coranto.recovery.plan import Diagnosis, RecoveryStep, Remark, StepKind
+from coranto.wire import protocol_pb2 as pb
+
+_ATTEMPTS: Final = 5
+_RACE_SECONDS: Final = 0.2
+
+
+async def reset_head(client: JournalClient, journal: str) -> str:
+    """Let a journal go on behind content that its brokers do not know, and tell in a few words what was done.
+
+    A healthy journal is left as it is. Raises the client's errors.
+    """
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            # Another append came in between, or the head came from a broker with an outdated index.
+            await asyncio.sleep(_RACE_SECONDS * attempt)
+        try:
+            head = (await client.append(journal, b"", suspend=Suspend.KEEP)).end
+            return f"well, at {head}"
+        except IndexHasGreaterOffset:
+            head = await client.head(journal)
+        try:
+            await client.append(journal, b"", offset=head, suspend=Suspend.KEEP)
+            return f"reset to {head}"
+        except (WrongAppendOffset, IndexHasGreaterOffset):
+            continue
+    raise CorantoError(f"the head of {journal} moved {_ATTEMPTS} times meanwhile; run reset-head again")
+
+
+class HeadDoctor:
+    """Finds journals that wait for `reset-head`. It asks by empty appends, which change nothing."""
+
+    def __init__(self, client: JournalClient, journals: Sequence[JournalInfo]) -> None:
+        self._client = client
+        self._journals = journals
+
+    async def diagnose(self) -> Diagnosis:
+        found = [
+            await self._look_at(info)
+            for info in self._journals
+            if info.spec.suspend.level != pb.JournalSpec.Suspend.FULL
+        ]
+        return Diagnosis(
+            [step for each in found for step in each.steps],
+            [loss for each in found for loss in each.losses],
+            [remark for each in found for remark in each.remarks],
+        )
+
+    async def _look_at(self, info: JournalInfo) -> Diagnosis:
+        name = info.name
+        try:
+            await self._client.append(name, b"", suspend=Suspend.KEEP)
+        except (JournalSuspended, NotAllowed):
+            return Diagnosis()
+        except IndexHasGreaterOffset:
+            stored = await self._client.head(name)
+            step = RecoveryStep(
+                StepKind.RESET_HEAD,
+                name,
+                f"let {name} go on at {stored}, where its store ends",
+                loses=f"acknowledged content above {stored} that only lost brokers held, and registers that only they "
+                "held. Approve this only if none of them can come back with its data directory",
+                facts={"head": stored},
+            )
+            return Diagnosis([step])
+        except CorantoError as error:
+            return Diagnosis(remarks=[Remark(name, f"takes no appends now: {error}")])
+        return Diagnosis()
+
+    async def act(self, step: RecoveryStep) -> str:
+        return await reset_head(self._client, step.subject)

@@ -1,0 +1,184 @@
+"""Recovery of a consumer's store: what can be proven is mended, and what cannot is said to be gone."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text, update
+
+from coranto.messages import Checkpoint, Source
+from coranto.recovery import Plan, Recovery, StepKind, StepResult, carry_out, make_plan
+from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
+from coranto_consumers.recovery import StoreDoctor
+from coranto_consumers.stores.merge import Replace, plan_merge
+from coranto_consumers.stores.sql import CHECKPOINTS
+from coranto_consumers.stores.staging import StageWriter, stage_of
+from tests.consumers.audit.conftest import EXPECTATIONS, ORDERS, Scene
+
+both = pytest.mark.parametrize(
+    "store_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)], indirect=True
+)
+
+
+def doctor(scene: Scene, *, remember: bool = True) -> StoreDoctor:
+    def check(accept: bool) -> ConsumerCheck:
+        return ConsumerCheck(
+            "orders",
+            scene.client,
+            SqlEvidence(scene.store),
+            ["shard-orders"],
+            expectations=[parse_expectation(each) for each in EXPECTATIONS],
+            memory=scene.memory if remember else None,
+            accept=accept,
+            patience_s=0.2,
+        )
+
+    return StoreDoctor(scene.client, scene.store, check)
+
+
+async def recover(scene: Scene) -> Recovery:
+    made = doctor(scene)
+    plan = await make_plan([made])
+    return await carry_out([made], plan.hash, verify=scene.audit)
+
+
+def kinds(plan: Plan) -> list[StepKind]:
+    return [step.kind for step in plan.steps]
+
+
+def write_checkpoint(scene: Scene, checkpoint: Checkpoint) -> None:
+    with scene.store.engine.begin() as connection:
+        connection.execute(update(CHECKPOINTS).values(checkpoint=checkpoint.to_bytes()))
+
+
+async def test_a_sound_store_has_an_empty_plan(scene):
+    await scene.publish(10)
+    await scene.consume()
+
+    assert (await make_plan([doctor(scene)])).is_empty
+
+
+@both
+@pytest.mark.parametrize("damage", ["deleted", "set back", "set forward", "unreadable"])
+async def test_a_proven_checkpoint_is_written_back(scene, damage):
+    await scene.publish(10)
+    await scene.consume()
+    old = scene.store.read("shard-orders").checkpoint
+    await scene.publish(10)
+    await scene.consume()
+    assert (await scene.audit()).sound
+    await scene.publish(4)  # What it has still to read.
+    now = scene.store.read("shard-orders")
+    match damage:
+        case "deleted":
+            scene.execute("DELETE FROM gazette_checkpoints")
+        case "set back":
+            write_checkpoint(scene, old)
+        case "set forward":
+            head = await scene.client.head("in/one")
+            source = now.checkpoint.sources["in/one"]
+            write_checkpoint(scene, Checkpoint({**now.checkpoint.sources, "in/one": Source(head, source.producers)}))
+        case "unreadable":
+            with scene.store.engine.begin() as connection:
+                connection.execute(update(CHECKPOINTS).values(checkpoint=b"\xff"))
+
+    plan = await make_plan([doctor(scene)])
+    assert kinds(plan) == [StepKind.RESTORE_CHECKPOINT], plan
+    assert plan.losses == ()
+    done = await recover(scene)
+
+    assert done.succeeded, done
+    restored = scene.store.read("shard-orders")
+    assert restored.checkpoint.sources == now.checkpoint.sources
+    assert restored.fence > now.fence
+    await scene.consume()
+    report = await scene.audit()
+    assert report.sound
+    assert report.subjects["shard-orders"]["messages"] == 24
+
+
+async def test_a_checkpoint_is_not_written_back_when_the_tables_are_of_another_moment(scene):
+    await scene.publish(10)
+    await scene.consume()
+    await scene.audit()
+    await scene.publish(10)
+    await scene.consume()  # No audit has seen this.
+    scene.execute("DELETE FROM gazette_checkpoints")
+
+    plan = await make_plan([doctor(scene)])
+
+    assert kinds(plan) == [StepKind.ACCEPT_LOSS]
+    assert any("has no checkpoint of it" in loss.message for loss in plan.losses)
+    assert any("Restore the whole store from a backup" in remark.message for remark in plan.remarks)
+
+
+@both
+async def test_staged_rows_are_deleted_below_the_fence_only(scene):
+    await scene.publish(10)
+    await scene.consume()
+    await scene.consume()
+    stage = stage_of(scene.store, plan_merge(ORDERS, ["id", "cents"], ["id"], {"cents": Replace()}))
+    for fence in (1, 2):
+        with StageWriter(scene.store.url, stage, "shard-orders", fence, f"attempt-{fence}") as writer:
+            writer.write([{"id": "x", "cents": 1}] * 3)
+
+    done = await recover(scene)
+
+    assert kinds(done.plan) == [StepKind.DELETE_STAGED_ROWS]
+    assert [result.done for result in done.results] == ["deleted 3 rows"]
+    assert done.succeeded
+    with scene.store.engine.connect() as connection:
+        assert connection.execute(text(f"SELECT MIN(coranto_fence), COUNT(*) FROM {stage.name}")).one() == (2, 3)
+
+
+@both
+async def test_missing_acknowledgements_are_appended(scene):
+    await scene.publish(10)
+    await scene.consume()
+    builder = scene.producer()
+    builder.add("out/one", {"cents": 1})
+    await scene.flush(builder)
+    write_checkpoint(scene, Checkpoint(scene.store.read("shard-orders").checkpoint.sources, builder.ack_intents()))
+
+    done = await recover(scene)
+
+    assert kinds(done.plan) == [StepKind.APPEND_ACKNOWLEDGEMENTS]
+    assert done.succeeded, done
+    assert scene.store.read("shard-orders").fence == 2
+
+
+async def test_rows_that_are_gone_are_a_loss_that_can_be_accepted(scene):
+    await scene.publish(10)
+    await scene.consume()
+    await scene.audit()
+    scene.execute("DELETE FROM orders WHERE cents = 104")
+
+    plan = await make_plan([doctor(scene)])
+    assert kinds(plan) == [StepKind.ACCEPT_LOSS]
+    assert len(plan.losses) == 2
+    assert kinds(await make_plan([doctor(scene, remember=False)])) == []
+
+    done = await recover(scene)
+    assert done.succeeded, done
+    assert (await make_plan([doctor(scene)])).is_empty
+
+
+async def test_an_interrupted_recovery_is_planned_again_and_ends_the_same(scene):
+    await scene.publish(10)
+    await scene.consume()
+    await scene.audit()
+    fence = scene.store.read("shard-orders").fence
+    scene.execute("DELETE FROM gazette_checkpoints")
+    made = doctor(scene)
+    plan = await make_plan([made])
+
+    def interrupt(result: StepResult) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await carry_out([made], plan.hash, on_result=interrupt)
+
+    assert (await make_plan([doctor(scene)])).is_empty
+    (step,) = plan.steps
+    await made.act(step)  # As if the answer had been lost.
+    assert scene.store.read("shard-orders").fence > fence
+    assert (await scene.audit()).sound
