@@ -8,25 +8,22 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from coranto.client import ClientConfig, JournalClient
 from coranto.client.committed import async_committed_reader
-from coranto.cluster import EtcdServer
 from coranto.cluster.brokers import serves
 from coranto.cluster.processes import free_port
-from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace, KeySpaceState
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import Unavailable
 from coranto.messages import JsonLines
+from coranto.process.staged import Staged
 from coranto.specs.validation import ANY_REVISION
 from coranto.testing.applying import apply_specs
+from coranto.testing.laboratory.ground import PREFIX, Ground
 from coranto.testing.laboratory.processes import CORANTO, SECONDS, ProcessSlot, broker_command, until
 from coranto.wire import consumer_pb2 as pc
-from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.runtime.specs import ShardEntities
 from coranto_consumers.testing import PostgresServer
@@ -34,7 +31,6 @@ from coranto_consumers.testing_chain.applications import STORE_VARIABLE
 from coranto_consumers.testing_chain.model import ALERTS, STAGES, Expected, Stage, journal_specs
 from coranto_consumers.testing_chain.publishing import StreamPublisher
 
-PREFIX = "/gazette/cluster"
 ZONES = ("a", "b")
 
 
@@ -110,10 +106,11 @@ class ChainConsumer:
         )
 
 
-class Chain:
+class Chain(Staged):
     """A running chain. Use as `async with Chain(folder, options) as chain:`, in the main thread."""
 
     def __init__(self, folder: Path, options: ChainOptions) -> None:
+        super().__init__()
         self.folder = folder.absolute()
         self.options = options
         self.brokers: list[ProcessSlot] = []
@@ -125,20 +122,16 @@ class Chain:
         """The number of streams of which these readers have seen the last number."""
         self.store_url = ""
         self.client: JournalClient
-        self.coordinator: EtcdCoordinator
-        self.keyspace: KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
-        """The key space of the brokers."""
-        self._etcd = EtcdServer(self.folder, fsync=False)
+        self.ground = Ground(self.folder)
         self._members_may_end = False
         self._ports: list[int] = []
         self._ending = asyncio.Event()
-        self._exits = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
         self._publishing: list[asyncio.Task[None]] = []
 
     def is_member(self, number: int) -> bool:
         """Return whether a broker is a member in etcd. It is one until its lease ends."""
-        return self.keyspace.state.member(MemberId(ZONES[number % len(ZONES)], f"broker-{number}")) is not None
+        return self.ground.is_member(MemberId(ZONES[number % len(ZONES)], f"broker-{number}"))
 
     @property
     def endpoint(self) -> str:
@@ -155,19 +148,6 @@ class Chain:
     @property
     def expected(self) -> dict[str, Expected]:
         return {stream: each for publisher in self.publishers for stream, each in publisher.expected.items()}
-
-    async def __aenter__(self) -> Chain:
-        try:
-            await self._start()
-        except BaseException:
-            await self._exits.aclose()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._exits.aclose()
 
     def check(self) -> None:
         """Raise the error of a task that ended unexpectedly."""
@@ -211,15 +191,10 @@ class Chain:
 
     async def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._etcd.start()
-        self._exits.push_async_callback(asyncio.to_thread, self._etcd.stop)
+        await self._exits.enter_async_context(self.ground)
         self._exits.callback(self._close_places)
         starting_store = asyncio.create_task(self._start_store())
         self._exits.push_async_callback(_cancel, [starting_store])
-        self.coordinator = await self._exits.enter_async_context(EtcdCoordinator(self._etcd.endpoint))
-        self.keyspace = KeySpace(self.coordinator, Layout(PREFIX), JournalEntities())
-        await self.keyspace.start()
-        self._exits.push_async_callback(self.keyspace.close)
         for number in range(self.options.brokers):
             self._ports.append(free_port(taken=self._ports))
             self.brokers.append(self._broker(number))
@@ -269,7 +244,7 @@ class Chain:
 
         def command(_: int) -> list[str]:
             return broker_command(
-                etcd=self._etcd.endpoint,
+                etcd=self.ground.etcd.endpoint,
                 prefix=PREFIX,
                 port=port,
                 zone=ZONES[number % len(ZONES)],
@@ -285,16 +260,11 @@ class Chain:
         specs = journal_specs(self.options.replication)
         await apply_specs(self.client, specs)
         await self.until(
-            lambda: all(
-                len(state.assignments(spec.name)) == spec.replication and state.consistent(spec.name)
-                for state in (self.keyspace.state,)
-                for spec in specs
-            ),
-            "journals have all their replicas",
+            lambda: all(self.ground.is_whole(spec.name) for spec in specs), "journals have all their replicas"
         )
 
     async def _consumer(self, stage: Stage) -> ChainConsumer:
-        keyspace = KeySpace(self.coordinator, Layout(stage.etcd_prefix), ShardEntities())
+        keyspace = KeySpace(self.ground.coordinator, Layout(stage.etcd_prefix), ShardEntities())
         await keyspace.start()
         self._exits.push_async_callback(keyspace.close)
         consumer = ChainConsumer(stage, keyspace)
@@ -313,7 +283,7 @@ class Chain:
             return [
                 *CORANTO,
                 *("consumer", "serve", stage.application, "--endpoint", self.endpoint),
-                *("--etcd", self._etcd.endpoint, "--etcd-prefix", stage.etcd_prefix),
+                *("--etcd", self.ground.etcd.endpoint, "--etcd-prefix", stage.etcd_prefix),
                 *("--zone", member.zone, "--id", member.suffix, "--data-dir", str(self.folder / "play")),
                 *("--lease-seconds", f"{self.options.lease_seconds:g}", "--exit-seconds", "5", "--log-level", "info"),
             ]

@@ -172,7 +172,9 @@ async def _recovered(chain: Chain, stage: Stage) -> list[Path]:
     for spec, log in zip(stage.specs(), stage.recovery_logs, strict=True):
         folder = chain.folder / "recovered" / spec.id
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        hints = await HintStore(chain.coordinator, HintKeys(stage.hint_prefix, spec.id, spec.hint_backups)).fetch()
+        hints = await HintStore(
+            chain.ground.coordinator, HintKeys(stage.hint_prefix, spec.id, spec.hint_backups)
+        ).fetch()
         async with Player(chain.client, hints.pick(log), folder) as player:
             await player.finish()
         folders.append(folder)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc.aio
 import structlog
@@ -25,6 +24,7 @@ from coranto.member.membership import DataDirectory, MemberPhase, Membership, Me
 from coranto.member.settings import MemberSettings
 from coranto.member.site import Site
 from coranto.process.memory import spare_garbage_collection
+from coranto.process.staged import Staged
 from coranto.security.server import check_exposure, etcd_tls, server_credentials
 from coranto.security.tls import is_loopback
 
@@ -49,7 +49,7 @@ class MemberParts:
     """See `Membership` and `Membership.join` for these three."""
 
 
-class MemberProcess(ABC, Generic[SettingsT]):
+class MemberProcess(Staged, Generic[SettingsT]):
     """A running member with its own etcd connection, lease and ports. Tests run it in their own process.
 
     Entering it starts the member, leaving it stops the member at once. `membership` has the phases in between.
@@ -59,6 +59,7 @@ class MemberProcess(ABC, Generic[SettingsT]):
     """Time that calls in progress have to finish once the member has stopped serving."""
 
     def __init__(self, settings: SettingsT, member: MemberId) -> None:
+        super().__init__()
         self.settings = settings
         self.member = member
         self.endpoint = ""
@@ -66,7 +67,6 @@ class MemberProcess(ABC, Generic[SettingsT]):
         """Endpoint of /metrics, /ready and /live, or "" if there is none."""
         self.membership: Membership
         self._started = False
-        self._exits = contextlib.AsyncExitStack()
 
     @abstractmethod
     async def _make(self, coordinator: Coordinator, layout: Layout) -> MemberParts:
@@ -100,6 +100,7 @@ class MemberProcess(ABC, Generic[SettingsT]):
         )
         await parts.server.start()
         self._exits.push_async_callback(parts.server.stop, self.grace_seconds)
+        self._started = True
 
     def _bind(self, server: grpc.aio.Server) -> str:
         """Bind `server` to the port of the settings, and return the endpoint to announce. Raises ClusterError."""
@@ -113,18 +114,6 @@ class MemberProcess(ABC, Generic[SettingsT]):
         if port == 0:
             raise ClusterError(f"cannot listen on {address}: is the port taken? Free it, or choose another --port")
         return settings.advertise or f"{'http' if credentials is None else 'https'}://{host}:{port}"
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self._start()
-        except BaseException:
-            await self._exits.aclose()
-            raise
-        self._started = True
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._exits.aclose()
 
     @property
     def session(self) -> MemberSession:

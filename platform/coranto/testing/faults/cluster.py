@@ -8,21 +8,16 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from coranto.cluster.brokers import serves
-from coranto.cluster.etcd_server import EtcdServer
 from coranto.cluster.processes import free_port
-from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import EtcdCoordinator
-from coranto.coordination.keyspace import KeySpace
-from coranto.coordination.layout import Layout, MemberId
+from coranto.coordination.layout import MemberId
 from coranto.errors import ClusterError
+from coranto.process.staged import Staged
 from coranto.testing.faults.links import ProxiedLink, Proxy
+from coranto.testing.laboratory.ground import PREFIX, Ground
 from coranto.testing.laboratory.processes import ProcessSlot, broker_command, until
-from coranto.wire import protocol_pb2 as pb
 
-PREFIX = "/gazette/cluster"
 CLIENTS = "clients"
 _STARTS = 5
 
@@ -75,7 +70,7 @@ class BrokerNode:
     @property
     def is_member(self) -> bool:
         """True while etcd has it as a member, that is, until its lease ends."""
-        return self._cluster.keyspace.state.member(self.member) is not None
+        return self._cluster.ground.is_member(self.member)
 
     async def start(self) -> None:
         """Start a process, and return once it serves and is a member."""
@@ -159,11 +154,8 @@ class BrokerNode:
         return [*command, "--advertise", self.endpoint]
 
 
-class FaultyCluster:
-    """etcd and brokers; `zones` are given to brokers in turn. Use as `async with`, in the main thread.
-
-    `keyspace` mirrors etcd directly, without a proxy.
-    """
+class FaultyCluster(Staged):
+    """etcd and brokers; `zones` are given to brokers in turn. Use as `async with`, in the main thread."""
 
     def __init__(
         self,
@@ -174,6 +166,7 @@ class FaultyCluster:
         lease_seconds: float = 4.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__()
         self.folder = folder.absolute()
         self.lease_seconds = lease_seconds
         self.environment = {**os.environ, "CORANTO_BROKER_EXIT_SECONDS": "60", **(environment or {})}
@@ -184,51 +177,27 @@ class FaultyCluster:
         self._zones = zones
         self._count = brokers
         self._links: dict[tuple[str, str], ProxiedLink] = {}
-        self._etcd = EtcdServer(self.folder, fsync=False)
-        self._coordinator: EtcdCoordinator | None = None
-        self._keyspace: KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route] | None = None
-
-    @property
-    def keyspace(self) -> KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
-        assert self._keyspace is not None
-        return self._keyspace
+        self.ground = Ground(self.folder)
 
     @property
     def etcd_port(self) -> int:
-        return int(self._etcd.endpoint.rpartition(":")[2])
+        return int(self.ground.etcd.endpoint.rpartition(":")[2])
 
     @property
     def endpoint(self) -> str:
         """The endpoints of all running brokers, as a client's seeds."""
         return ",".join(broker.endpoint for broker in self.brokers if broker.is_running)
 
-    async def __aenter__(self) -> FaultyCluster:
+    async def _start(self) -> None:
         self.sockets = Path(tempfile.mkdtemp(prefix="coranto-"))
-        try:
-            self._etcd.start()
-            self._coordinator = EtcdCoordinator(self._etcd.endpoint)
-            self._keyspace = KeySpace(self._coordinator, Layout(PREFIX), JournalEntities())
-            await self._keyspace.start()
-            await asyncio.gather(*(self.add().start() for _ in range(self._count)))
-        except BaseException:
-            await self.close()
-            raise
-        return self
+        self._exits.push_async_callback(asyncio.to_thread, shutil.rmtree, self.sockets)
+        await self._exits.enter_async_context(self.ground)
+        self._exits.push_async_callback(self._close_brokers)
+        await asyncio.gather(*(self.add().start() for _ in range(self._count)))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
+    async def _close_brokers(self) -> None:
         self.heal()
         await asyncio.gather(*(broker.close() for broker in self.brokers))
-        if self._keyspace is not None:
-            await self._keyspace.close()
-        if self._coordinator is not None:
-            await self._coordinator.close()
-        await asyncio.to_thread(self._etcd.stop)
-        await asyncio.to_thread(shutil.rmtree, self.sockets)
 
     def add(self) -> BrokerNode:
         """Add another broker, not started yet."""
@@ -266,18 +235,9 @@ class FaultyCluster:
             if broker.is_running:
                 broker.resume()
 
-    def is_whole(self, journal: str) -> bool:
-        """Return True if a journal has all its replicas, and they are in sync."""
-        state = self.keyspace.state
-        item = state.item(journal)
-        if item is None:
-            return False
-        wanted = self.keyspace.entities.replication(item.spec)
-        return len(state.assignments(journal)) == wanted and state.consistent(journal)
-
     def members_of(self, journal: str) -> list[BrokerNode]:
         """Return the brokers that have a replica of a journal, the primary first."""
-        members = [assignment.member for assignment in self.keyspace.state.assignments(journal)]
+        members = [assignment.member for assignment in self.ground.keyspace.state.assignments(journal)]
         by_member = {broker.member: broker for broker in self.brokers}
         return [by_member[member] for member in members if member in by_member]
 
@@ -289,7 +249,8 @@ class FaultyCluster:
         """Describe for messages which brokers run, and which journals they hold."""
         running = ", ".join(f"{b.name}{'' if b.is_running else ' (down)'}" for b in self.brokers)
         held = "; ".join(
-            f"{journal}: {[b.name for b in self.members_of(journal)]}{'' if self.is_whole(journal) else ' (not whole)'}"
+            f"{journal}: {[b.name for b in self.members_of(journal)]}{'' if whole else ' (not whole)'}"
             for journal in journals
+            for whole in (self.ground.is_whole(journal),)
         )
         return f"{running}; {held}"

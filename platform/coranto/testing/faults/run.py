@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from coranto.client import JournalClient
 from coranto.fragments.stores import StoreRegistry
+from coranto.process.staged import Staged
 from coranto.testing.applying import apply_specs
 from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.faults.verdict import FaultVerdict, conclude
@@ -36,10 +35,11 @@ class RunOptions:
     """The seconds that a writer waits between appends, on average."""
 
 
-class FaultRun:
+class FaultRun(Staged):
     """One run. Use as `async with FaultRun(…) as run:`, apply faults, and get the verdict: `await run.conclude()`."""
 
     def __init__(self, folder: Path, server: S3Server, options: RunOptions) -> None:
+        super().__init__()
         self.options = options
         self.rng = random.Random(options.seed)
         self.journals: Sequence[str] = [f"faults/{n}-r{count}" for n, count in enumerate(options.replications)]
@@ -53,33 +53,22 @@ class FaultRun:
         self.workload = Workload(self.cluster, self.journals, options.zones, self.rng, options.pace)
         self._server = server
         self._bucket = f"faults-{os.urandom(4).hex()}"
-        self._exits = contextlib.AsyncExitStack()
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
     def store(self) -> str:
         return self._server.store_url(self._bucket)
 
-    async def __aenter__(self) -> FaultRun:
-        try:
-            os.environ.update(ANY_KEY.environment | self._server.environment)
-            self._server.create_bucket(self._bucket)
-            await self._exits.enter_async_context(self.cluster)
-            self._exits.push_async_callback(self.workload.stop)
-            await self.replicate(dict(zip(self.journals, self.options.replications, strict=True)))
-            self._supervisor = asyncio.create_task(self.cluster.supervise())
-            self._exits.push_async_callback(self._end_supervision)
-            self.workload.start()
-            await self.workload.progress()
-        except BaseException:
-            await self._exits.aclose()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._exits.aclose()
+    async def _start(self) -> None:
+        os.environ.update(ANY_KEY.environment | self._server.environment)
+        self._server.create_bucket(self._bucket)
+        await self._exits.enter_async_context(self.cluster)
+        self._exits.push_async_callback(self.workload.stop)
+        await self.replicate(dict(zip(self.journals, self.options.replications, strict=True)))
+        self._supervisor = asyncio.create_task(self.cluster.supervise())
+        self._exits.push_async_callback(self._end_supervision)
+        self.workload.start()
+        await self.workload.progress()
 
     async def replicate(self, replications: dict[str, int]) -> None:
         """Set the replication of journals, create missing ones, and return once all have their replicas."""
@@ -90,7 +79,7 @@ class FaultRun:
     async def whole(self) -> None:
         """Wait until all journals have all their replicas, in sync."""
         await until(
-            lambda: all(map(self.cluster.is_whole, self.journals)),
+            lambda: all(map(self.cluster.ground.is_whole, self.journals)),
             f"journals are whole; {self.cluster.state_of(self.journals)}",
         )
 

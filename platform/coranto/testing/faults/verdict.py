@@ -79,7 +79,7 @@ async def _heal(cluster: FaultyCluster, journals: Sequence[str]) -> None:
                 await until(lambda: broker.is_member or not broker.is_running, f"{broker.name} ends or joins")  # noqa: B023
             if broker.is_wanted and not broker.is_running:
                 await broker.start()
-        if all(map(cluster.is_whole, journals)):
+        if all(map(cluster.ground.is_whole, journals)):
             return
         if loop.time() > end:
             raise ClusterError(f"journals are not whole; {cluster.state_of(journals)}")

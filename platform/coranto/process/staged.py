@@ -1,0 +1,36 @@
+"""Things that are started in steps."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+
+class Staged(ABC):
+    """An asynchronous context whose start has several steps.
+
+    Each step pushes what undoes it to `_exits`. All of it is undone in reverse order when the context is left, and also
+    when a later step of the start fails or is cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._exits = contextlib.AsyncExitStack()
+
+    @abstractmethod
+    async def _start(self) -> None:
+        """Take all steps."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._exits.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._exits.aclose()
