@@ -54,6 +54,40 @@ class Signal:
             self.discard(waiter)
 
 
+class Waiters:
+    """Work that waits for an event which may come again and again. It is true while anybody waits."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[object]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def wake(self) -> None:
+        """Let all that wait now go on."""
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, until: Signal | None, seconds: float | None = None) -> None:
+        """Return at the next `wake`, or after `seconds`. Raises Invalidated if `until` has fired, or fires first."""
+        if until is not None and until.fired:
+            raise Invalidated
+        waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiter)
+        if until is not None:
+            until.add(waiter)
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter
+        except TimeoutError:
+            return
+        finally:
+            self._waiting.discard(waiter)
+            if until is not None:
+                until.discard(waiter)
+
+
 class Slot(Generic[T]):
     """A holder of one object, which is empty while a task owns the object. Takers are served in order."""
 

@@ -14,14 +14,13 @@ only once it is complete. Fragments that a replica leaves to its primary do not 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
 
 from coranto.effects import Clock
-from coranto_broker.ownership import Invalidated, Signal
+from coranto_broker.ownership import Signal, Waiters
 
 QUARTERS = 3
 """Appends go on once the backlog is down to this many quarters of the exceeded bound, so that it does not flap."""
@@ -63,7 +62,7 @@ class Backlog:
         self._over: set[str] = set()
         self._failing: dict[str, _Failure] = {}
         self._since: dict[str, float] = {}  # Monotonic time at which each hold began, by journal.
-        self._waiters: set[asyncio.Future[object]] = set()
+        self._waiters = Waiters()
 
     @property
     def total(self) -> int:
@@ -149,26 +148,8 @@ class Backlog:
             left = self._since[journal] + PATIENCE_SECONDS - self._clock.monotonic()
             if left <= 0:
                 return problem
-            await self._change(left, until)
+            await self._waiters.wait(until, left)
         return ""
-
-    async def _change(self, seconds: float, until: Signal | None) -> None:
-        """Return when the hold on any journal ends, or after `seconds`."""
-        if until is not None and until.fired:
-            raise Invalidated
-        waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        if until is not None:
-            until.add(waiter)
-        try:
-            async with asyncio.timeout(seconds):
-                await waiter
-        except TimeoutError:
-            return
-        finally:
-            self._waiters.discard(waiter)
-            if until is not None:
-                until.discard(waiter)
 
     def _succeeded(self, journal: str) -> None:
         failure = self._failing.pop(journal, None)
@@ -196,10 +177,7 @@ class Backlog:
         elif not held and journal in self._since:
             del self._since[journal]
             _log.info("backlog.journal_released", journal=journal, all=self._total)
-            waiters, self._waiters = self._waiters, set()
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._waiters.wake()
 
 
 def _exceeds(size: int, bound: int, *, before: bool) -> bool:

@@ -17,7 +17,7 @@ from coranto.effects import Clock
 from coranto.errors import CorantoError, StoreError
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.fragments.stores import FragmentStore, StoreRegistry
-from coranto_broker.ownership import Invalidated, Signal
+from coranto_broker.ownership import Signal, Waiters
 
 PROBE_SECONDS = 60.0
 HEALTHY_SECONDS = 30 * 60.0
@@ -147,7 +147,7 @@ class _Watched:
         self.failures = 0
         self.unasked = 0.0
         """Least number of seconds since somebody asked."""
-        self._waiters: set[asyncio.Future[object]] = set()
+        self._waiters = Waiters()
 
     @property
     def is_awaited(self) -> bool:
@@ -157,20 +157,7 @@ class _Watched:
     def done(self, problem: str) -> None:
         self.problem = problem
         self.failures = self.failures + 1 if problem else 0
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._waiters.wake()
 
     async def next_probe(self, until: Signal | None) -> None:
-        if until is not None and until.fired:
-            raise Invalidated
-        waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        if until is not None:
-            until.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.discard(waiter)
-            if until is not None:
-                until.discard(waiter)
+        await self._waiters.wait(until)

@@ -12,41 +12,21 @@ import grpc
 import grpc.aio
 import structlog
 
-from coranto.errors import (
-    CoordinationError,
-    CorantoError,
-    CorruptData,
-    InvalidInput,
-    PermissionDenied,
-    StatusError,
-    StoreError,
-    Unauthenticated,
-    Unavailable,
-)
-from coranto_broker.authorization import TokenExpired
+from coranto.errors import CorantoError, StatusError, StoreError
+from coranto.member import call_errors
 from coranto_broker.rpc.rolled_back import RolledBack, TooManyAppends
 
 _log = structlog.get_logger(__name__)
-_MOST_TOLD: Final = 1500
 _MOST_LOGGED: Final = 8000
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-_CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
-    (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
-    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
-    (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
-    (TokenExpired, grpc.StatusCode.DEADLINE_EXCEEDED),
+_CODES: Final = (
     (RolledBack, grpc.StatusCode.ABORTED),
     (StatusError, grpc.StatusCode.FAILED_PRECONDITION),
-    (CorruptData, grpc.StatusCode.DATA_LOSS),
     (StoreError, grpc.StatusCode.UNAVAILABLE),
-    (Unavailable, grpc.StatusCode.UNAVAILABLE),
-    (CoordinationError, grpc.StatusCode.UNAVAILABLE),
-    (CorantoError, grpc.StatusCode.UNKNOWN),
-    (OSError, grpc.StatusCode.INTERNAL),
 )
-
+"""The codes of errors that only brokers raise."""
 
 _concerned: ContextVar[str] = ContextVar("journal", default="")
 
@@ -58,7 +38,7 @@ def concerns(journal: str) -> None:
 
 def code_of(error: BaseException) -> grpc.StatusCode:
     """Return the gRPC status code for an error."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+    return call_errors.code_of(error, _CODES)
 
 
 @asynccontextmanager
@@ -78,10 +58,4 @@ async def report(error: CorantoError | OSError, method: str, context: Context) -
         journal = {"journal": name} if (name := _concerned.get()) else {}
         text = str(error)[:_MOST_LOGGED]
         _log.log(level, "call.failed", method=method, client=context.peer(), code=code.name, error=text, **journal)
-    await context.abort(code, told(error))
-
-
-def told(error: CorantoError | OSError) -> str:
-    """Return an error's text for the caller: without a store's own words, and cut to fit into the end of a call."""
-    text = error.told if isinstance(error, CorantoError) else str(error)
-    return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}…"
+    await context.abort(code, call_errors.told(error))

@@ -19,11 +19,11 @@ import structlog
 from aiohttp import web
 
 from coranto.errors import CorantoError, InvalidInput
+from coranto.member.call_errors import told
 from coranto.member.hosts import local_only, trusts_the_machine
 from coranto.security.tokens import HEADER
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers import append, read
-from coranto_broker.handlers.errors import told
 from coranto_broker.handlers.refusals import is_hidden
 from coranto_broker.http.answers import AppendBody, ReadAnswer, append_answer, refusal
 from coranto_broker.http.requests import append_request, journal_of, read_request

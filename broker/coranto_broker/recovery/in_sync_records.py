@@ -82,14 +82,7 @@ class InSyncRecords:
         except InvalidInput as error:
             raise Unavailable(f"etcd key {key} must be mended or deleted: {error}") from error
         record = replace(record, written=record.carried or self._base + kv.mod_revision)
-        if create_revision in record.formers and not record.carried:
-            # It judges content of the former journal, but says nothing about who holds all of that.
-            others = tuple(member for member in record.members if member != self.me)
-            return StoredRecord(key, kv, create_revision, replace(record, members=others))
-        foreign = record.create_revision != create_revision
-        if foreign and not record.carried:
-            return StoredRecord(key, kv, create_revision, None)
-        return StoredRecord(key, kv, create_revision, replace(record, foreign=foreign))
+        return StoredRecord(key, kv, create_revision, in_sync.as_read_for(record, create_revision, self.me))
 
     async def write(
         self, reading: StoredRecord, record: InSyncRecord, compares: Sequence[Compare] = (), ops: Sequence[Op] = ()

@@ -145,6 +145,20 @@ class Judgement(enum.Enum):
     """Others went on without the content."""
 
 
+def as_read_for(record: InSyncRecord, create_revision: int, me: str) -> InSyncRecord | None:
+    """Return what a record says to `me` about the journal of `create_revision`; None if it is of another journal.
+
+    A record that was carried over a restored etcd is of every journal of its name, and is `foreign` to those of other
+    create revisions. Otherwise, a record says of the former journals that it continues which content counts, but not
+    that `me` holds all of it.
+    """
+    if create_revision in record.formers and not record.carried:
+        return replace(record, members=tuple(member for member in record.members if member != me))
+    if record.carried or record.create_revision == create_revision:
+        return replace(record, foreign=record.create_revision != create_revision)
+    return None
+
+
 def judge(record: InSyncRecord | None, stamp: Stamp, end: int, me: str) -> Judgement:
     """Judge content that ends at `end` in a spool of broker `me`. Without a record it is FINAL, as in Gazette."""
     if record is None or stamp.written > record.revision:

@@ -14,16 +14,14 @@ from coranto import labels
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, CompareTarget, Delete, Op, Put, unmodified
 from coranto.coordination.keyspace import Assignment, Item
 from coranto.errors import (
-    CoordinationError,
     CorantoError,
     CorruptData,
     InvalidInput,
     PermissionDenied,
-    Unauthenticated,
     Unavailable,
 )
+from coranto.member.call_errors import code_of, told
 from coranto.names import shown, validate_shard_id
-from coranto.security.admission import TokenExpired
 from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import ANY_REVISION, validate, validate_header
 from coranto.wire import consumer_pb2 as pc
@@ -43,19 +41,6 @@ MAX_HINTS_BYTES: Final = 1 << 20
 
 _log = structlog.get_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
-
-_MOST_TOLD: Final = 1500
-
-_CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
-    (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
-    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
-    (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
-    (CorruptData, grpc.StatusCode.DATA_LOSS),
-    (Unavailable, grpc.StatusCode.UNAVAILABLE),
-    (CoordinationError, grpc.StatusCode.UNAVAILABLE),
-    (TokenExpired, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (CorantoError, grpc.StatusCode.UNKNOWN),
-)
 
 
 class ShardService(pc_grpc.ShardServicer):
@@ -91,9 +76,9 @@ class ShardService(pc_grpc.ShardServicer):
             async with self._process.authorizer.admitted(method, context) as claims:
                 yield claims
         except CorantoError as error:
-            code = next(code for kind, code in _CODES if isinstance(error, kind))
+            code = code_of(error)
             _log.info("call.failed", method=method, client=context.peer(), code=code.name, error=str(error))
-            await context.abort(code, error.told[:_MOST_TOLD])
+            await context.abort(code, told(error))
 
     # -- Stat ----------------------------------------------------------------------------------------------------------
 

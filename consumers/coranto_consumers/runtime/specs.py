@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
-
 from coranto import labels
+from coranto.coordination.entities import ProcessEntities, parse, require_own
 from coranto.coordination.layout import AssignmentKey, MemberId
 from coranto.errors import InvalidInput
 from coranto.names import is_clean_path, validate_journal, validate_process_id, validate_shard_id
@@ -22,7 +21,6 @@ MAX_HOT_STANDBYS = 3
 MAX_HINT_BACKUPS = 64
 """The most backups of hints. Each is a key of etcd that is read at every recovery of the shard."""
 
-MessageT = TypeVar("MessageT", bound=Message)
 ValueT = TypeVar("ValueT")
 
 
@@ -154,30 +152,27 @@ def most_advanced(statuses: Sequence[pc.ReplicaStatus]) -> pc.ReplicaStatus:
     return merged
 
 
-class ShardEntities:
+class ShardEntities(ProcessEntities):
     """Shards, consumer processes and the statuses of replicas, for the key space and the allocator."""
 
     def __init__(self, *, max_hot_standbys: int = MAX_HOT_STANDBYS) -> None:
         self._max_hot_standbys = max_hot_standbys
 
     def decode_item(self, item: str, value: bytes) -> pc.ShardSpec:
-        spec = _parse(pc.ShardSpec(), value)
+        spec = parse(pc.ShardSpec(), value)
         validate_shard_spec(spec)
         if spec.id != item:
             raise InvalidInput(f"the spec is of shard {spec.id!r}, but its key is of {item!r}", field="ShardSpec.id")
         return spec
 
     def decode_member(self, member: MemberId, value: bytes) -> pc.ConsumerSpec:
-        spec = _parse(pc.ConsumerSpec(), value)
+        spec = parse(pc.ConsumerSpec(), value)
         validate_consumer_spec(spec)
-        found = MemberId(spec.process_spec.id.zone, spec.process_spec.id.suffix)
-        if found != member:
-            raise InvalidInput(f"the spec is of process {found}, but its key is of {member}", field="ConsumerSpec.id")
-        return spec
+        return require_own(spec, member)
 
     def decode_assignment(self, key: AssignmentKey, value: bytes) -> pc.ReplicaStatus:
         """Decode a status. An empty value is IDLE."""
-        status = _parse(pc.ReplicaStatus(), value)
+        status = parse(pc.ReplicaStatus(), value)
         validate_status(status)
         return status
 
@@ -186,12 +181,6 @@ class ShardEntities:
 
     def item_limit(self, member: pc.ConsumerSpec) -> int:
         return member.shard_limit
-
-    def exiting(self, member: pc.ConsumerSpec) -> bool:
-        return member.exiting
-
-    def endpoint(self, member: pc.ConsumerSpec) -> str:
-        return member.process_spec.endpoint
 
     def consistent(self, assignments: Sequence[tuple[AssignmentKey, pc.ReplicaStatus]]) -> Sequence[bool]:
         """Return for each assignment whether its replica is ready to take over.
@@ -203,14 +192,6 @@ class ShardEntities:
         return [
             status.code in ready or (failed and status.code == pc.ReplicaStatus.FAILED) for _, status in assignments
         ]
-
-
-def _parse(message: MessageT, value: bytes) -> MessageT:
-    try:
-        message.ParseFromString(value)
-    except DecodeError as error:
-        raise InvalidInput(f"the value is not a {message.DESCRIPTOR.name}: {error}") from error
-    return message
 
 
 def _within(field: str, check: Callable[[ValueT], object], value: ValueT) -> None:

@@ -21,6 +21,7 @@ from coranto.specs.validation import (
     validate_journal_spec,
     validate_route,
 )
+from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 
 ItemT = TypeVar("ItemT")
@@ -59,14 +60,24 @@ class Entities(Protocol[ItemT, MemberT, AssignT]):
         ...
 
 
-class JournalEntities:
+class ProcessEntities:
+    """The part of `Entities` that is the same for all kinds of processes."""
+
+    def exiting(self, member: pb.BrokerSpec | pc.ConsumerSpec) -> bool:
+        return member.exiting
+
+    def endpoint(self, member: pb.BrokerSpec | pc.ConsumerSpec) -> str:
+        return member.process_spec.endpoint
+
+
+class JournalEntities(ProcessEntities):
     """Journals, brokers and their Routes. `max_replication` caps the replication of every journal."""
 
     def __init__(self, *, max_replication: int = 9) -> None:
         self._max_replication = max_replication
 
     def decode_item(self, item: str, value: bytes) -> pb.JournalSpec:
-        spec = _parse(pb.JournalSpec(), value)
+        spec = parse(pb.JournalSpec(), value)
         validate_journal_spec(spec)
         if spec.name != item:
             raise InvalidInput(
@@ -75,16 +86,13 @@ class JournalEntities:
         return spec
 
     def decode_member(self, member: MemberId, value: bytes) -> pb.BrokerSpec:
-        spec = _parse(pb.BrokerSpec(), value)
+        spec = parse(pb.BrokerSpec(), value)
         validate_broker_spec(spec)
-        found = MemberId(spec.process_spec.id.zone, spec.process_spec.id.suffix)
-        if found != member:
-            raise InvalidInput(f"the spec is of broker {found}, but its key is of {member}", field="BrokerSpec.id")
-        return spec
+        return require_own(spec, member)
 
     def decode_assignment(self, key: AssignmentKey, value: bytes) -> pb.Route:
         """Decode a Route. An empty value is a Route without members: nothing was synchronized yet."""
-        route = _parse(pb.Route(), value) if value else pb.Route(primary=-1)
+        route = parse(pb.Route(), value) if value else pb.Route(primary=-1)
         validate_route(route)
         return route
 
@@ -93,12 +101,6 @@ class JournalEntities:
 
     def item_limit(self, member: pb.BrokerSpec) -> int:
         return member.journal_limit
-
-    def exiting(self, member: pb.BrokerSpec) -> bool:
-        return member.exiting
-
-    def endpoint(self, member: pb.BrokerSpec) -> str:
-        return member.process_spec.endpoint
 
     def consistent(self, assignments: Sequence[tuple[AssignmentKey, pb.Route]]) -> Sequence[bool]:
         """Return all True if every value is the Route that the keys imply (endpoints ignored), else all False."""
@@ -118,9 +120,20 @@ def implied_route(keys: Sequence[AssignmentKey]) -> pb.Route:
 
 
 MessageT = TypeVar("MessageT", bound=Message)
+ProcessT = TypeVar("ProcessT", pb.BrokerSpec, pc.ConsumerSpec)
 
 
-def _parse(message: MessageT, value: bytes) -> MessageT:
+def require_own(spec: ProcessT, member: MemberId) -> ProcessT:
+    """Return the spec of a process if it is of `member`. Raises InvalidInput."""
+    found = MemberId(spec.process_spec.id.zone, spec.process_spec.id.suffix)
+    if found != member:
+        name = spec.DESCRIPTOR.name
+        raise InvalidInput(f"the spec is of process {found}, but its key is of {member}", field=f"{name}.id")
+    return spec
+
+
+def parse(message: MessageT, value: bytes) -> MessageT:
+    """Return `message`, read from a value in etcd. Raises InvalidInput."""
     try:
         message.ParseFromString(value)
     except DecodeError as error:

@@ -23,6 +23,7 @@ from coranto_broker.spool.in_sync import (
     Judgement,
     Stamp,
     Takeover,
+    as_read_for,
     is_complete,
     judge,
     may_leave,
@@ -500,3 +501,16 @@ def test_the_model_notices_when_a_rule_is_left_out(monkeypatch: pytest.MonkeyPat
                 patch.setattr(home, name, planted)
             assert is_caught(), name
     assert not is_caught()
+
+
+def test_a_record_is_read_for_its_journal_and_for_those_that_it_continues() -> None:
+    own = as_read_for(RECORD, 1, A)
+    assert own is not None
+    assert (own.members, own.foreign) == ((A, B), False)
+    assert as_read_for(RECORD, 2, A) is None, "it is of another journal"
+    former = as_read_for(replace(RECORD, formers=(7,)), 7, A)
+    assert former is not None
+    assert former.members == (B,), "it says nothing about who holds all of the former journal"
+    carried = as_read_for(replace(RECORD, carried=30, formers=(7,)), 7, A)
+    assert carried is not None
+    assert (carried.members, carried.foreign) == ((A, B), True)

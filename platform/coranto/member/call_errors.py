@@ -1,0 +1,48 @@
+"""The errors of calls: their gRPC status codes, and what callers are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+
+from coranto.errors import (
+    CoordinationError,
+    CorantoError,
+    CorruptData,
+    InvalidInput,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
+from coranto.security.admission import TokenExpired
+
+MOST_TOLD: Final = 1500
+"""Most characters of an error that a caller is told: they have to fit into the end of a call."""
+
+Codes = Sequence[tuple[type[BaseException], grpc.StatusCode]]
+
+CODES: Final[Codes] = (
+    (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
+    (TokenExpired, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (CorruptData, grpc.StatusCode.DATA_LOSS),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (CoordinationError, grpc.StatusCode.UNAVAILABLE),
+    (CorantoError, grpc.StatusCode.UNKNOWN),
+    (BaseException, grpc.StatusCode.INTERNAL),
+)
+"""The code of each kind of error. The first kind that fits counts."""
+
+
+def code_of(error: BaseException, first: Codes = ()) -> grpc.StatusCode:
+    """Return the gRPC status code for an error. `first` has codes that count before CODES."""
+    return next(code for kind, code in (*first, *CODES) if isinstance(error, kind))
+
+
+def told(error: BaseException) -> str:
+    """Return an error's text for the caller: without a store's own words, and cut to MOST_TOLD."""
+    text = error.told if isinstance(error, CorantoError) else str(error)
+    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}…"
