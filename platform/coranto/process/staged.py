@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Self
 
 
@@ -30,7 +29,5 @@ class Staged(ABC):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._exits.aclose()

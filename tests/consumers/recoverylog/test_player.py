@@ -322,7 +322,7 @@ async def test_a_file_that_hints_name_must_be_created(broker: FakeBroker, owners
     live = LiveFnode(Fnode(1), (Segment(author, 1, 0, 0, 2, 0, LOG),))
     ghost = LiveFnode(Fnode(2), (Segment(author, 2, 0, HistoryPosition(1, 0).after(b"").checksum, 2, 0, LOG),))
     assert (await owners.peek(Hints(LOG, (live,)))).fsm.live_fnodes == [1]
-    with pytest.raises(CorruptData, match="not met"):
+    with pytest.raises(CorruptData, match="not found"):
         await owners.peek(Hints(LOG, (live, ghost)))
 
 
