@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
+from dagster_coranto.automation import on_new_content
 from dagster_coranto.checks import build_audit_check, build_fragment_check
 from dagster_coranto.components import JournalCollectionComponent, SparkConsumerComponent
 from dagster_coranto.consumer import ConsumerMode, ConsumerSettings
@@ -31,6 +32,7 @@ from dagster_coranto.journal_assets import (
 )
 from dagster_coranto.log import DagsterLog
 from dagster_coranto.metadata import ConsumerMetadataSet, GroupMetadataSet, JournalMetadataSet
+from dagster_coranto.observation import JournalObservationSensorCursor, build_journal_observation_sensor
 from dagster_coranto.options import AssetOptions, OpOptions, SpecOptions
 from dagster_coranto.resource import JournalResource
 from dagster_coranto.sensor import JournalPollingSensorCursor, build_journal_polling_sensor
@@ -59,6 +61,7 @@ __all__ = [
     "JournalCollectionComponent",
     "JournalGroup",
     "JournalMetadataSet",
+    "JournalObservationSensorCursor",
     "JournalPollingSensorCursor",
     "JournalResource",
     "JournalSpecsConfig",
@@ -77,11 +80,13 @@ __all__ = [
     "build_group_spec",
     "build_journal_asset_specs",
     "build_journal_group_asset",
+    "build_journal_observation_sensor",
     "build_journal_polling_sensor",
     "build_journal_specs_asset",
     "build_journal_specs_check",
     "build_spark_consumer_assets",
     "dagster_environment",
     "journal_assets",
+    "on_new_content",
     "prepare_home",
 ]

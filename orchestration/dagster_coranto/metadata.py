@@ -43,6 +43,13 @@ class GroupMetadataSet(NamespacedMetadataSet):
     """The sum of the journals' heads, which Dagster plots over time."""
     heads: dg.JsonMetadataValue | None = None
     journals: dg.TableMetadataValue | None = None
+    journal_count: int | None = None
+    unknown_journals: int | None = None
+    """The journals whose heads no broker tells."""
+    stored_bytes: int | None = None
+    unstored_bytes: int | None = None
+    """The bytes that only brokers hold until now."""
+    last_append: dg.TimestampMetadataValue | None = None
     offsets_read: dg.JsonMetadataValue | None = None
     """Of a consumer's output: the offsets of its sources that the messages come from."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from time import time
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -147,7 +147,7 @@ def build_journal_polling_sensor(
         failures = before.failures + 1 if failed is not None else 0
         if failed is not None:
             pause = min(_MAX_BACKOFF_SECONDS, minimum_interval_seconds * 2.0 ** (failures - 1))
-            left = failed + pause - time.time()
+            left = failed + pause - time()
             if left > 0:
                 return dg.SkipReason(
                     f"The last runs have failed ({failures} in a row); the next one follows in {left:.0f} s."

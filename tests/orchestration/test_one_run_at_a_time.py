@@ -239,7 +239,6 @@ def test_a_run_that_never_came_to_consume_is_waited_for_only_so_long(
 ) -> None:
     queued, launched = shop.run(DagsterRunStatus.QUEUED), shop.run(DagsterRunStatus.STARTING)
     passed = 301
-    monkeypatch.setattr("dagster_coranto.underway.time.time", lambda: time_of_day() + passed)
     monkeypatch.setattr("dagster_coranto.sensor.runs_under_way", at_that_time(lambda: time_of_day() + passed))
     assert f"Run {queued.run_id} is under way" in str(shop.tick()), "a queue may be long"
     shop.instance.report_run_canceled(queued)
@@ -256,7 +255,7 @@ def at_that_time(wall: Any) -> Any:
 def test_a_failed_run_is_followed_by_another_without_new_heads(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = []
     passed = 0.0
-    monkeypatch.setattr("dagster_coranto.sensor.time.time", lambda: time_of_day() + passed)
+    monkeypatch.setattr("dagster_coranto.sensor.time", lambda: time_of_day() + passed)
     for failures, pause in ((1, 30), (2, 60), (3, 120)):
         request = shop.tick()
         assert isinstance(request, dg.RunRequest)
