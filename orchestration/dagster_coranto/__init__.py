@@ -23,6 +23,7 @@ from dagster_coranto.consumer import ConsumerMode, ConsumerSettings
 from dagster_coranto.consumer_assets import ConsumerRun, build_spark_consumer_assets
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.instance import dagster_environment, prepare_home
+from dagster_coranto.io_manager import JournalIOManager
 from dagster_coranto.journal_assets import (
     Publication,
     PublishContext,
@@ -60,6 +61,7 @@ __all__ = [
     "GroupMetadataSet",
     "JournalCollectionComponent",
     "JournalGroup",
+    "JournalIOManager",
     "JournalMetadataSet",
     "JournalObservationSensorCursor",
     "JournalPollingSensorCursor",
