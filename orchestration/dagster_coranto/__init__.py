@@ -37,6 +37,12 @@ from dagster_coranto.observation import JournalObservationSensorCursor, build_jo
 from dagster_coranto.options import AssetOptions, OpOptions, SpecOptions
 from dagster_coranto.resource import JournalResource
 from dagster_coranto.sensor import JournalPollingSensorCursor, build_journal_polling_sensor
+from dagster_coranto.shard_consumers import (
+    ObservedConsumer,
+    ShardConsumerResource,
+    build_consumer_observation_sensor,
+    build_observed_consumer,
+)
 from dagster_coranto.spark import SparkResource
 from dagster_coranto.specs_asset import JournalSpecsConfig, build_journal_specs_asset, build_journal_specs_check
 from dagster_coranto.sql_store import SqlStoreResource
@@ -68,16 +74,19 @@ __all__ = [
     "JournalResource",
     "JournalSpecsConfig",
     "JournalTranslatorData",
+    "ObservedConsumer",
     "OpOptions",
     "Publication",
     "PublishContext",
     "PublishFunction",
+    "ShardConsumerResource",
     "SparkConsumerComponent",
     "SparkResource",
     "SpecOptions",
     "SqlStoreResource",
     "__version__",
     "build_audit_check",
+    "build_consumer_observation_sensor",
     "build_fragment_check",
     "build_group_spec",
     "build_journal_asset_specs",
@@ -86,6 +95,7 @@ __all__ = [
     "build_journal_polling_sensor",
     "build_journal_specs_asset",
     "build_journal_specs_check",
+    "build_observed_consumer",
     "build_spark_consumer_assets",
     "dagster_environment",
     "journal_assets",

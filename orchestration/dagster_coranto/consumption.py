@@ -11,9 +11,8 @@ from dagster_coranto.consumer import ConsumerSettings, Materialized, SparkConsum
 from dagster_coranto.metadata import (
     ConsumerMetadataSet,
     GroupMetadataSet,
-    JournalRow,
+    lag_table,
     offsets_metadata,
-    table,
     vector_version,
 )
 from dagster_coranto.resource import JournalResource, heads_of
@@ -23,8 +22,6 @@ from dagster_coranto.sql_tables import table_facts
 if TYPE_CHECKING:
     from coranto_consumers.spark.consumer import SparkConsumer
     from coranto_consumers.spark.progress import ConsumeReport
-
-_COLUMNS = {"journal": "string", "offset": "int", "head": "int", "lag_bytes": "int"}
 
 
 class Consumption:
@@ -134,15 +131,6 @@ class Consumption:
 
 def consumer_metadata(report: ConsumeReport) -> Mapping[str, Any]:
     """Return a consumer's report as metadata of its tables."""
-    rows: list[JournalRow] = [
-        {
-            "journal": journal,
-            "offset": report.offsets.get(journal, 0),
-            "head": head,
-            "lag_bytes": max(0, head - report.offsets.get(journal, 0)),
-        }
-        for journal, head in sorted(report.heads.items())
-    ]
     return dict(
         ConsumerMetadataSet(
             messages=report.messages,
@@ -152,6 +140,6 @@ def consumer_metadata(report: ConsumeReport) -> Mapping[str, Any]:
             rows_read=report.rows,
             fence=report.fence,
             offsets_read=offsets_metadata(report.offsets),
-            journals=table(rows, _COLUMNS),
+            journals=lag_table(report.offsets, report.heads),
         )
     )

@@ -123,3 +123,13 @@ def table(rows: Sequence[JournalRow], columns: Mapping[str, str]) -> dg.TableMet
 
 def _beyond(count: int) -> str:
     return f"and {count:,} more"
+
+
+def lag_table(offsets: Mapping[str, int], heads: Mapping[str, int]) -> dg.TableMetadataValue:
+    """Return a consumer's offsets and lag by journal, for display."""
+    rows: list[JournalRow] = [
+        {"journal": journal, "offset": at, "head": head, "lag_bytes": max(0, head - at)}
+        for journal, head in sorted(heads.items())
+        for at in (offsets.get(journal, 0),)
+    ]
+    return table(rows, {"journal": "string", "offset": "int", "head": "int", "lag_bytes": "int"})

@@ -15,7 +15,7 @@ from coranto.errors import ClusterError, SqlStoreError, Unavailable
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.metadata import GroupMetadataSet, JournalRow, offsets_metadata, table, vector_version
 from dagster_coranto.resource import JournalResource
-from dagster_coranto.sql_store import SqlStoreResource
+from dagster_coranto.shard_consumers import OffsetsSource
 from dagster_coranto.translator import DagsterJournalTranslator, build_group_spec
 from dagster_coranto.typed_resources import bound
 
@@ -60,7 +60,7 @@ def build_journal_observation_sensor(
     *,
     journals: JournalResource,
     groups: Sequence[JournalGroup],
-    consumers: Mapping[str, SqlStoreResource] | None = None,
+    consumers: Mapping[str, OffsetsSource] | None = None,
     name: str = "journal_observation_sensor",
     minimum_interval_seconds: int = 30,
     report_seconds: float = 60.0,
@@ -74,9 +74,9 @@ def build_journal_observation_sensor(
     is at most one event in `report_seconds`, and none if nothing has changed or a run has already reported the same
     heads. Dagster keeps events for ever, so they are small for any number of journals.
 
-    `consumers` are names of consumers with their stores; their lag behind each group is reported. Metadata:
-    GroupMetadataSet, and `dagster-coranto/lag_bytes/NAME` for each consumer. The data version is a digest of the heads.
-    While the cluster does not answer, ticks are skipped.
+    `consumers` are names of consumers with their stores, or selectors of shards with their consumer processes. Their
+    lag behind each group is reported. Metadata: GroupMetadataSet, and `dagster-coranto/lag_bytes/NAME` for each consumer.
+    The data version is a digest of the heads. While the cluster does not answer, ticks are skipped.
     """
     keys = {group.name: build_group_spec(group, dagster_journal_translator).key for group in groups}
 
@@ -95,7 +95,7 @@ def build_journal_observation_sensor(
         if not due:
             return dg.SkipReason(f"All groups were reported less than {report_seconds:g} s ago.")
         try:
-            offsets = {consumer: _offsets(store, consumer) for consumer, store in stores.items()}
+            offsets = {consumer: store.offsets(consumer) for consumer, store in stores.items()}
             for group in due:
                 found = GroupState.of(resource.heads(group), offsets)
                 before = seen.get(group.name)
@@ -225,14 +225,6 @@ def _reported(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:
     event = instance.get_latest_materialization_event(key)
     made = event.asset_materialization if event is not None else None
     return (made.tags or {}).get("dagster/data_version") if made is not None else None
-
-
-def _offsets(store: SqlStoreResource, consumer: str) -> Mapping[str, int] | None:
-    """Return the offsets through which a consumer has committed. None if it has never committed."""
-    found = store.read(consumer)
-    if found is None or not found.checkpoint.sources:
-        return None
-    return {journal: source.read_through for journal, source in found.checkpoint.sources.items()}
 
 
 def _text(seconds: float) -> str:

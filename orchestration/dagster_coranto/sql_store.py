@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import dagster as dg
@@ -50,6 +51,13 @@ class SqlStoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it
     def read(self, consumer: str) -> Restored | None:
         """Return a consumer's fence and last committed checkpoint. None if it has never started."""
         return self.store().read(consumer)
+
+    def offsets(self, consumer: str) -> Mapping[str, int] | None:
+        """Return the offsets through which a consumer has committed. None if it has never committed."""
+        found = self.read(consumer)
+        if found is None or not found.checkpoint.sources:
+            return None
+        return {journal: source.read_through for journal, source in found.checkpoint.sources.items()}
 
 
 def hide_password(url: str) -> str:
