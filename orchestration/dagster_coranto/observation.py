@@ -75,8 +75,8 @@ def build_journal_observation_sensor(
     heads. Dagster keeps events for ever, so they are small for any number of journals.
 
     `consumers` are names of consumers with their stores, or selectors of shards with their consumer processes. Their
-    lag behind each group is reported. Metadata: GroupMetadataSet, and `dagster-coranto/lag_bytes/NAME` for each consumer.
-    The data version is a digest of the heads. While the cluster does not answer, ticks are skipped.
+    lag behind each group is reported. Metadata: GroupMetadataSet, and `dagster-coranto/lag_bytes/NAME` for each
+    consumer. The data version is a digest of the heads. While the cluster does not answer, ticks are skipped.
     """
     keys = {group.name: build_group_spec(group, dagster_journal_translator).key for group in groups}
 
