@@ -50,9 +50,8 @@ class StageTask:
         if first is None:
             return
         with StageWriter(self.store_url, self.stage, self.shard, self.fence, attempt) as writer:
-            rows += writer.write(first.to_pylist())
-            for batch in batches:
-                rows += writer.write(batch.to_pylist())
+            for batch in _chain(first, batches):
+                rows += writer.write_batch(batch)
         if rows:
             yield pa.record_batch({"attempt": [attempt], "rows": [rows]})
 

@@ -18,11 +18,14 @@ from sqlalchemy import Connection, Dialect, MetaData, Table, delete, insert
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from coranto_consumers.stores.copying import can_copy, copy_text
 from coranto_consumers.stores.engines import is_denied
 from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, stage_table
 from coranto_consumers.stores.sql import SqlStore
 
 PREFIX = "coranto_stage_"
+_TEXT_BYTES = 64 << 20
+"""The number of bytes of columns that are made text at once: Arrow's texts end at 2 GiB."""
 
 
 def stage_of(store: SqlStore, plan: MergePlan) -> Table:
@@ -114,6 +117,24 @@ class StageWriter:
             except SQLAlchemyError as error:
                 raise self._store.failure(f"rows for {self._stage.name} could not be staged", error) from error
         return len(rows)
+
+    def write_batch(self, batch: Any) -> int:
+        """Stage the rows of an Arrow record batch, and return their number. Raises SqlStoreError.
+
+        Where COPY and the columns' types allow it, no Python object is made of any value.
+        """
+        if not batch.num_rows:
+            return 0
+        if batch.nbytes > _TEXT_BYTES and batch.num_rows > 1:
+            half = batch.num_rows // 2
+            return self.write_batch(batch.slice(0, half)) + self.write_batch(batch.slice(half))
+        columns = [batch.column(name) for name in self._columns]
+        if self._copy is None or not all(
+            can_copy(column.type, self._stage.c[name]) for name, column in zip(self._columns, columns, strict=True)
+        ):
+            return self.write(batch.to_pylist())
+        self._copy.write(memoryview(copy_text(self._owner, columns)))
+        return int(batch.num_rows)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

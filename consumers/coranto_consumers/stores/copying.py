@@ -1,0 +1,66 @@
+"""Text for PostgreSQL's COPY, made of whole Arrow columns, without a Python object per value."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Column
+
+_NULL: Final = r"\N"
+_ESCAPES: Final = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
+
+
+def can_copy(kind: Any, column: Column[Any]) -> bool:
+    """Return True if values of an Arrow type can be written here as text that means the same in a table's column."""
+    types = pa.types
+    try:
+        stored = column.type.python_type
+    except NotImplementedError:
+        return False
+    if types.is_string(kind):
+        return stored is str
+    if types.is_integer(kind):
+        return stored in (int, float, Decimal)
+    if types.is_float64(kind):
+        return stored in (float, Decimal)
+    if types.is_decimal128(kind):
+        return stored is Decimal
+    if types.is_boolean(kind):
+        return stored is bool
+    if types.is_timestamp(kind):
+        return stored is dt.datetime
+    return bool(types.is_date32(kind)) and stored is dt.date
+
+
+def copy_text(owner: Sequence[object], columns: Sequence[Any]) -> Any:
+    """Return a buffer with rows in COPY's text format: the values of `owner`, which all rows share, and of columns.
+
+    There is at least one column. Columns are Arrow arrays of equal length, of types that `can_copy` accepts.
+    """
+    *before, last = map(_texts, columns)
+    ended = pc.binary_join_element_wise(last, "", "\n", null_handling="replace", null_replacement=_NULL)
+    shared = [pa.scalar(_escaped(str(value))) for value in owner]
+    rows = pc.binary_join_element_wise(*shared, *before, ended, "\t", null_handling="replace", null_replacement=_NULL)
+    # The rows' texts follow one another in one buffer, which is what COPY reads.
+    _, borders, text = rows.buffers()
+    return text.slice(0, np.frombuffer(borders, dtype=np.int32)[len(rows)])
+
+
+def _texts(column: Any) -> Any:
+    if not pa.types.is_string(column.type):
+        return pc.cast(column, pa.string())
+    for character, escape in _ESCAPES:
+        column = pc.replace_substring(column, character, escape)
+    return column
+
+
+def _escaped(text: str) -> str:
+    for character, escape in _ESCAPES:
+        text = text.replace(character, escape)
+    return text
