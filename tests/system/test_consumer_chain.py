@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coranto_consumers.testing_chain.chain import ChainOptions
-from coranto_consumers.testing_chain.model import Expected, of_stream
+from coranto_consumers.testing_chain.model import ExpectedStream, of_stream
 from coranto_consumers.testing_chain.nemesis import HANDS
 from coranto_consumers.testing_chain.run import run_chain
 from coranto_consumers.testing_chain.verdict import differences
@@ -35,8 +35,8 @@ async def test_sums_are_exact_after_kills_of_all_kinds(tmp_path: Path) -> None:
     assert verdict.alerts > ALERTS
 
 
-def expected(*numbers: int) -> Expected:
-    made = Expected("s")
+def expected(*numbers: int) -> ExpectedStream:
+    made = ExpectedStream("s")
     for n in numbers:
         made.number(n, last=False)
     return made

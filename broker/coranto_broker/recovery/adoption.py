@@ -32,7 +32,7 @@ from coranto_broker.spool.in_sync import InSyncRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GatheredDirectory:
     """The result of gathering one data directory."""
 
     cluster: ClusterIdentity
@@ -52,7 +52,7 @@ class Adoption:
         self._layout = layout
         self._entropy = entropy
 
-    async def gather(self, member: MemberId, data_dir: Path, disk: Disk, clock: Clock) -> Gathered:
+    async def gather(self, member: MemberId, data_dir: Path, disk: Disk, clock: Clock) -> GatheredDirectory:
         """Report what a data directory knows. May be repeated.
 
         The directory may or may not match this etcd: one that was not used since the backup still matches. It must be
@@ -89,7 +89,7 @@ class Adoption:
         known = identity.brokers if identity is not None else ()
         cluster = cluster if late else await self._join(seen, former, lambda it: it.joined(broker, seen, known, former))
         await self._use(member, data_dir, disk, cluster, seen)
-        return Gathered(cluster, merged, brought_back, late)
+        return GatheredDirectory(cluster, merged, brought_back, late)
 
     async def finish(self, without: Sequence[str] = ()) -> ClusterIdentity:
         """Let brokers serve again. Raises WrongCluster while a broker that `without` does not name has not reported."""

@@ -183,7 +183,7 @@ class World:
     # -- Clients -------------------------------------------------------------------------------------------------------
 
     def client(self, node: str, machine: BrokerHost, patience: float) -> JournalClient:
-        connection = SimConnection(self.rpc, node, machine.endpoint)
+        connection = WorldConnection(self.rpc, node, machine.endpoint)
         return JournalClient(machine.endpoint, clock=self.client_clock, patience=patience, connection=connection)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
@@ -440,7 +440,7 @@ class _SimBroker(Broker):
         return judgement
 
 
-class SimConnection(Connection):
+class WorldConnection(Connection):
     """A client's connection over the simulated network."""
 
     def __init__(self, rpc: Rpc, node: str, endpoint: str, process: Process | None = None) -> None:

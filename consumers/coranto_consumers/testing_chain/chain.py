@@ -28,7 +28,7 @@ from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.runtime.specs import ShardEntities
 from coranto_consumers.testing import PostgresServer
 from coranto_consumers.testing_chain.applications import STORE_VARIABLE
-from coranto_consumers.testing_chain.model import ALERTS, STAGES, Expected, Stage, journal_specs
+from coranto_consumers.testing_chain.model import ALERTS, STAGES, ExpectedStream, Stage, journal_specs
 from coranto_consumers.testing_chain.publishing import StreamPublisher
 
 ZONES = ("a", "b")
@@ -146,7 +146,7 @@ class Chain(Staged):
         return [*self.brokers, *(member for consumer in self.consumers for member in consumer.members)]
 
     @property
-    def expected(self) -> dict[str, Expected]:
+    def expected(self) -> dict[str, ExpectedStream]:
         return {stream: each for publisher in self.publishers for stream, each in publisher.expected.items()}
 
     def check(self) -> None:

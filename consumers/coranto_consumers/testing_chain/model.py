@@ -108,7 +108,7 @@ def _journal_spec(name: str, content_type: str, replication: int) -> pb.JournalS
 
 
 @dataclass(slots=True)
-class Expected:
+class ExpectedStream:
     """The expected results of one stream: the contents of each consumer's store, and the messages they publish."""
 
     stream: str

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from coranto.client import JournalClient
 from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
-from coranto_consumers.testing_chain.model import RAW, Expected, journal_of
+from coranto_consumers.testing_chain.model import RAW, ExpectedStream, journal_of
 
 _FOREVER: Final = 24 * 3600.0
 _PAUSE_SECONDS: Final = 0.1
@@ -26,7 +26,7 @@ class StreamPublisher:
     """
 
     def __init__(self, client: JournalClient, streams: list[str], rng: random.Random, ending: asyncio.Event) -> None:
-        self.expected = {stream: Expected(stream) for stream in streams}
+        self.expected = {stream: ExpectedStream(stream) for stream in streams}
         self.transactions = {"committed": 0, "rolled back": 0, "left open": 0}
         self._client = client
         self._rng = rng

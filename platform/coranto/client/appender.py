@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from coranto.client.connection import CALL_ENDED, REFUSALS, cancelled_from_outside
-from coranto.client.dispatch import Dispatcher, Way
+from coranto.client.dispatch import ChosenConnection, Dispatcher
 from coranto.client.responses import append_failure, check_appended
 from coranto.client.values import AppendResult
 from coranto.errors import (
@@ -72,7 +72,7 @@ class Appender:
         at = f" at offset {parameters.offset}" if parameters.offset else ""
         self._subject = f"append to {self._journal}{at}"
         self._state = _State.IDLE
-        self._way: Way | None = None
+        self._way: ChosenConnection | None = None
         self._call: Call | None = None
         self._introduced = False  # The parameters were sent.
         self._asked = False  # The empty message may have been sent.
@@ -148,7 +148,7 @@ class Appender:
         if self._state not in states:
             raise InvalidInput(f"{self._subject}: this append is {self._state.value}; begin another one")
 
-    def _open(self, way: Way) -> Call:
+    def _open(self, way: ChosenConnection) -> Call:
         self._way = way
         self._parameters.do_not_proxy = way.routed and not self._may_proxy
         self._call = way.stub.Append(metadata=way.tokens.about(Capability.APPEND, self._journal))

@@ -43,7 +43,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ChosenConnection:
     """The connection for one call. It reports the call's answer to the dispatcher.
 
     `routed` is true if a known route chose the connection, and false for a seed.
@@ -114,20 +114,20 @@ class Dispatcher:
 
     # -- Ways --------------------------------------------------------------------------------------------------------
 
-    def to_seed(self, journal: str = "") -> Way:
+    def to_seed(self, journal: str = "") -> ChosenConnection:
         """Return the way for a call that any broker accepts."""
         for turn in range(len(self._seeds)):
             index = (self._seed + turn) % len(self._seeds)
             if not self._is_avoided(self._seeds[index].target):
                 self._seed = index
                 break
-        return Way(self._seeds[self._seed], journal, False, self)
+        return ChosenConnection(self._seeds[self._seed], journal, False, self)
 
-    def to_primary(self, journal: str) -> Way:
+    def to_primary(self, journal: str) -> ChosenConnection:
         """Return the way for a call that the journal's primary serves."""
         return self._along(journal, lambda route: route.writers)
 
-    def to_replica(self, journal: str) -> Way:
+    def to_replica(self, journal: str) -> ChosenConnection:
         """Return the way for a call that any broker of the journal serves, preferably one in the client's zone."""
         choice = crc32(journal.encode(), self._salt)
         return self._along(journal, lambda route: route.readers(self._config.zone, choice))
@@ -137,7 +137,7 @@ class Dispatcher:
         """True if there are several seeds."""
         return len(self._seeds) > 1
 
-    async def connected(self, subject: str, seconds: float, journal: str = "") -> Way:
+    async def connected(self, subject: str, seconds: float, journal: str = "") -> ChosenConnection:
         """Return a way to a connected seed. Connect first if necessary, for at most `seconds`. Raises Unavailable."""
         way = self.to_seed(journal)
         if way.connection.channel.get_state() is grpc.ChannelConnectivity.READY:
@@ -149,7 +149,7 @@ class Dispatcher:
                 if attempt.exception() is None:
                     self._seed = self._seeds.index(attempts[attempt])
                     self._avoided.pop(attempts[attempt].target, None)
-                    return Way(attempts[attempt], journal, False, self)
+                    return ChosenConnection(attempts[attempt], journal, False, self)
         finally:
             for attempt in attempts:
                 attempt.cancel()
@@ -166,7 +166,7 @@ class Dispatcher:
 
     # -- Learning from calls -----------------------------------------------------------------------------------------
 
-    def answered(self, way: Way, status: int, header: pb.Header) -> None:
+    def answered(self, way: ChosenConnection, status: int, header: pb.Header) -> None:
         """Learn from a broker's answer to a call."""
         self._avoided.pop(way.connection.target, None)
         if not way.journal or not self._learns:
@@ -180,7 +180,7 @@ class Dispatcher:
             # The route leads back to the same broker, which is behind, or is about to end.
             self._routes.forget(way.journal)
 
-    def failed(self, way: Way, code: grpc.StatusCode) -> None:
+    def failed(self, way: ChosenConnection, code: grpc.StatusCode) -> None:
         """Learn from a call that ended with a gRPC error."""
         if way.routed:
             self._routes.forget(way.journal)
@@ -192,12 +192,12 @@ class Dispatcher:
 
     # -- Connections -------------------------------------------------------------------------------------------------
 
-    def _along(self, journal: str, choose: Callable[[KnownRoute], Sequence[str]]) -> Way:
+    def _along(self, journal: str, choose: Callable[[KnownRoute], Sequence[str]]) -> ChosenConnection:
         route = self._routes.get(journal, self._clock.monotonic()) if self._learns else None
         for endpoint in choose(route) if route is not None else ():
             connection = self._connection(endpoint)
             if connection is not None:
-                return Way(connection, journal, True, self)
+                return ChosenConnection(connection, journal, True, self)
         return self.to_seed(journal)
 
     def _connection(self, endpoint: str) -> Connection | None:

@@ -25,7 +25,7 @@ from coranto.wire.heads_pb2 import JournalHead as WireHead
 
 if TYPE_CHECKING:
     from coranto.client.client import JournalClient
-    from coranto.client.dispatch import Way
+    from coranto.client.dispatch import ChosenConnection
 
 _SINGLE_READS: Final = 32
 _SINGLE_SECONDS: Final = 15.0
@@ -138,7 +138,7 @@ class Heads:
         return [each for each in self.journals if not each.known]
 
 
-async def ask(way: Way, request: HeadsRequest) -> Heads | None:
+async def ask(way: ChosenConnection, request: HeadsRequest) -> Heads | None:
     """Return what the broker of `way` tells; None if it does not have the call. Raises the client's errors."""
     subject = "heads of journals"
     header: pb.Header | None = None

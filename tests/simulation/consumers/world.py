@@ -28,7 +28,7 @@ from coranto.testing.sim.timeline import Process
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.simulation.world import Host, SimConnection, World
+from coranto_broker.simulation.world import Host, World, WorldConnection
 from coranto_consumers.runtime.application import Shard
 from coranto_consumers.runtime.consumer import Consumer
 from coranto_consumers.runtime.metrics import ConsumerMetrics
@@ -114,7 +114,7 @@ class ConsumerWorld(World):
             "endpoint": ",".join(machine.endpoint for machine in self.machines),
             "clock": clock or self.client_clock,
             "patience": PATIENCE,
-            "connect": lambda config, _clock, _tokens: SimConnection(self.rpc, node, config.endpoint, process),
+            "connect": lambda config, _clock, _tokens: WorldConnection(self.rpc, node, config.endpoint, process),
             "entropy": self.rng.randbytes,
         }
 

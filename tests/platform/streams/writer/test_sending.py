@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.client.appender import Appender
-from coranto.client.dispatch import Way
+from coranto.client.dispatch import ChosenConnection
 from coranto.errors import CommitUnknown, IndexHasGreaterOffset, Outcome, WriteError, WriterClosed
 from coranto.labels import label_selector
 from coranto.specs.validation import validate
@@ -51,7 +51,7 @@ async def test_a_writer_that_is_cancelled_at_once_leaves_no_call_open(monkeypatc
     calls: list[Any] = []
     open_call = Appender._open
 
-    def opened(append: Appender, way: Way) -> Any:
+    def opened(append: Appender, way: ChosenConnection) -> Any:
         calls.append(open_call(append, way))
         return calls[-1]
 

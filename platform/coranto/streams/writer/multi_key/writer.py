@@ -67,7 +67,7 @@ DEFAULT_PATIENCE: Final = 60.0
 _GATE_SECONDS: Final = 5.0
 """Seconds to wait at a closed gate before the process that closed it is taken for dead."""
 _POLL_SECONDS: Final = 0.05
-_SETTLE_EVERY: Final = 256
+_FINISH_EVERY: Final = 256
 """Transactions of a writer after which it records that all decisions are carried out, so that recovery reads little."""
 
 _log = structlog.get_logger(__name__)
@@ -286,7 +286,7 @@ class MultiKeyWriter(Generic[E]):
         if all(acknowledged):
             self._done.append(txn)
         self._committed += 1
-        if self._committed % _SETTLE_EVERY == 0:
+        if self._committed % _FINISH_EVERY == 0:
             await self._decisions.finish(await self._decisions.gate())
         return MultiKeyResult(txn, tuple(positions), all(acknowledged))
 
