@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
+from coranto.audit import objects
+from coranto.audit.compared import ComparedJournal, shown_time
 from coranto.audit.content import uncovered
-from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
+from coranto.audit.findings import Fact, Finding, Kind, Severity
 from coranto.audit.health import health_of
-from coranto.audit.losses import Expected, Spans, lost, merged, overlaps, shortest
-from coranto.audit.present import Present, known, plausible
+from coranto.audit.losses import Expected, lost, merged, overlaps, shortest
+from coranto.audit.present import Present, known
 from coranto.audit.remembered import JournalRecord, Key, KnownFragment, digest_of, digest_of_registers
-from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 
 _SHOWN = 5
@@ -33,11 +32,11 @@ def judge(present: Present, before: JournalRecord | None, *, fresh: bool = False
 
     With `fresh` the journal is taken as it is: what is lost is not held against it, and not remembered.
     """
-    found = _Journal(present, None if fresh else before)
+    found = _Judgement(present, None if fresh else before)
     found.identity()
     found.content(fresh=fresh)
     found.heads()
-    found.names()
+    objects.tell_misnamed(found)
     judged = Judged([*found.findings, *health_of(present)], found.facts())
     judged.record = found.record() if present.complete else None
     since = dict(before.since) if before is not None and not fresh else {}
@@ -51,28 +50,10 @@ def judge(present: Present, before: JournalRecord | None, *, fresh: bool = False
     return judged
 
 
-class _Journal:
-    """One journal, as it is and as it was."""
+class _Judgement(ComparedJournal):
+    """The judgement under way."""
 
-    def __init__(self, present: Present, before: JournalRecord | None) -> None:
-        self.present = present
-        self.before = before
-        self.findings: list[Finding] = []
-        self.spec = present.info.spec
-        self.subject = Subject.journal(present.journal)
-        self.sound = plausible(present.objects)
-        remembered = before.fragments if before is not None else []
-        self.bad = {each.key: each for each in remembered if each.bad}
-        self.verified = {each.key: each.verified_at for each in remembered if not each.bad} | dict(present.verified)
-        self.lost: Spans = []
-        self.gaps: Spans = list(before.gaps) if before is not None else []
-        self.missed: list[KnownFragment] = []
-        self.replaced: set[Key] = set()
-        head = present.head
-        self.head = max(head.head, before.head if before is not None else 0)
-
-    def find(self, kind: Kind, severity: Severity, message: str, facts: Mapping[str, Fact] | None = None) -> None:
-        self.findings.append(Finding(kind, severity, self.subject, message, facts or {}))
+    unexplained = False
 
     # -- Is it still the same journal ----------------------------------------------------------------------------------
 
@@ -91,7 +72,7 @@ class _Journal:
         self.find(
             Kind.JOURNAL_RECREATED,
             Severity.ERROR,
-            f"it was deleted and created again since {_time(before.at)}: its create revision was "
+            f"it was deleted and created again since {shown_time(before.at)}: its create revision was "
             f"{before.create_revision} and is {info.create_revision}"
             + (f", and the cluster was {before.cluster} and is {self.present.cluster}" if moved else "")
             + f". It ended at {before.head} then. Content that was not stored is in deleted/ of the brokers' data "
@@ -109,7 +90,7 @@ class _Journal:
     def content(self, *, fresh: bool) -> None:
         if not self.present.head.known or self.present.problem:
             return  # `health_of` tells that.
-        stored = [each for each in self.sound.stored if not self._is_bad(each)]
+        stored = [each for each in self.sound.stored if not self.is_bad(each)]
         if self.present.unlisted:
             stored = [each for each in self.present.index if each.backing_store]  # The brokers' word has to do.
         stored_spans = [(each.begin, each.end) for each in stored]
@@ -121,16 +102,17 @@ class _Journal:
         # New content at offsets that were given out twice does not bring back what was lost there.
         self.missed = self._still_missed()
         self.lost = merged([*self.lost, *((each.begin, each.end) for each in self.missed)])
-        if fresh:
-            self.gaps = uncovered(spans, beginning, self.head)
+        gaps = [(beginning, self.head)] if fresh else self.gaps
+        # A gap that was accepted, and then filled, is not accepted a second time.
+        self.gaps = [piece for begin, end in gaps for piece in uncovered(spans, begin, end)]
         self.lost = [piece for begin, end in self.lost for piece in uncovered(list(self.gaps), begin, end)]
         self._tell_lost(expected)
         if self.before is None and not fresh and expected.first == beginning > 0:
             self._unexplained(beginning, keeps=not expected.retention_seconds, stored=bool(stored_spans))
-        self._gone(spans)
+        objects.tell_missing(self, spans)
         if not self.present.unlisted:
-            self._unstored(stored_spans)
-        self._replaced()
+            objects.tell_unstored(self, stored_spans)
+        objects.tell_replaced(self)
 
     def _still_missed(self) -> list[KnownFragment]:
         keys = self.present.keys | self.present.back
@@ -166,7 +148,7 @@ class _Journal:
             "retention_seconds": expected.retention_seconds,
             "spec_changed": changed,
         }
-        was = f", which was there at {_time(self.before.at)}" if self.before is not None and seen else ""
+        was = f", which was there at {shown_time(self.before.at)}" if self.before is not None and seen else ""
         rule = (
             f"retention ({expected.retention_seconds:g} s) does not allow that yet"
             if expected.retention_seconds
@@ -191,6 +173,7 @@ class _Journal:
         """Tell of a beginning that retention does not explain. It always keeps the fragment that reaches furthest."""
         if not keeps and (stored or not self.spec.fragment.stores):
             return
+        self.unexplained = True
         why = "although its retention keeps everything" if keeps else "and nothing of it is stored"
         self.find(
             Kind.BEGINNING_UNEXPLAINED,
@@ -199,78 +182,6 @@ class _Journal:
             "content was removed on purpose, accept the journal as it is (--accept)",
             {"begin": beginning},
         )
-
-    def _gone(self, spans: Spans) -> None:
-        """Tell of fragments that the index names and their stores lack, unless retention has just removed them."""
-        for each in self.present.gone:
-            is_lost = overlaps((each.begin, each.end), self.lost)
-            covered = any(begin <= each.begin and each.end <= end for begin, end in spans)
-            if not is_lost and not covered:
-                continue
-            self.find(
-                Kind.FRAGMENT_MISSING,
-                Severity.ERROR if is_lost else Severity.WARNING,
-                f"the brokers' index names {each.content_path}, and {each.backing_store} does not have it"
-                + ("" if is_lost else "; other fragments have its content"),
-                {"fragment": each.content_path, "store": each.backing_store, "span": [each.begin, each.end]},
-            )
-
-    def _unstored(self, stored: Spans) -> None:
-        """Tell of fragments that a store had, and whose content only brokers have now."""
-        keys = {known(each).key for each in self.sound.stored}
-        for old in self.before.fragments if self.before is not None else []:
-            if not old.stored or old.bad or old.lost_since or old.key in keys:
-                continue
-            if overlaps((old.begin, old.end), self.lost) or not uncovered(stored, old.begin, old.end):
-                continue
-            if overlaps((old.begin, old.end), [(each.begin, each.end) for each in self.present.live]):
-                self.find(
-                    Kind.FRAGMENT_MISSING,
-                    Severity.WARNING,
-                    f"the store does not have [{old.begin}, {old.end}) with the SHA-1 {old.sum} any more, and had it. "
-                    "A broker still has the content and stores it again, if it does not end before",
-                    {"span": [old.begin, old.end], "sum": old.sum},
-                )
-
-    def _replaced(self) -> None:
-        """Tell of objects of the same offsets with different SHA-1s: at most one of them is the journal's content."""
-        sums: dict[tuple[int, int], set[str]] = defaultdict(set)
-        for each in self.sound.stored:
-            sums[each.begin, each.end].add(each.sum.hex())
-        before: dict[tuple[int, int], set[str]] = defaultdict(set)
-        for old in self.before.fragments if self.before is not None else []:
-            if not old.lost_since and not old.bad:
-                before[old.begin, old.end].add(old.sum)
-        for (begin, end), found in sorted(sums.items()):
-            was = ", ".join(sorted(before.get((begin, end), ())))
-            if was and not found & before[begin, end]:
-                self.replaced.update((begin, end, each) for each in before[begin, end])
-                self.find(
-                    Kind.CONTENT_REPLACED,
-                    Severity.ERROR,
-                    f"[{begin}, {end}) had the SHA-1 {was} and is stored with {', '.join(sorted(found))}: content that "
-                    "was there was replaced by other content. Restore the fragment from a copy of the store, or accept "
-                    "it (--accept)",
-                    {"span": [begin, end], "sum_before": was, "sums": sorted(found)},
-                )
-            elif len(found) > 1:
-                self.find(
-                    Kind.CONTENT_REPLACED,
-                    Severity.ERROR,
-                    f"[{begin}, {end}) is stored {len(found)} times with different SHA-1s "
-                    f"({', '.join(sorted(found))}): at most one is the journal's. A deep audit tells which contradict "
-                    "their own names; remove those",
-                    {"span": [begin, end], "sums": sorted(found)},
-                )
-
-        for old, digest in self.present.twice:
-            self.find(
-                Kind.CONTENT_REPLACED,
-                Severity.ERROR,
-                f"[{old.begin}, {old.end}) had the SHA-1 {old.sum} at brokers at the last audit, and has {digest} now: "
-                "these offsets were given out twice, and readers may have seen both contents",
-                {"span": [old.begin, old.end], "sum_before": old.sum, "sums": [digest]},
-            )
 
     # -- Does the head hold --------------------------------------------------------------------------------------------
 
@@ -282,9 +193,9 @@ class _Journal:
             self.find(
                 Kind.HEAD_FELL,
                 Severity.ERROR,
-                f"its head is {head.head}, and was {before.head} at {_time(before.at)}: brokers have lost content that "
-                "was acknowledged. Start the brokers that had it, with their data directories; if they are gone for "
-                "good, `coranto journals reset-head` lets the journal continue",
+                f"its head is {head.head}, and was {before.head} at {shown_time(before.at)}: brokers have lost content "
+                "that was acknowledged. Start the brokers that had it, with their data directories; if they are gone "
+                "for good, `coranto journals reset-head` lets the journal continue",
                 {"head_before": before.head, "head": head.head},
             )
         if head.registers is None or before.registers is None:
@@ -296,60 +207,10 @@ class _Journal:
                 Kind.REGISTERS_LOST,
                 Severity.ERROR if unmoved else Severity.WARNING,
                 f"its registers {'changed without an append' if unmoved else 'are empty and were not'} since "
-                f"{_time(before.at)}: brokers may have lost them. Fences that writers keep in registers do not hold "
-                "until they are set again",
+                f"{shown_time(before.at)}: brokers may have lost them. Fences that writers keep in registers do not "
+                "hold until they are set again",
                 {"head": head.head, "empty": not registers},
             )
-
-    # -- Do stored files agree with their names ------------------------------------------------------------------------
-
-    def names(self) -> None:
-        for each in self.sound.implausible:
-            self.find(
-                Kind.CONTENT_DIFFERS,
-                Severity.ERROR,
-                f"{each.content_path} in {each.backing_store} has {each.file_bytes} bytes, which cannot hold the "
-                f"{each.length} bytes of content that its name states. Restore it from a copy, or remove it",
-                {"fragment": each.content_path, "store": each.backing_store, "span": [each.begin, each.end]},
-            )
-        for each in self.sound.stored:
-            if self._is_bad(each):
-                now = self.present.bad.get(known(each).key)
-                self.find(
-                    Kind.CONTENT_DIFFERS,
-                    Severity.ERROR,
-                    now or f"{self.bad[known(each).key].bad} (as an earlier audit read it)",
-                    {"fragment": each.content_path, "store": each.backing_store, "span": [each.begin, each.end]},
-                )
-        if self.present.unlisted or self.present.problem:
-            return
-        index = self.present.index
-        for each in self.sound.stored:
-            if uncovered([(entry.begin, entry.end) for entry in index], each.begin, each.end):
-                self.find(
-                    Kind.OBJECT_UNKNOWN,
-                    Severity.WARNING,
-                    f"{each.backing_store} has {each.content_path}, and the brokers' index covers none or only a part "
-                    "of it. Brokers may list the store later; if the object stays unknown, somebody else put it there",
-                    {"fragment": each.content_path, "store": each.backing_store, "span": [each.begin, each.end]},
-                )
-        if self.present.unreadable:
-            paths = [path for path, _ in self.present.unreadable]
-            self.find(
-                Kind.OBJECT_MISNAMED,
-                Severity.WARNING,
-                f"{len(paths)} files in its folder have names that are not fragments', so they count for nothing: "
-                f"{', '.join(paths[:_SHOWN])}. Remove them, or give a fragment its name back",
-                {"paths": paths},
-            )
-
-    def _is_bad(self, fragment: Fragment) -> bool:
-        """Return True if this audit, or an earlier one, read this very object and found other content than named."""
-        key = known(fragment).key
-        if key in self.present.bad or key in self.present.verified:
-            return key in self.present.bad
-        bad = self.bad.get(key)
-        return bad is not None and bad.mod_time == fragment.mod_time
 
     # -- What to remember ----------------------------------------------------------------------------------------------
 
@@ -359,7 +220,7 @@ class _Journal:
         conflicts = self._newcomers()
         for each in (*self.sound.stored, *present.live):
             now = known(each)
-            kept = self.bad.get(now.key) if self._is_bad(each) else None
+            kept = self.bad.get(now.key) if self.is_bad(each) else None
             if now.key in present.bad:
                 kept = now._replace(bad=present.bad[now.key])
             if now.key in conflicts:
@@ -371,7 +232,8 @@ class _Journal:
             if old.key not in fragments and is_lost and old.key not in present.back:
                 fragments[old.key] = old._replace(lost_since=old.lost_since or present.at)
         beginning = min((each.begin for each in fragments.values()), default=self.head)
-        first = min([beginning, *(begin for begin, _ in self.lost)])
+        # An unexplained beginning is missed by later audits too, until somebody accepts it.
+        first = 0 if self.unexplained else min([beginning, *(begin for begin, _ in self.lost)])
         unchanged = before is not None and any(each.kind is Kind.JOURNAL_RECREATED for each in self.findings)
         registers = digest_of_registers(head.registers) if head.registers is not None else None
         if before is not None and any(each.kind is Kind.REGISTERS_LOST and each.is_error for each in self.findings):
@@ -418,10 +280,6 @@ class _Journal:
             "replicas": head.replicas,
             "suspended": pb.JournalSpec.Suspend.Level.Name(present.info.spec.suspend.level),
         }
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _shown(spans: Iterable[tuple[int, int]]) -> str:

@@ -13,6 +13,7 @@ Everything else is lost.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,12 @@ def merged(spans: Iterable[tuple[int, int]]) -> Spans:
         elif begin < end:
             found.append((begin, end))
     return found
+
+
+def within(span: tuple[int, int], joined: Spans) -> bool:
+    """Return True if spans, as `merged` returns them, cover all of a span."""
+    at = bisect.bisect_right(joined, span[0], key=lambda each: each[0]) - 1
+    return span[0] >= span[1] or (at >= 0 and span[1] <= joined[at][1])
 
 
 def overlaps(span: tuple[int, int], spans: Iterable[tuple[int, int]]) -> bool:

@@ -70,6 +70,7 @@ class Journal:
 
     def __init__(self, client: SyncJournalClient, root: Path, name: str, store: str, replication: int) -> None:
         self.client = client
+        self.root = root
         self.name = name
         self.store: FragmentStore = StoreRegistry(root).get(store)
         fragment = pb.JournalSpec.Fragment(
@@ -84,13 +85,15 @@ class Journal:
         self.until(self._only_the_store_has_it)
 
     def _only_the_store_has_it(self) -> bool:
-        """Return True once no replica has a file of its own of what is stored."""
+        """Return True once no replica has a file of its own of what is stored, and all have listed the store."""
+        readable = re.sub(r"[^0-9A-Za-z._-]+", "_", self.name)[:60]
+        spools = [path for path in (self.root.parent / "brokers").rglob("*.content") if readable in str(path)]
         (info,) = self.client.list(f"name={self.name}").journals
         found = []
         for endpoint in info.route.endpoints:
             with SyncJournalClient(endpoint, route_cache=0) as replica:
                 found.append(sum(each.persisted for each in replica.fragments(self.name)))
-        return found == [4] * len(found)
+        return found == [4] * len(found) and len(spools) == len(found)
 
     def until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 120

@@ -90,6 +90,12 @@ def test_losses_before_the_first_audit_that_no_index_names_are_not_passed_over(p
         report = await journal.audit()
         assert one(report, Kind.BEGINNING_UNEXPLAINED) == {"begin": 2 * LENGTH}
         assert not report.sound
+        for _ in range(2):
+            await journal.later()
+            report = await journal.audit()
+            assert one(report, Kind.CONTENT_MISSING)["spans"] == [[0, 2 * LENGTH]]
+        await journal.audit(accept="it began there when we took it over")
+        assert not kinds(await journal.audit())
         journal.delete(*(each.fragment for each in journal.objects))
         await journal.later()
         assert not (await journal.audit()).sound
@@ -517,3 +523,21 @@ def test_appends_and_retention_under_way_are_no_loss(play: Play, replication: in
         assert journal.objects[0].fragment.begin > 0
 
     play(replication, story)
+
+
+def test_a_gap_that_was_accepted_and_then_filled_is_not_accepted_again(play: Play) -> None:
+    async def story(journal: Damaged) -> None:
+        assert (await journal.audit()).sound
+        middle = journal.objects[2]
+        journal.delete(middle.fragment)
+        assert not (await journal.audit(accept="it was cursed")).sound
+        await journal.later()
+        assert not kinds(await journal.audit())
+        journal.put(middle.fragment, middle.data)  # Somebody has found a copy.
+        await journal.later()
+        assert not kinds(await journal.audit())
+        journal.delete(middle.fragment)
+        await journal.later()
+        assert kinds(await journal.audit()) == {Kind.CONTENT_LOST}
+
+    play(1, story)

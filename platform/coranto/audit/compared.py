@@ -1,0 +1,53 @@
+"""One journal as it is and as it was, while it is judged: what the parts of the judgement share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
+from coranto.audit.losses import Spans
+from coranto.audit.present import Present, known, plausible
+from coranto.audit.remembered import JournalRecord, Key, KnownFragment
+from coranto.fragments.fragment import Fragment
+
+
+class ComparedJournal:
+    """One journal, as it is and as it was."""
+
+    def __init__(self, present: Present, before: JournalRecord | None) -> None:
+        self.present = present
+        self.before = before
+        self.findings: list[Finding] = []
+        self.spec = present.info.spec
+        self.subject = Subject.journal(present.journal)
+        self.sound = plausible(present.objects)
+        remembered = before.fragments if before is not None else []
+        self.bad = {each.key: each for each in remembered if each.bad}
+        self.verified = {each.key: each.verified_at for each in remembered if not each.bad} | dict(present.verified)
+        self.lost: Spans = []
+        """The spans of content that is gone and may not be."""
+        self.gaps: Spans = list(before.gaps) if before is not None else []
+        """The spans without content that were accepted as lost."""
+        self.missed: list[KnownFragment] = []
+        """The fragments that an earlier audit found lost, and that are not back."""
+        self.replaced: set[Key] = set()
+        """The fragments that were known, and whose offsets have other content in the store now."""
+        head = present.head
+        self.head = max(head.head, before.head if before is not None else 0)
+
+    def find(self, kind: Kind, severity: Severity, message: str, facts: Mapping[str, Fact] | None = None) -> None:
+        self.findings.append(Finding(kind, severity, self.subject, message, facts or {}))
+
+    def is_bad(self, fragment: Fragment) -> bool:
+        """Return True if this audit, or an earlier one, read this very object and found other content than named."""
+        key = known(fragment).key
+        if key in self.present.bad or key in self.present.verified:
+            return key in self.present.bad
+        bad = self.bad.get(key)
+        return bad is not None and bad.mod_time == fragment.mod_time
+
+
+def shown_time(seconds: float) -> str:
+    """Return a time for people."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
