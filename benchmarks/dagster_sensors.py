@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -32,6 +33,8 @@ from dagster_coranto import (
 SIZES = (100, 1_000, 10_000)
 BATCH = 100
 WRITERS = 64
+PATIENCE_SECONDS = 600.0
+"""Ten thousand new journals take their time to be assigned."""
 
 
 @dg.job
@@ -60,7 +63,7 @@ def _create(client: SyncJournalClient, first: int, end: int) -> None:
 
 async def _fill(resource: JournalResource, names: Sequence[str]) -> None:
     gate = asyncio.Semaphore(WRITERS)
-    async with JournalClient.of(resource.client_config()) as client:
+    async with JournalClient.of(replace(resource.client_config(), patience=PATIENCE_SECONDS)) as client:
 
         async def one(name: str) -> None:
             async with gate:
