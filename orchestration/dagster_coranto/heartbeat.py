@@ -12,7 +12,6 @@ from typing import Final
 
 import dagster as dg
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 ALIVE_TAG: Final = "coranto/alive"
 """The tag of a run that consumes: the time of its last sign of life, in seconds since 1970."""
@@ -49,6 +48,8 @@ class Heartbeat:
             self._beat()
 
     def _beat(self) -> None:
+        from sqlalchemy.exc import SQLAlchemyError  # Imported here, so that loading definitions stays cheap.
+
         try:
             self._instance.add_run_tags(self._run_id, {ALIVE_TAG: str(int(time.time()))})
         except (dg.DagsterError, SQLAlchemyError, OSError) as error:

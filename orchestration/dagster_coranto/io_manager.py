@@ -17,13 +17,14 @@ from coranto.messages.mapping import RendezvousMapping
 from coranto.telemetry import amount
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.metadata import GroupMetadataSet, JournalMetadataSet, offsets_metadata
-from dagster_coranto.output_log import CommittedOutput, OutputLog
 from dagster_coranto.resource import JournalResource
 from dagster_coranto.sql_store import SqlStoreResource
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+    from dagster_coranto.output_log import CommittedOutput, OutputLog
 
 KEY_METADATA = "dagster-coranto/key_field"
 """Metadata of an asset: the field of its records whose value chooses the journal. Equal values stay in order."""
@@ -53,6 +54,8 @@ class JournalIOManager(dg.ConfigurableIOManager):
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         """Publish the output, unless it is committed already. Raises JournalNotFound for a group without journals."""
+        from dagster_coranto.output_log import OutputLog
+
         group = group_of(context.asset_key, context.definition_metadata)
         output = output_id(context)
         log = OutputLog(self.store.store())
@@ -77,13 +80,15 @@ class JournalIOManager(dg.ConfigurableIOManager):
     def _publish(
         self,
         client: SyncJournalClient,
-        log: OutputLog,
+        log: "OutputLog",
         output: str,
         context: dg.OutputContext,
         records: Iterable[Mapping[str, Any]],
         journals: Sequence[str],
         key: str | None,
-    ) -> CommittedOutput:
+    ) -> "CommittedOutput":
+        from dagster_coranto.output_log import CommittedOutput
+
         mapping = RendezvousMapping(journals)
         only = mapping(output.encode())
         publisher = sync_publisher(client, JsonLines())
