@@ -35,6 +35,12 @@ from dagster_coranto.log import DagsterLog
 from dagster_coranto.metadata import ConsumerMetadataSet, GroupMetadataSet, JournalMetadataSet
 from dagster_coranto.observation import JournalObservationSensorCursor, build_journal_observation_sensor
 from dagster_coranto.options import AssetOptions, OpOptions, SpecOptions
+from dagster_coranto.recovery import (
+    JournalRecovery,
+    RecoveryConfig,
+    build_journal_recovery,
+    build_recovery_sensor,
+)
 from dagster_coranto.resource import JournalResource
 from dagster_coranto.sensor import JournalPollingSensorCursor, build_journal_polling_sensor
 from dagster_coranto.shard_consumers import (
@@ -52,6 +58,7 @@ from dagster_coranto.translator import (
     build_group_spec,
     build_journal_asset_specs,
 )
+from dagster_coranto.verification import Verification, build_verification
 from dagster_coranto.version import __version__
 
 DagsterLibraryRegistry.register("dagster-coranto", __version__, is_dagster_package=False)
@@ -71,6 +78,7 @@ __all__ = [
     "JournalMetadataSet",
     "JournalObservationSensorCursor",
     "JournalPollingSensorCursor",
+    "JournalRecovery",
     "JournalResource",
     "JournalSpecsConfig",
     "JournalTranslatorData",
@@ -79,11 +87,13 @@ __all__ = [
     "Publication",
     "PublishContext",
     "PublishFunction",
+    "RecoveryConfig",
     "ShardConsumerResource",
     "SparkConsumerComponent",
     "SparkResource",
     "SpecOptions",
     "SqlStoreResource",
+    "Verification",
     "__version__",
     "build_audit_check",
     "build_consumer_observation_sensor",
@@ -93,10 +103,13 @@ __all__ = [
     "build_journal_group_asset",
     "build_journal_observation_sensor",
     "build_journal_polling_sensor",
+    "build_journal_recovery",
     "build_journal_specs_asset",
     "build_journal_specs_check",
     "build_observed_consumer",
+    "build_recovery_sensor",
     "build_spark_consumer_assets",
+    "build_verification",
     "dagster_environment",
     "journal_assets",
     "on_new_content",

@@ -1,0 +1,131 @@
+"""Verification on a schedule, and recovery from a failed check to an approved plan and a green audit, in Dagster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from coranto.client import SyncJournalClient
+from coranto.fragments.fragment import Fragment
+from coranto.wire import protocol_pb2 as pb
+from dagster_coranto import (
+    JournalGroup,
+    JournalResource,
+    build_journal_recovery,
+    build_recovery_sensor,
+    build_verification,
+)
+
+pytestmark = pytest.mark.integration
+
+GROUP = JournalGroup("shop/orders")
+PART = "shop/orders/part-000"
+SIZE = 3000
+VERIFICATION = build_verification(GROUP)
+RECOVERY = build_journal_recovery(GROUP)
+SENSOR = build_recovery_sensor(RECOVERY, VERIFICATION.check_keys)
+
+
+@dg.asset(key=["shop", "orders"])
+def orders() -> None: ...
+
+
+DEFINITIONS = dg.Definitions.merge(
+    dg.Definitions(assets=[orders], jobs=RECOVERY.jobs, sensors=[SENSOR], resources={"journals": JournalResource()}),
+    VERIFICATION.definitions,
+)
+
+
+def stored(client: SyncJournalClient, count: int) -> list[Fragment]:
+    """Wait until the index knows exactly `count` stored fragments, and return them."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = [info.fragment for info in client.fragments(PART) if info.fragment.backing_store]
+        if len(found) == count:
+            return found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+
+
+def metadata_of(result: dg.ExecuteInProcessResult, op: str) -> dict[str, Any]:
+    (output,) = (event for event in result.all_events if event.is_successful_output and event.step_key == op)
+    data: Any = output.event_specific_data
+    return {name: value.value for name, value in data.metadata.items()}
+
+
+def failure_of(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    (failed,) = (event for event in result.all_events if event.is_step_failure)
+    data: Any = failed.event_specific_data
+    return {name: value.value for name, value in data.user_failure_data.metadata.items()}
+
+
+def test_definitions_load_and_schedules_are_of_both_depths() -> None:
+    dg.Definitions.validate_loadable(DEFINITIONS)
+    assert {schedule.name: schedule.cron_schedule for schedule in VERIFICATION.schedules} == {
+        "audit_shop__orders_schedule": "17 * * * *",
+        "deep_audit_shop__orders_schedule": "43 3 * * *",
+    }
+    assert {key.name for key in VERIFICATION.check_keys} == {"audit", "deep_audit"}
+
+
+def test_from_a_failed_check_to_an_approved_recovery(cluster_dir: Path) -> None:
+    resource = JournalResource()
+    spec = pb.JournalSpec(name=PART, replication=1)
+    spec.fragment.length = 1024
+    spec.fragment.compression_codec = pb.NONE
+    spec.fragment.stores.append("file:///")
+    spec.fragment.refresh_interval.FromSeconds(1)
+    with resource.client() as client, dg.DagsterInstance.ephemeral() as instance:
+        client.apply([pb.ApplyRequest.Change(upsert=spec)])
+        for number in range(4):
+            client.append(PART, bytes([65 + number]) * SIZE)
+        fragments = stored(client, 3)
+
+        def run(job: str, config: dict[str, Any] | None = None) -> dg.ExecuteInProcessResult:
+            definition = DEFINITIONS.resolve_job_def(job)
+            return definition.execute_in_process(run_config=config or {}, instance=instance, raise_on_error=False)
+
+        def tick() -> Any:
+            with dg.build_sensor_context(instance=instance, definitions=DEFINITIONS) as context:
+                return SENSOR(context)
+
+        assert run("audit_shop__orders").success
+        assert isinstance(tick(), dg.SkipReason)
+
+        folder = cluster_dir / "brokers"
+        deadline = time.monotonic() + 60
+        while [*folder.glob(f"*/spools/**/{SIZE:016x}.content")]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        (cluster_dir / "fragments" / fragments[1].content_path).unlink()
+        stored(client, 2)
+        (evaluation,) = run("audit_shop__orders").get_asset_check_evaluations()
+        assert not evaluation.passed
+
+        proposed = tick()
+        assert isinstance(proposed, dg.RunRequest)
+        assert tick().run_key == proposed.run_key  # One plan for one failure.
+        assert SENSOR.job_name == "journal_recovery_plan"
+
+        plan = metadata_of(run("journal_recovery_plan"), "plan")
+        assert plan["summary"].startswith("1 steps; ")
+        assert f"[{SIZE}, {2 * SIZE})" in plan["gone_for_good"]
+        assert plan["hash"] in plan["to_approve"]
+
+        def approve(text: str) -> dg.ExecuteInProcessResult:
+            return run("journal_recovery", {"ops": {"recover": {"config": {"approved": text}}}})
+
+        refused = approve("0123456789abcdef")
+        assert not refused.success
+        assert failure_of(refused)["hash"] == plan["hash"]
+        assert not run("audit_shop__orders").get_asset_check_evaluations()[0].passed
+
+        recovered = approve(plan["hash"])
+        assert recovered.success, failure_of(recovered)
+        assert "accepted" in metadata_of(recovered, "recover")["done"]
+        assert run("audit_shop__orders").get_asset_check_evaluations()[0].passed
+        assert isinstance(tick(), dg.SkipReason)
