@@ -86,7 +86,7 @@ class ConsumerCheck:
         self._accept = accept
         self._patience_s = patience_s
         self.known = Known()
-        """What earlier audits knew, once it has run."""
+        """The knowledge of earlier audits, once it has run."""
         self.sound: Mapping[str, KnownShard] = {}
         """The sound shards as they are now, once it has run."""
         self.values: Sequence[object] = ()

@@ -74,7 +74,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What one doctor found."""
+    """The findings of one doctor."""
 
     steps: Sequence[RecoveryStep] = ()
     losses: Sequence[Loss] = ()

@@ -1,4 +1,4 @@
-"""What tests of consumers' recovery share: the scene of the audit's tests."""
+"""Fixtures of the consumers' recovery: the scene of the audit's tests."""
 
 from tests.consumers.audit.conftest import cluster, scene, store_url
 

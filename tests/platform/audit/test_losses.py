@@ -1,4 +1,4 @@
-"""What counts as lost: the rules of retention, for fragments of any offsets and ages."""
+"""Losses by the rules of retention, for fragments of any offsets and ages."""
 
 from __future__ import annotations
 

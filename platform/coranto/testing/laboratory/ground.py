@@ -14,7 +14,7 @@ from coranto.process.staged import Staged
 from coranto.wire import protocol_pb2 as pb
 
 PREFIX = "/gazette/cluster"
-"""Where the brokers' keys live in etcd."""
+"""The prefix of the brokers' keys in etcd."""
 
 
 class Ground(Staged):
