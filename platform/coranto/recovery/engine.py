@@ -116,7 +116,7 @@ async def _take(doctor: Doctor, step: RecoveryStep, failed: set[str]) -> StepRes
     try:
         done = await doctor.act(step)
     except CorantoError as error:
-        _log.warning("a step of recovery failed", step=step.kind.value, subject=step.subject, error=str(error))
+        _log.warning("recovery.step_failed", step=step.kind.value, subject=step.subject, error=str(error))
         return StepResult(step, problem=str(error))
-    _log.info("recovery step", step=step.kind.value, subject=step.subject, done=done)
+    _log.info("recovery.step_done", step=step.kind.value, subject=step.subject, done=done)
     return StepResult(step, done=done)
