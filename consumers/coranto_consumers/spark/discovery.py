@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from coranto.client import JournalInfo, SyncJournalClient
@@ -27,6 +28,21 @@ def find_journals(client: SyncJournalClient, wanted: str | Sequence[str], *, fie
     for info in listing.journals:
         _require_json_lines(info, field)
     return tuple(sorted(listing.names))
+
+
+def match_journals(client: SyncJournalClient, pattern: str, *, field: str) -> tuple[str, ...]:
+    """Return the sorted names of the journals whose whole names match a regular expression.
+
+    Raises InvalidInput, naming `field`, when there are none, or a journal does not hold JSON lines.
+    """
+    found = [info for info in client.list("").journals if re.fullmatch(pattern, info.name)]
+    if not found:
+        raise InvalidInput(
+            f"no journal has a name like {pattern!r}; `coranto journals list` shows them all", field=field
+        )
+    for info in found:
+        _require_json_lines(info, field)
+    return tuple(sorted(info.name for info in found))
 
 
 def _require_json_lines(info: JournalInfo, field: str) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import structlog
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -50,7 +51,6 @@ class InputReader:
         self._client = client
         self._schema = schema
         self._max_partition_bytes = max_partition_bytes
-        self._max_slices = _SLICES_PER_CORE * cores(spark)
         self._skew: dict[str, SkewWatch] = {}
 
     @contextmanager
@@ -101,7 +101,8 @@ class InputReader:
         first_number: int = 0,
         replay: Mapping[str, Mapping[str, int]] | None = None,
     ) -> ReadPlan:
-        slices = plan_slices(ranges, max_bytes=self._max_partition_bytes, max_slices=self._max_slices, cuts=cuts)
+        max_slices = _SLICES_PER_CORE * cores(self._spark)  # Executors come and go.
+        slices = plan_slices(ranges, max_bytes=self._max_partition_bytes, max_slices=max_slices, cuts=cuts)
         return ReadPlan(tuple(slices), first_number, replay or {})
 
     def _plan_replays(
@@ -118,12 +119,23 @@ class InputReader:
 
 
 def cores(spark: SparkSession) -> int:
-    """Return an estimate of the tasks that run at once, from the session's settings. Connect offers nothing better."""
-    local = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", spark.conf.get("spark.master", "") or "")
-    if local:
-        return int(local[1])
+    """Return the number of tasks that run at once: as Spark tells it, or as the settings say where it does not.
+
+    A session of Spark Connect does not tell.
+    """
+    try:
+        return max(1, int(spark.sparkContext.defaultParallelism))
+    except PySparkException:
+        pass
     if told := spark.conf.get("spark.default.parallelism", ""):
         return int(told)
+    master = spark.conf.get("spark.master", "") or ""
+    if local := re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", master):
+        return int(local[1])
+    if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
+        return int(cluster[1]) * int(cluster[2])
+    if most := spark.conf.get("spark.cores.max", ""):
+        return int(most)
     each = int(spark.conf.get("spark.executor.cores", "") or 1)
     return max(2, each * int(spark.conf.get("spark.executor.instances", "") or 2))
 

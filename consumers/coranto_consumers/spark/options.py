@@ -9,6 +9,7 @@ import difflib
 import enum
 import json
 import os
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ OPTIONS = {
     "tlsKey": "PEM file of the certificate's key (default: $CORANTO_TLS_KEY)",
     "assign": 'journals, as a JSON list: ["flights/events/part-000"]',
     "subscribe": "journals, separated by commas",
+    "subscribePattern": "regular expression for whole names of journals: flights/.*",
     "selector": "label selector of journals: name:prefix=flights/events/",
     "startingOffsets": 'earliest (default), or JSON: {"flights/events/part-000": 1024}; -2 is earliest',
     "endingOffsets": "latest (default), or JSON as above; -1 is latest",
@@ -52,7 +54,7 @@ OPTIONS = {
     "uuidPointer": "JSON pointer to a message's UUID: /_meta/uuid (default)",
     "slices": "what each task reads, planned by a consumer; excludes all options that say what to read",
 }
-_SELECTIONS = ("assign", "subscribe", "selector")
+_SELECTIONS = ("assign", "subscribe", "subscribePattern", "selector")
 
 E = TypeVar("E", bound=enum.StrEnum)
 
@@ -74,7 +76,8 @@ class SourceOptions:
 
     client: ClientConfig
     journals: tuple[str, ...] | None
-    """None means the journals of `selector`."""
+    """None means the journals of `pattern` or `selector`."""
+    pattern: str
     selector: str
     starting: Mapping[str, int] | None
     """None means earliest."""
@@ -105,7 +108,7 @@ class SourceOptions:
             raise InvalidInput(
                 "slices and the isolation `sequenced` go together; give both or neither", field="option slices"
             )
-        selections = [name for name in _SELECTIONS if name in given]
+        selections = [name for name in _SELECTIONS if name.lower() in given]
         if len(selections) != (0 if slices else 1):
             raise InvalidInput(
                 f"exactly one of {', '.join(_SELECTIONS)} must be given, not {', '.join(selections) or 'none'}",
@@ -118,6 +121,7 @@ class SourceOptions:
         return cls(
             client=_client(given),
             journals=_journals(given),
+            pattern=_pattern(given),
             selector=given.get("selector", ""),
             starting=_offsets(given, "startingOffsets", "earliest", EARLIEST),
             ending=_offsets(given, "endingOffsets", "latest", LATEST),
@@ -224,6 +228,17 @@ def _bytes(given: Mapping[str, str], name: str, default: int, least: int = 1) ->
         kind = "a positive number" if least else "a number"
         raise InvalidInput(f"{text!r} is not {kind} of bytes, such as 67108864", field=f"option {name}")
     return int(text)
+
+
+def _pattern(given: Mapping[str, str]) -> str:
+    text = given.get("subscribepattern", "")
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidInput(f"{text!r} is not a regular expression: {error}", field="option subscribePattern") from error
+    if "subscribepattern" in given and not text:
+        raise InvalidInput("matches no journal; to match all, write .*", field="option subscribePattern")
+    return text
 
 
 def _parse(given: Mapping[str, str]) -> bool:

@@ -11,6 +11,7 @@ Nothing here does I/O.
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -117,7 +118,7 @@ def plan_slices(
     return [tuple(sorted(slice_)) for slice_ in dealt if slice_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReadPlan:
     """The plan of a sequenced read: slices of ranges. Ranges are numbered, so that windows can be joined to rows."""
 
@@ -126,7 +127,7 @@ class ReadPlan:
     replay: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """The only producers whose messages count, unless empty: begin offsets, by journal and producer id in hex."""
 
-    @property
+    @functools.cached_property
     def numbers(self) -> dict[Range, int]:
         """The numbers of ranges, ascending by journal and offset."""
         parts = sorted(part for slice_ in self.slices for part in slice_)

@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 from coranto.client import SyncJournalClient
 from coranto.client.disk_cache import DiskCache
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins
+from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins, match_journals
 from coranto_consumers.spark.options import EARLIEST, LATEST, Isolation, SourceOptions
 from coranto_consumers.spark.ranges import Range, ReadPlan, Slice, split
 from coranto_consumers.spark.reading import read_lines
@@ -135,8 +135,11 @@ def _disk_cache(max_bytes: int) -> DiskCache | None:
 
 def plan_read(client: SyncJournalClient, options: SourceOptions) -> list[Range]:
     """Return the ranges of a read, one for each task. Raises InvalidInput for offsets that the journals do not have."""
-    wanted = options.selector if options.journals is None else options.journals
-    journals = find_journals(client, wanted, field="options")
+    if options.pattern:
+        journals = match_journals(client, options.pattern, field="option subscribePattern")
+    else:
+        wanted = options.selector if options.journals is None else options.journals
+        journals = find_journals(client, wanted, field="options")
     for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
         if offsets is not None and set(offsets) != set(journals):
             raise InvalidInput(

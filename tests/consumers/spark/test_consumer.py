@@ -30,7 +30,6 @@ from coranto_consumers.spark import (
     Step,
     TableOutput,
 )
-from coranto_consumers.spark.inputs import cores
 from coranto_consumers.spark.tasks import StageTask
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
@@ -414,7 +413,6 @@ def test_a_password_shows_in_no_task(spark):
     task = StageTask("postgresql+psycopg://u:hunter2@db/name", TOTALS, "shard", 1)
 
     assert "hunter2" not in repr(task)
-    assert cores(spark) == 2
 
 
 def failing(spark, world, store_url, problem: str, **changes) -> None:

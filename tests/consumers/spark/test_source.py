@@ -56,7 +56,7 @@ def topic(broker):
 
 
 def load(spark, broker, **options):
-    if not {"assign", "subscribe", "selector"} & set(options):
+    if not {"assign", "subscribe", "subscribePattern", "selector"} & set(options):
         options["selector"] = "name:prefix=a/topic/"
     return spark.read.format("journal").options(endpoint=broker.endpoint, **options).load()
 
@@ -165,9 +165,21 @@ def test_fragments_are_read_from_their_store(spark, topic, tmp_path):
     assert sorted(json.loads(row.value)["n"] for row in rows) == list(range(10))
 
 
+def test_journals_are_chosen_by_a_pattern_of_their_whole_names(topic):
+    topic.create("a/topic/other", content_type="text/csv")
+
+    read = in_process(topic, subscribePattern="a/topic/(one|two)")
+
+    assert set(read["journal"].to_pylist()) == {ONE, TWO}
+    with pytest.raises(InvalidInput, match="no journal has a name like 'topic/one'"):
+        in_process(topic, subscribePattern="topic/one")
+    with pytest.raises(InvalidInput, match="a/topic/other has content-type text/csv"):
+        in_process(topic, subscribePattern="a/.*")
+
+
 def in_process(broker, schema="", **options) -> pa.Table:
     """A read by the source's own classes, in this process and without Spark."""
-    if not {"assign", "subscribe", "selector"} & set(options):
+    if not {"assign", "subscribe", "subscribePattern", "selector"} & set(options):
         options["selector"] = "name:prefix=a/topic/"
     source = JournalDataSource({"endpoint": broker.endpoint, **options})
     reader = source.reader(StructType.fromDDL(schema) if schema else source.schema())
