@@ -39,16 +39,17 @@ def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
 def test_it_starts_without_waiting() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=3) as cluster:
-            assert loop.time() == 0.0
+            # Mirrors of etcd take changes up in bundles of a hundredth of a second. Each broker waits for one, and the
+            # creation of a journal for two in turn.
+            assert loop.time() < 0.011
             assert loop.steps < 300
             await cluster.create(JOURNAL)
-            # Mirrors of etcd take changes up in bundles of a hundredth of a second. There are two in turn.
-            assert loop.time() < 0.022
+            assert loop.time() < 0.033
             assert loop.steps < 600
             client = cluster.client()
             result = await client.append(JOURNAL, b"content")
             assert await client.read_all(JOURNAL, result.begin, result.end) == b"content"
-            assert loop.time() < 0.033
+            assert loop.time() < 0.044
             assert loop.steps < 1000
 
     virtually(main)
