@@ -15,6 +15,7 @@ LONG = (
     "system/test_main_job.py",
     "system/test_faults.py",
     "orchestration/flights/test_ui.py",
+    "orchestration/test_tutorial.py",
     "orchestration/flights/test_pipeline.py",
     "consumers/spark/test_consumer.py",
     "system/test_consumer_chain.py",

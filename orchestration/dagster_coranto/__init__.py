@@ -17,8 +17,9 @@ from __future__ import annotations
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 from dagster_coranto.automation import on_new_content
+from dagster_coranto.check_alerts import build_failed_check_sensor
 from dagster_coranto.checks import build_audit_check, build_fragment_check
-from dagster_coranto.components import JournalCollectionComponent, SparkConsumerComponent
+from dagster_coranto.components import JournalCollectionComponent, ShardConsumerComponent, SparkConsumerComponent
 from dagster_coranto.consumer import ConsumerMode, ConsumerSettings
 from dagster_coranto.consumer_assets import ConsumerRun, build_spark_consumer_assets
 from dagster_coranto.groups import JournalGroup
@@ -49,6 +50,7 @@ from dagster_coranto.shard_consumers import (
     build_consumer_observation_sensor,
     build_observed_consumer,
 )
+from dagster_coranto.shard_specs_asset import ShardSpecsConfig, build_shard_specs_asset, build_shard_specs_check
 from dagster_coranto.spark import SparkResource
 from dagster_coranto.specs_asset import JournalSpecsConfig, build_journal_specs_asset, build_journal_specs_check
 from dagster_coranto.sql_store import SqlStoreResource
@@ -88,7 +90,9 @@ __all__ = [
     "PublishContext",
     "PublishFunction",
     "RecoveryConfig",
+    "ShardConsumerComponent",
     "ShardConsumerResource",
+    "ShardSpecsConfig",
     "SparkConsumerComponent",
     "SparkResource",
     "SpecOptions",
@@ -97,6 +101,7 @@ __all__ = [
     "__version__",
     "build_audit_check",
     "build_consumer_observation_sensor",
+    "build_failed_check_sensor",
     "build_fragment_check",
     "build_group_spec",
     "build_journal_asset_specs",
@@ -108,6 +113,8 @@ __all__ = [
     "build_journal_specs_check",
     "build_observed_consumer",
     "build_recovery_sensor",
+    "build_shard_specs_asset",
+    "build_shard_specs_check",
     "build_spark_consumer_assets",
     "build_verification",
     "dagster_environment",

@@ -14,7 +14,8 @@ from dagster.components.testing.utils import DefsFolderSandbox, create_defs_fold
 from coranto.errors import InvalidInput
 from coranto.labels import label_set
 from coranto.testing.fake_broker import FakeBroker
-from dagster_coranto import JournalCollectionComponent, SparkConsumerComponent
+from coranto_consumers.runtime.shard_set import parse_shards
+from dagster_coranto import JournalCollectionComponent, ShardConsumerComponent, SparkConsumerComponent
 from dagster_coranto.components.scaffolding import CollectionParams, ConsumerParams
 
 
@@ -60,8 +61,7 @@ def test_the_journals_of_the_tree_are_assets_before_any_broker_was_asked(
         orders = dg.AssetKey(["shop", "orders"])
         assert graph.get(orders).parent_keys == {dg.AssetKey("journal_specs")}
         checks = {key.to_user_string() for key in graph.asset_check_keys}
-        assert "journal_specs:journals_are_as_specified" in checks
-        assert any(check.startswith("shop/orders:") for check in checks)
+        assert checks == {"journal_specs:journals_are_as_specified", "shop/orders:audit"}
     assert broker.requests == []
 
 
@@ -100,7 +100,7 @@ def test_a_translation_in_yaml_sets_every_attribute(sandbox: DefsFolderSandbox, 
         "description": "{{ journal.journals }} journals",
         "automation_condition": "{{ dg.AutomationCondition.eager() }}",
     }
-    path = collection(sandbox, broker, translation=translation)
+    path = collection(sandbox, broker, translation=translation, audits=["cheap", "deep"])
     refresh(sandbox, path)
     with loaded(sandbox, path) as (_, defs):
         graph = defs.resolve_asset_graph()
@@ -108,11 +108,12 @@ def test_a_translation_in_yaml_sets_every_attribute(sandbox: DefsFolderSandbox, 
         assert (node.group_name, node.owners, node.description) == ("shop", ["team:sales"], "2 journals")
         assert node.automation_condition is not None
         assert {key.asset_key for key in graph.asset_check_keys} == {node.key}, "checks follow the key"
+        assert {key.name for key in graph.asset_check_keys} == {"audit", "deep_audit"}
 
 
 def test_each_journal_may_be_an_asset(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
     broker.create("shop/orders/part-000")
-    path = collection(sandbox, broker, assets="journal", checks=False)
+    path = collection(sandbox, broker, assets="journal", audits=[])
     refresh(sandbox, path)
     with loaded(sandbox, path) as (_, defs):
         assert keys_of(defs) == {"shop/orders/part-000"}
@@ -189,6 +190,11 @@ def test_components_of_one_project_share_resources_with_equal_settings(
             {"application": "shop:Revenue", "source": "shop/orders", "table": "revenue"},
             {"application": "shop:Revenue", "sources": ["shop/orders"], "tables": [{"key": "revenue"}]},
         ),
+        (
+            ShardConsumerComponent,
+            {"application": "totals:Totals", "source": "shop/orders", "table": "revenue"},
+            {"specs": "shards.yaml", "sources": ["shop/orders"], "prune_selector": "app=revenue"},
+        ),
     ],
 )
 def test_what_is_scaffolded_loads(
@@ -201,3 +207,7 @@ def test_what_is_scaffolded_loads(
     assert {**written, **wanted} == written
     with loaded(sandbox, path) as (_, defs):
         assert keys_of(defs) & {"shop/orders", "revenue"}
+        if component is ShardConsumerComponent:
+            parents = defs.resolve_asset_graph().get(dg.AssetKey("revenue")).parent_keys
+            assert parents == {dg.AssetKey("shard_specs"), dg.AssetKey(["shop", "orders"])}
+            assert parse_shards((path / "shards.yaml").read_text())[0].upsert.id == "revenue-000"

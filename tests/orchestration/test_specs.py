@@ -119,7 +119,7 @@ def test_journals_that_left_the_tree_are_deleted_only_when_the_run_asks_for_it(
     materialize(journals)
     shorter = TREE.replace("  - name: flights/events/part-000\n", "")
     assert materialize(journals, shorter)["deleted"] == 0
-    assert check(journals, shorter)[:2] == (False, "1 journals are not in the tree")
+    assert check(journals, shorter)[:2] == (False, "1 journals are not in the document")
     assert len(broker.journals) == 2
     assert materialize(journals, shorter, prune=True)["deleted"] == 1
     assert list(broker.journals) == ["flights/events/part-001"]
@@ -135,12 +135,12 @@ def test_pruning_without_groups_to_prune_is_refused(broker: FakeBroker, journals
 
 def test_the_check_shows_the_changes_and_applies_none(broker: FakeBroker, journals: JournalResource) -> None:
     passed, description, metadata = check(journals)
-    assert (passed, description) == (False, "2 of 2 journals are not as the tree says")
+    assert (passed, description) == (False, "2 of 2 journals are not as the document says")
     assert [row[1] for row in rows(metadata)] == ["created", "created"]
     materialize(journals)
-    assert check(journals)[:2] == (True, "2 journals are as the tree says")
+    assert check(journals)[:2] == (True, "2 journals are as the document says")
     broker.journals["flights/events/part-001"].spec.replication = 3
     passed, description, metadata = check(journals)
-    assert (passed, description) == (False, "1 of 2 journals are not as the tree says")
+    assert (passed, description) == (False, "1 of 2 journals are not as the document says")
     assert rows(metadata)[0] == ("flights/events/part-001", "changed", "replication: 3 → 1")
     assert broker.count("Apply") == 1

@@ -9,9 +9,7 @@ from typing import Any
 from coranto.errors import InvalidInput
 from coranto_consumers.loading import load_target
 from coranto_consumers.runtime.application import Application
-
-CONSUMERS_PREFIX = "/gazette/consumers/"
-"""The beginning of all default key prefixes of consumers."""
+from coranto_consumers.runtime.discovery import CONSUMERS_PREFIX
 
 
 def load_application(target: str) -> Application[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -27,15 +26,14 @@ from coranto.cli.reconciling import (
 )
 from coranto.client import ClientConfig, JournalClient
 from coranto.client.loop import run_blocking
-from coranto.coordination.etcd import EtcdCoordinator
-from coranto.errors import ClusterError, CorantoError, InvalidInput
+from coranto.errors import CorantoError, InvalidInput
 from coranto.reconcile import SpecAction, SpecPlan
 from coranto.telemetry import amount
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.cli.loading import CONSUMERS_PREFIX
 from coranto_consumers.recoverylog import Player, Recovery
 from coranto_consumers.recoverylog.pruning import Pruned, ShardHints, prune_logs
 from coranto_consumers.runtime.client import ShardClient
+from coranto_consumers.runtime.discovery import find_consumer
 from coranto_consumers.runtime.reconcile import SHARDS, ShardSpecs
 from coranto_consumers.runtime.shard_set import parse_shards, render_shards
 from coranto_consumers.runtime.specs import most_advanced, recovery_log
@@ -282,28 +280,8 @@ def _with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable
     """Run `work` with a client of the consumer."""
 
     async def run() -> T:
-        endpoint = consumer or await _discover()
+        endpoint = consumer or await find_consumer()
         async with ShardClient(ClientConfig.from_environment(endpoint, patience=PATIENCE)) as client:
             return await work(client)
 
     return run_blocking(run())
-
-
-async def _discover() -> str:
-    """Return the endpoint of a process of the local cluster's only consumer.
-
-    Raises ClusterError if there is none, or more than one.
-    """
-    from coranto.cluster import locate
-
-    found: dict[str, list[bytes]] = defaultdict(list)
-    async with EtcdCoordinator(locate().etcd) as coordinator:
-        for kv in (await coordinator.range(CONSUMERS_PREFIX)).kvs:
-            prefix, _, member = kv.key.rpartition("/members/")
-            if prefix and member:
-                found[prefix].append(kv.value)
-    if len(found) != 1:
-        running = ", ".join(sorted(prefix.removeprefix(CONSUMERS_PREFIX) for prefix in found)) or "none"
-        raise ClusterError(f"say which consumer with --consumer or $CORANTO_CONSUMER (running: {running})")
-    ((spec, *_),) = found.values()
-    return pc.ConsumerSpec.FromString(spec).process_spec.endpoint

@@ -17,10 +17,11 @@ from dagster_shared.serdes.objects.models.defs_state_info import DefsStateManage
 from google.protobuf.json_format import MessageToDict, ParseDict
 from pydantic import Field
 
+from coranto.audit import Depth
 from coranto.labels import as_pairs, matcher, parse_selector, with_meta
 from coranto.specs.journal_tree import parse_tree
 from coranto.wire import protocol_pb2 as pb
-from dagster_coranto.checks import build_fragment_check
+from dagster_coranto.checks import build_audit_check
 from dagster_coranto.components.cluster import ClusterModel, resolve_cluster, shared_resource
 from dagster_coranto.components.scaffolding import JournalCollectionScaffolder
 from dagster_coranto.groups import JournalGroup
@@ -66,7 +67,11 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
         examples=["journals.yaml"],
     )
     specs_asset: str = Field(default="journal_specs", description="The key of the asset that applies `specs`.")
-    checks: bool = Field(default=True, description="Whether each folder gets a check of its fragments.")
+    audits: list[Literal["cheap", "deep"]] = Field(
+        default=["cheap"],
+        description="The checks of each folder. A cheap audit reads no content; a deep one reads content up to a "
+        "budget, and goes on from there the next time.",
+    )
     translation: (
         Annotated[
             TranslationFn[JournalProps],
@@ -133,10 +138,13 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
         for name, members in sorted(self._named(journals.values()).items()):
             translator.members[name] = members
             assets.append(with_deps(translator.get_asset_spec(JournalTranslatorData(name)), deps))
-            if self.checks and all(spec.name.startswith(f"{name}/") for spec in members):
-                checks.append(
-                    build_fragment_check(JournalGroup(name), dagster_journal_translator=translator, resource_key=key)
-                )
+            if not all(spec.name.startswith(f"{name}/") for spec in members):
+                continue  # A journal is no group, so it has no audit of its own.
+            group = JournalGroup(name)
+            checks += [
+                build_audit_check(group, depth=depth, dagster_journal_translator=translator, resource_key=key)
+                for depth in map(Depth, self.audits)
+            ]
         return dg.Definitions(assets=assets, asset_checks=dg.with_resources(checks, {key: cluster}))
 
     def _named(self, journals: Iterable[pb.JournalSpec]) -> dict[str, list[pb.JournalSpec]]:

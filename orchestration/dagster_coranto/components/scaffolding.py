@@ -68,3 +68,37 @@ class SparkConsumerScaffolder(dg.Scaffolder[ConsumerParams]):
             "sensor_seconds": 30,
         }
         dg.scaffold_component(request, attributes)
+
+
+_SHARDS = """\
+# The shards of {application}, one for each journal that it reads. Apply changes by materialising `shard_specs`.
+common:
+  max_txn_duration: 1s
+  labels: [{{name: app, value: {app}}}]
+shards:
+- id: {app}-000
+  sources: [{{journal: {source}/part-000}}]
+"""
+
+
+class ShardConsumerScaffolder(dg.Scaffolder[ConsumerParams]):
+    """Writes a consumer of shards that reads one folder of journals and maintains one table."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[ConsumerParams]:
+        return ConsumerParams
+
+    def scaffold(self, request: dg.ScaffoldRequest[ConsumerParams]) -> None:
+        params = request.params
+        app = params.table.replace("/", "-")
+        source = params.source.strip("/")
+        attributes = {
+            "specs": "shards.yaml",
+            "sources": [source],
+            "tables": [{"key": params.table}],
+            "prune_selector": f"app={app}",
+        }
+        dg.scaffold_component(request, attributes)
+        document = Path(request.target_path) / "shards.yaml"
+        if not document.exists():
+            document.write_text(_SHARDS.format(application=params.application, app=app, source=source))

@@ -96,7 +96,11 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
             spark_resource_key=spark_key,
             mode=ConsumerMode(self.mode),
         )
-        job = dg.define_asset_job(f"{self.name}_job", selection=dg.AssetSelection.assets(*assets.keys))
+        job = dg.define_asset_job(
+            f"{self.name}_job",
+            selection=dg.AssetSelection.assets(*assets.keys),
+            executor_def=dg.in_process_executor,  # It has one step, which needs no process of its own.
+        )
         return dg.Definitions(
             assets=dg.with_resources([assets], {journals_key: journals, spark_key: spark}),
             jobs=[job],

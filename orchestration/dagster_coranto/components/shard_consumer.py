@@ -1,0 +1,66 @@
+"""A component for a consumer of shards: its shard specs from YAML, and its tables as assets.
+
+The consumer's own processes run beside Dagster (`coranto consumer serve`). Loading definitions asks none of them.
+"""
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_coranto.components.scaffolding import ShardConsumerScaffolder
+from dagster_coranto.groups import JournalGroup
+from dagster_coranto.options import with_deps
+from dagster_coranto.shard_specs_asset import build_shard_specs_asset, build_shard_specs_check
+from dagster_coranto.translator import build_group_spec
+
+
+@dg.scaffold_with(ShardConsumerScaffolder)
+class ShardConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
+    """A consumer of shards, whose processes run beside Dagster: the specs of its shards, and its tables as assets."""
+
+    specs: str = Field(description="File with shard specs, beside defs.yaml.", examples=["shards.yaml"])
+    specs_asset: str = Field(default="shard_specs", description="The key of the asset that applies `specs`.")
+    sources: list[str] = Field(description="Folders of the journals that the shards read.", examples=[["shop/orders"]])
+    tables: list[dg.ResolvedAssetSpec] = Field(default=[], description="Assets of the tables that it maintains.")
+    outputs: list[str] = Field(default=[], description="Folders of the journals that it publishes to.")
+    consumer: str = Field(
+        default="",
+        description="Any process of the consumer, as host:port. Empty: $CORANTO_CONSUMER when it runs, otherwise "
+        "the only consumer of the embedded cluster.",
+    )
+    data_dir: str = Field(
+        default="", description="Folder of an embedded cluster. Empty: $CORANTO_DATA, otherwise ./.coranto."
+    )
+    prune_selector: str = Field(
+        default="",
+        description="Shards that are this document's. A run whose config says `prune: true` deletes those that the "
+        "document does not name.",
+        examples=["app=totals"],
+    )
+
+    @classmethod
+    def get_spec(cls) -> dg.ComponentTypeSpec:
+        return dg.ComponentTypeSpec(
+            description="A consumer of shards of Coranto: shard specs from YAML, and its tables.",
+            tags=["integration", "streaming"],
+        )
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        document = context.path / self.specs
+        applying = build_shard_specs_asset(
+            document,
+            name=self.specs_asset,
+            consumer=self.consumer,
+            data_dir=self.data_dir,
+            prune_selector=self.prune_selector,
+        )
+        check = build_shard_specs_check(
+            document,
+            asset=applying.key,
+            consumer=self.consumer,
+            data_dir=self.data_dir,
+            prune_selector=self.prune_selector,
+        )
+        sources = [build_group_spec(JournalGroup(name)).key for name in self.sources]
+        outputs = [build_group_spec(JournalGroup(name)) for name in self.outputs]
+        maintained = [with_deps(spec, [*sources, applying.key]) for spec in (*self.tables, *outputs)]
+        return dg.Definitions(assets=[applying, *maintained], asset_checks=[check])

@@ -1,0 +1,90 @@
+"""The tutorial's commands and files, word for word, in a folder of their own.
+
+Three commands are not run: those that make the environment, which is this one, and the one that installs the new
+project into it; its sources are put on Python's path instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.system]
+
+PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
+LEFT_OUT = ("make setup", ". .venv/bin/activate", "pip install ")
+BLOCK = re.compile(r"(?:^`(?P<file>[^`]+)`:\n\n)?^```(?P<kind>\w+)\n(?P<content>.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def script() -> tuple[str, list[str]]:
+    """Return the page as a shell script, and the lines of output that it promises."""
+    lines, promised = ["set -e"], []
+    for block in BLOCK.finditer(PAGE.read_text()):
+        if block["kind"] != "console":
+            assert block["file"], f"no file is named for {block['content'][:60]!r}"
+            lines.append(f"mkdir -p $(dirname {block['file']}) && cat > {block['file']} <<'END'\n{block['content']}END")
+            continue
+        for line in block["content"].splitlines():
+            command = line.removeprefix("$ ")
+            if command == line:
+                promised.append(line)
+            elif command.startswith("coranto up "):
+                lines += [command, "echo $! > up.pid", "until [ -s data/cluster.json ]; do kill -0 $!; sleep 0.1; done"]
+            elif not command.startswith(LEFT_OUT):
+                lines += [f"echo '>>>' {command.split()[0]}", command]
+            if command == "cd shop":
+                lines.append("export PYTHONPATH=$PYTHONPATH:$PWD/src")
+    return "\n".join(lines), promised
+
+
+def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    text, promised = script()
+    assert text.count("\ndg ") == 5
+    assert len(promised) == 4
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
+    environment |= {
+        "CORANTO_PORTS": os.environ["CORANTO_PORTS"],
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+        "DAGSTER_DG_UPDATE_CHECK_ENABLED": "0",
+        "HOME": str(tmp_path),
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }
+    log = tmp_path / "output"
+    try:
+        with log.open("w") as output:
+            done = subprocess.run(
+                ["bash", "-c", text],
+                cwd=tmp_path,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        shown = log.read_text()
+        assert done.returncode == 0, shown[-5000:]
+        assert [line for line in shown.splitlines() if line in promised] == promised
+        assert "RUN_FAILURE" not in shown
+        assert shown.count("RUN_SUCCESS") == 3
+    finally:
+        _stop(tmp_path / "up.pid")
+
+
+def _stop(pid_file: Path) -> None:
+    if not pid_file.exists():
+        return
+    pid = int(pid_file.read_text())
+    try:
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.05)
+    except ProcessLookupError:
+        return
+    os.kill(pid, signal.SIGKILL)
