@@ -250,7 +250,8 @@ class FragmentIndex:
     def refresh(self, listed: Iterable[Fragment], begun_at: float) -> list[Sealed]:
         """Replace the entries of the stores by a listing that began at monotonic time `begun_at`.
 
-        Returns local fragments to store again, because the files in the store under their names cannot be them.
+        Returns local fragments to store again, because the store does not have them any more, or the files under their
+        names cannot be them.
         """
         sound: list[Fragment] = []
         unsound: list[Fragment] = []
@@ -259,18 +260,18 @@ class FragmentIndex:
         entries: CoverSet[IndexEntry] = CoverSet(map(IndexEntry, sound))
         if self._sealed:
             self._drop_listed(sound)
-        names = {fragment.content_name for fragment in unsound}
         again: list[Sealed] = []
         for begin, (sealed, known, stored_at) in list(self._sealed.items()):
             entry = known
             if entry is None:
                 continue
-            # It was stored but a later listing does not have it: somebody removed it, so only the local file is left.
+            # It was stored but a later listing does not have it: somebody removed or damaged it, so only the local file
+            # is left. It counts as not stored, so that nobody removes it.
             if stored_at < begun_at:
                 entry = IndexEntry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
-                if entry.fragment.content_name in names and begin not in self._stored_again:
-                    self._stored_again.add(begin)  # Only once, as a store may keep listing wrong lengths.
-                    self._sealed[begin] = (sealed, entry, float("inf"))
+                self._sealed[begin] = (sealed, entry, float("inf"))
+                if begin not in self._stored_again:
+                    self._stored_again.add(begin)  # Only once, as a store may keep losing it or listing wrong lengths.
                     again.append(sealed)
             entries.add(entry)
         if self._current is not None:

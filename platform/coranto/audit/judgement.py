@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from coranto import labels
 from coranto.audit import objects
 from coranto.audit.compared import ComparedJournal, shown_time
 from coranto.audit.content import uncovered
@@ -107,12 +108,21 @@ class _Judgement(ComparedJournal):
         self.gaps = [piece for begin, end in gaps for piece in uncovered(spans, begin, end)]
         self.lost = [piece for begin, end in self.lost for piece in uncovered(list(self.gaps), begin, end)]
         self._tell_lost(expected)
-        if self.before is None and not fresh and expected.first == beginning > 0:
+        if self._is_pruned:
+            # Whoever owns it removes what nothing needs, anywhere. So it is told once, and taken as it is.
+            self.gaps, self.lost, self.missed = merged([*self.gaps, *self.lost]), [], []
+        elif self.before is None and not fresh and expected.first == beginning > 0:
             self._unexplained(beginning, keeps=not expected.retention_seconds, stored=bool(stored_spans))
         objects.tell_missing(self, spans)
         if not self.present.unlisted:
             objects.tell_unstored(self, stored_spans)
         objects.tell_replaced(self)
+
+    @property
+    def _is_pruned(self) -> bool:
+        """True for a recovery log: consumers remove fragments that no hints name any more."""
+        label = pb.Label(name=labels.CONTENT_TYPE, value=labels.RECOVERY_LOG)
+        return label in self.spec.labels.labels
 
     def _still_missed(self) -> list[KnownFragment]:
         keys = self.present.keys | self.present.back
@@ -160,12 +170,16 @@ class _Judgement(ComparedJournal):
             else ""
         )
         kind = Kind.CONTENT_LOST if was else Kind.CONTENT_MISSING
+        advice = (
+            "Restore the fragments from a copy of the store, or start the brokers that had them; if they are gone for "
+            "good, accept the loss (--accept)"
+        )
+        if self._is_pruned:
+            advice = "It is a recovery log: `coranto shards prune` removes what no hints name. This is told only once"
         self.find(
             kind,
-            Severity.ERROR,
-            f"{size} bytes of content are gone, in {_shown(self.lost)}{was}, and {rule}.{hint} Restore the fragments "
-            "from a copy of the store, or start the brokers that had them; if they are gone for good, accept the loss "
-            "(--accept)",
+            Severity.WARNING if self._is_pruned else Severity.ERROR,
+            f"{size} bytes of content are gone, in {_shown(self.lost)}{was}, and {rule}.{hint} {advice}",
             facts,
         )
 

@@ -187,8 +187,10 @@ async def test_a_local_file_stays_until_a_later_listing_covers_it(
     index.refresh([], begun)
     (entry,) = index.entries
     assert entry.fragment.mod_time == RECENT
-    # A later one without it means that it is here only.
-    index.refresh([], clock.monotonic() + 1)
+    # A later one without it means that it is here only, so it is stored once more. No other file is thrown away.
+    assert index.refresh([], clock.monotonic() + 1) == [sealed]
+    assert index.extent.unpersisted == 10
+    index.drop_stored()
     (entry,) = index.entries
     assert (entry.content, entry.fragment.mod_time, entry.fragment.backing_store) == (sealed.content, 0, "")
     assert sealed.content.path.exists()

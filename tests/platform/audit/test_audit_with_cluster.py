@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,20 +86,24 @@ class Journal:
 
     def _only_the_store_has_it(self) -> bool:
         """Return True once no replica has a file of its own of what is stored, and all have listed the store."""
-        readable = re.sub(r"[^0-9A-Za-z._-]+", "_", self.name)[:60]
-        spools = [path for path in (self.root.parent / "brokers").rglob("*.content") if readable in str(path)]
         (info,) = self.client.list(f"name={self.name}").journals
         found = []
         for endpoint in info.route.endpoints:
             with SyncJournalClient(endpoint, route_cache=0) as replica:
                 found.append(sum(each.persisted for each in replica.fragments(self.name)))
-        return found == [4] * len(found) and len(spools) == len(found)
+        return found == [4] * len(found) and len(self.spools) == len(found)
 
     def until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 120
         while not holds():
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+    @property
+    def spools(self) -> list[Path]:
+        """The files of content that brokers have of it."""
+        folder = f"-{hashlib.sha256(self.name.encode()).hexdigest()[:16]}/"
+        return [path for path in (self.root.parent / "brokers").rglob("*.content") if folder in str(path)]
 
     @property
     def stored(self) -> list[Fragment]:
@@ -169,10 +173,7 @@ def test_a_flipped_byte_in_any_replicas_spool_is_found(
     # Any one of the replicas, and not the primary if there is another.
     (head,) = journal.client.heads(f"name={journal.name}")
     primary = head.broker.partition("#")[2]
-    readable = re.sub(r"[^0-9A-Za-z._-]+", "_", journal.name)[:60]
-    spools = [path for path in (cluster.data_dir / "brokers").rglob("*.content") if readable in str(path)]
-    assert spools
-    spools.sort(key=lambda path: primary in str(path))
+    spools = sorted(journal.spools, key=lambda path: primary in str(path))
     content = bytearray(spools[0].read_bytes())
     content[0] ^= 1
     with spools[0].open("r+b") as file:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from coranto import labels
 from coranto.audit import Kind, Report, Severity, Subject
 from coranto.client import Suspend
 from coranto.errors import CorantoError
@@ -539,5 +540,26 @@ def test_a_gap_that_was_accepted_and_then_filled_is_not_accepted_again(play: Pla
         journal.delete(middle.fragment)
         await journal.later()
         assert kinds(await journal.audit()) == {Kind.CONTENT_LOST}
+
+    play(1, story)
+
+
+def test_a_recovery_log_may_be_pruned_and_its_head_may_not_fall(play: Play) -> None:
+    async def story(journal: Damaged) -> None:
+        (info,) = (await journal.client.list(f"name={J}")).journals
+        info.spec.labels.CopyFrom(labels.label_set({labels.CONTENT_TYPE: labels.RECOVERY_LOG}))
+        await journal.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
+        assert not kinds(await journal.audit())
+        journal.delete(journal.objects[0].fragment, journal.objects[3].fragment)
+        report = await journal.audit()
+        assert report.sound
+        assert Kind.CONTENT_LOST in kinds(report)
+        await journal.later()
+        assert not kinds(await journal.audit())
+        await journal.cluster.kill(0, expire=True)
+        journal.wipe(0)
+        await journal.cluster.start(0)
+        await journal.later()
+        assert not (await journal.audit()).sound
 
     play(1, story)
