@@ -18,11 +18,12 @@ from coranto.audit.check import Result
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData
 from coranto.labels import NAME, label_selector
+from coranto.messages import Framing, JsonLines
 from coranto_consumers.audit.evidence import Evidence, EvidenceSource, Row
 from coranto_consumers.audit.expectations import Expectation, Measure, Number, agree, number
-from coranto_consumers.audit.intents import Fate, Intent, find_fates, parse_intents
+from coranto_consumers.audit.intents import Fate, Intent, find_fates, framing_of_intent, parse_intents
 from coranto_consumers.audit.memory import Known, KnownShard, Memory
-from coranto_consumers.audit.sources import FramingOf, SourceAudit, SourceCheck, framing_of
+from coranto_consumers.audit.sources import FramingOf, SourceAudit, SourceCheck, framing_of, is_fully_suspended
 
 PATIENCE_S: Final = 5.0
 """The time in seconds for which an acknowledgement of an unchanged checkpoint may be on its way."""
@@ -286,8 +287,11 @@ class ConsumerCheck:
                 findings.append(Finding(Kind.JOURNAL_GONE, Severity.WARNING, subject, message, {"journal": journal}))
                 continue
             try:
-                framing = self._framing_of(info.spec)
-                fates = await find_fates(self._client, framing, journal, parse_intents(framing, journal, content))
+                framing = framing_of_intent(self._framings(info), journal, content)
+                intents = parse_intents(framing, journal, content)
+                fates = await find_fates(
+                    self._client, framing, journal, intents, has_content=not is_fully_suspended(info)
+                )
             except CorantoError as error:
                 message = f"the acknowledgement for {journal} cannot be examined: {error}"
                 findings.append(Finding(Kind.NOT_EXAMINED, Severity.ERROR, subject, message, {"journal": journal}))
@@ -296,6 +300,13 @@ class ConsumerCheck:
                 found for intent, fate in fates.items() if (found := _unmet(subject, intent, fate)) is not None
             ]
         return findings
+
+    def _framings(self, info: JournalInfo) -> list[Framing[Any]]:
+        """Return the framings that a published journal may have: what the application reads there, or JSON lines."""
+        try:
+            return [self._framing_of(info.spec), JsonLines()]
+        except CorantoError:
+            return [JsonLines()]
 
     # -- Tables --------------------------------------------------------------------------------------------------------
 

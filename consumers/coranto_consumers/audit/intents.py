@@ -63,10 +63,31 @@ def parse_intents(framing: Framing[Any], journal: str, content: bytes) -> list[I
     return found
 
 
+def framing_of_intent(framings: Sequence[Framing[Any]], journal: str, content: bytes) -> Framing[Any]:
+    """Return the first framing in which `content` is acknowledgements. Raises the error of the first one if none is.
+
+    A journal that an application publishes to may have another framing than those that it reads.
+    """
+    failure: CorruptMessage | None = None
+    for framing in framings:
+        try:
+            parse_intents(framing, journal, content)
+        except CorruptMessage as error:
+            failure = failure or error
+        else:
+            return framing
+    raise failure or CorruptMessage(journal, 0, "its framing is not known")
+
+
 async def find_fates(
-    client: JournalClient, framing: Framing[Any], journal: str, intents: Sequence[Intent]
+    client: JournalClient, framing: Framing[Any], journal: str, intents: Sequence[Intent], *, has_content: bool = True
 ) -> dict[Intent, Fate]:
-    """Read the end of a journal, and return what became of acknowledgements. Raises the client's errors."""
+    """Read the end of a journal, and return what became of acknowledgements. Raises the client's errors.
+
+    A journal that is fully suspended has no content, and no broker to ask.
+    """
+    if not intents or not has_content:
+        return dict.fromkeys(intents, Fate.UNPROVEN)
     head = await client.head(journal)
     fragments = await client.fragments(journal)
     first = min((info.fragment.begin for info in fragments), default=head)

@@ -35,6 +35,11 @@ def framing_of(spec: pb.JournalSpec) -> Framing[Any]:
     return JsonLines()
 
 
+def is_fully_suspended(info: JournalInfo) -> bool:
+    """Return whether a journal is suspended so that no broker holds it: it has no content then."""
+    return info.spec.suspend.level == pb.JournalSpec.Suspend.FULL
+
+
 @dataclass(slots=True)
 class SourceAudit:
     """The audit of one source."""
@@ -108,9 +113,7 @@ class SourceCheck:
 
     async def _examine(self, audit: SourceAudit, info: JournalInfo) -> None:
         through, known = self.expected.read_through, self.known
-        head = await self.client.head(self.journal)
-        begins = [each.fragment.begin for each in await self.client.fragments(self.journal)]
-        first = min(begins, default=head)
+        head, first = await self._extent(info)
         recreated = known is not None and known.create_revision not in (0, info.create_revision)
         if recreated:
             self._find(
@@ -164,6 +167,14 @@ class SourceCheck:
             await self._replay(audit, info, first, usable=None if recreated else known)
         elif self.measures:
             audit.totals_problem = f"{self.journal} was not replayed"
+
+    async def _extent(self, info: JournalInfo) -> tuple[int, int]:
+        """Return the journal's head and the offset at which its content begins."""
+        if is_fully_suspended(info):
+            return info.spec.suspend.offset, info.spec.suspend.offset
+        head = await self.client.head(self.journal)
+        begins = [each.fragment.begin for each in await self.client.fragments(self.journal)]
+        return head, min(begins, default=head)
 
     async def _replay(self, audit: SourceAudit, info: JournalInfo, first: int, *, usable: KnownSource | None) -> None:
         expected = self.expected

@@ -20,6 +20,7 @@ from coranto.fragments.codecs import compress
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.fragments.stores import StoreRegistry
 from coranto.recovery.plan import Diagnosis, Loss, RecoveryStep, Remark, StepKind
+from coranto.wire import protocol_pb2 as pb
 
 ASIDE: Final = ".coranto-damaged"
 """The folder of a store with damaged files."""
@@ -56,6 +57,8 @@ class ContentDoctor:
         losses: list[Loss] = []
         remarks: list[Remark] = []
         for info in self._journals.values():
+            if info.spec.suspend.level == pb.JournalSpec.Suspend.FULL:
+                continue  # It has no content, and no broker.
             try:
                 audit = await audit_journal(self._client, self._stores, info.name)
             except CorantoError as error:

@@ -116,6 +116,13 @@ class Scene:
             await shard.read_through(await self.heads())
             await shard.finish()
 
+    async def consume_only(self, journal: str) -> None:
+        async with running_shard(
+            self.app, shard_spec("shard-orders", [journal], max_seconds=0.5), self.client
+        ) as shard:
+            await shard.read_through({journal: await self.client.head(journal)})
+            await shard.finish()
+
     async def audit(self, *, remember: bool = True, expect: tuple[str, ...] = EXPECTATIONS, **options: Any) -> Report:
         check = ConsumerCheck(
             "orders",

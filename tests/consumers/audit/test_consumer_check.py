@@ -8,7 +8,9 @@ import pytest
 from sqlalchemy import update
 
 from coranto.audit import Kind, Report, Severity
+from coranto.client import Suspend
 from coranto.client.committed import async_committed_reader
+from coranto.errors import JournalSuspended
 from coranto.messages import Checkpoint, JsonLines, ProducerId, ProducerState, Source
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.testing import running_shard
@@ -287,6 +289,26 @@ async def test_an_acknowledgement_that_comes_while_the_audit_looks_is_waited_for
     await scene.client.append("out/one", intents["out/one"])
 
     assert kinds(await auditing) == set()
+
+
+async def test_an_acknowledgement_in_another_framing_than_the_sources_is_understood(scene):
+    await scene.publish(10)
+    await scene.consume()
+
+    report = await scene.audit(remember=False, expect=(), deep=False, framing_of=lambda spec: JsonLines("/elsewhere"))
+
+    assert kinds(report) == set()
+
+
+async def test_a_source_that_is_suspended_is_sound(scene):
+    with pytest.raises(JournalSuspended):  # That confirms it. It never had content.
+        await scene.client.append("in/one", b"", suspend=Suspend.NOW)
+    now = Source(0, {})
+    await scene.publish(10, "in/two")
+    await scene.consume_only("in/two")
+    write_checkpoint(scene, Checkpoint({**checkpoint_of(scene).sources, "in/one": now}, {}))
+
+    assert kinds(await scene.audit(remember=False)) == set()
 
 
 @both

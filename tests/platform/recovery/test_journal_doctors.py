@@ -204,6 +204,18 @@ async def test_a_fragment_comes_back_from_another_store(cluster, client):
     assert [result.problem for result in done.results] == [""]
 
 
+async def test_a_journal_of_three_replicas_needs_no_recovery_when_one_disk_is_wiped(cluster, client):
+    journal = Journal(cluster, client, "one-wiped/r3", 3)
+    await journal.create()
+    cluster.kill_broker(0)
+    shutil.rmtree(cluster.data_dir / "brokers" / "broker-0")
+    await asyncio.to_thread(cluster.start_broker, 0)
+    await client.append(journal.name, b"on we go")
+
+    assert (await journal.plan()).is_empty
+    assert (await audit_journal(client, journal.stores, journal.name)).sound
+
+
 async def test_journals_whose_brokers_lost_their_disks_go_on_once_that_is_approved(cluster, client):
     journals = [Journal(cluster, client, f"wiped/r{replication}", replication) for replication in (1, 3)]
     for journal in journals:
