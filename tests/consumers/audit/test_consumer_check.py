@@ -191,7 +191,6 @@ async def test_producers_states_that_were_changed_are_found(scene):
         assert kinds(report) == {Kind.CHECKPOINT_DIFFERS}, changed
 
 
-@both
 async def test_a_checkpoint_that_was_deleted_is_found(scene):
     await scene.publish(10)
     await scene.consume()
@@ -221,7 +220,6 @@ async def test_a_checkpoint_that_is_no_checkpoint_is_found(scene):
     assert kinds(await scene.audit(expect=())) == {Kind.CHECKPOINT_UNREADABLE}
 
 
-@both
 async def test_staged_rows_below_the_fence_are_found(scene):
     await scene.publish(10)
     await scene.consume()

@@ -105,9 +105,6 @@ class Journal:
         return await make_plan(await self.doctors())
 
 
-replications = pytest.mark.parametrize("replication", [1, 3])
-
-
 async def test_a_sound_journal_has_an_empty_plan(cluster, client):
     journal = Journal(cluster, client, "sound/r3", 3)
     await journal.create()
@@ -115,9 +112,8 @@ async def test_a_sound_journal_has_an_empty_plan(cluster, client):
     assert (await journal.plan()).is_empty
 
 
-@replications
-async def test_a_damaged_fragment_comes_back_from_a_brokers_copy(cluster, client, replication):
-    journal = Journal(cluster, client, f"flipped/r{replication}", replication)
+async def test_a_damaged_fragment_comes_back_from_a_brokers_copy(cluster, client):
+    journal = Journal(cluster, client, "flipped/r3", 3)
     fragments = await journal.create()
     # Every broker of the journal has served it, so each has it in its cache.
     for endpoint in (await journal.info()).route.endpoints:
@@ -160,9 +156,8 @@ async def test_a_deleted_fragment_comes_back_from_a_spool_that_still_has_it(clus
     assert lost.read_bytes() == b"B" * SIZE
 
 
-@replications
-async def test_content_without_any_copy_is_said_to_be_gone(cluster, client, replication):
-    journal = Journal(cluster, client, f"gone/r{replication}", replication)
+async def test_content_without_any_copy_is_said_to_be_gone(cluster, client):
+    journal = Journal(cluster, client, "gone/r3", 3)
     fragments = await journal.create()
     await journal.dropped(fragments[1])
     journal.path(fragments[1]).unlink()
