@@ -8,6 +8,7 @@ from coranto_consumers.audit.evidence import Evidence, EvidenceSource, SqlEviden
 from coranto_consumers.audit.expectations import MESSAGES, Expectation, Measure, parse_expectation, sum_of
 from coranto_consumers.audit.memory import Memory
 from coranto_consumers.audit.places import FolderMemory, StoreNotes, memory_at
+from coranto_consumers.audit.recovered import RecoveredEvidence
 from coranto_consumers.audit.sources import framing_of
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "FolderMemory",
     "Measure",
     "Memory",
+    "RecoveredEvidence",
     "SqlEvidence",
     "StoreNotes",
     "framing_of",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +19,15 @@ from coranto.coordination.layout import Layout
 from coranto.errors import InvalidInput
 from coranto.fragments.stores import StoreRegistry
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.audit import ConsumerCheck, SqlEvidence, framing_of, memory_at, parse_expectation
+from coranto_consumers.audit import (
+    ConsumerCheck,
+    EvidenceSource,
+    RecoveredEvidence,
+    SqlEvidence,
+    framing_of,
+    memory_at,
+    parse_expectation,
+)
 from coranto_consumers.audit.sources import FramingOf
 from coranto_consumers.cli.loading import default_prefix, load_application
 from coranto_consumers.stores.sql import SqlStore
@@ -28,6 +37,15 @@ NOT_SOUND = 1
 
 Store = Annotated[
     str,
+    typer.Option(
+        "--store",
+        envvar="CORANTO_STORE_URL",
+        help="URL of the consumer's SQL store. Lists of processes show options: use $CORANTO_STORE_URL for passwords.",
+        show_default=False,
+    ),
+]
+StoreOrNone = Annotated[
+    str | None,
     typer.Option(
         "--store",
         envvar="CORANTO_STORE_URL",
@@ -76,7 +94,15 @@ ConsumerName = Annotated[
 
 def audit(
     name: ConsumerName,
-    store: Store,
+    store: StoreOrNone = None,
+    recovered: Annotated[
+        Path | None,
+        typer.Option(
+            "--recovered",
+            help="Instead of --store: the files of one shard, as `coranto shards recover` rebuilt them from its log.",
+            show_default=False,
+        ),
+    ] = None,
     expect: Expected = None,
     memory: Remembered = None,
     cheap: Annotated[bool, typer.Option("--cheap", help="Do not replay sources. Finds less.")] = False,
@@ -95,10 +121,13 @@ def audit(
     """
     if output is Format.YAML:
         raise InvalidInput("a report is printed as `table` or `json`", field="--output")
+    chosen = recovered or store
+    if chosen is None:
+        raise InvalidInput("name the consumer's SQL store, or --recovered files of a shard", field="--store")
     report = with_client(
         endpoint,
         lambda client: audit_consumer(
-            client, name, store, expect or (), memory, cheap, accept=accept, prefix=prefix, etcd=etcd
+            client, name, chosen, expect or (), memory, cheap, accept=accept, prefix=prefix, etcd=etcd
         ),
     )
     print_report(report, as_json=output is Format.JSON)
@@ -109,7 +138,7 @@ def audit(
 async def audit_consumer(
     client: JournalClient,
     name: str,
-    store_url: str,
+    store: str | Path,
     expect: Sequence[str] = (),
     memory: str | None = None,
     cheap: bool = False,
@@ -119,16 +148,14 @@ async def audit_consumer(
     etcd: str | None = None,
 ) -> Report:
     """Audit a consumer as the command does, and return the report."""
-    check = await consumer_check(
-        client, name, store_url, expect, memory, cheap, accept=accept, prefix=prefix, etcd=etcd
-    )
+    check = await consumer_check(client, name, store, expect, memory, cheap, accept=accept, prefix=prefix, etcd=etcd)
     return await run_checks(f"consumer {name}", [check], depth=Depth.CHEAP if cheap else Depth.DEEP)
 
 
 async def consumer_check(
     client: JournalClient,
     name: str,
-    store_url: str,
+    store: str | Path,
     expect: Sequence[str] = (),
     memory: str | None = None,
     cheap: bool = False,
@@ -139,15 +166,19 @@ async def consumer_check(
 ) -> ConsumerCheck:
     """Return the check of the command's arguments. Raises InvalidInput for ones that name nothing."""
     expectations = [parse_expectation(each) for each in expect]
-    evidence = SqlEvidence(SqlStore(store_url))
     shards = [name]
     framings: FramingOf = framing_of
     min_offsets: dict[str, dict[str, int]] = {}
-    if ":" in name:
+    evidence: EvidenceSource
+    if isinstance(store, Path):
+        evidence = RecoveredEvidence(store)
+    else:
+        evidence = sql = SqlEvidence(SqlStore(store))
+    if ":" in name and not isinstance(store, Path):
         framings = load_application(name).new_message
         layout = Layout(prefix or default_prefix(name))
         min_offsets = await _min_offsets(layout, etcd)
-        shards = sorted({*min_offsets, *await asyncio.to_thread(evidence.names, layout.items)})
+        shards = sorted({*min_offsets, *await asyncio.to_thread(sql.names, layout.items)})
         if not shards:
             raise InvalidInput(f"{evidence.name} and etcd have no shards below {layout.items}", field="NAME")
     return ConsumerCheck(

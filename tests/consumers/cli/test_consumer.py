@@ -309,6 +309,8 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
             recovered = await run_here("shards", "recover", "local-000", "--dir", str(tmp_path / "files"))
             assert recovered.endswith(f"of recovery/local-000 into {tmp_path}/files\n")
             assert "123456" in (tmp_path / "files" / "state.json").read_text()
+            audited = await run_here("consumer", "audit", "local-000", "--recovered", str(tmp_path / "files"))
+            assert audited.splitlines()[-1] == "sound: 1 examined"
             again = await asyncio.to_thread(command, "shards", "recover", "local-000", "--dir", str(tmp_path / "files"))
             assert (again.code, "is not empty" in again.errors) == (1, True)
             assert await run_here("shards", "prune", "--selector", "") == (
