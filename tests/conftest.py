@@ -35,6 +35,7 @@ LONG = (
     "platform/cluster/test_embedded.py",
     "consumers/test_consumer_on_cluster.py",
     "platform/cli/test_with_cluster.py",
+    "platform/audit/test_audit_with_cluster.py",
     "platform/recovery/test_journal_doctors.py",
     "platform/client/test_client_with_broker.py",
     "consumers/recoverylog/test_log_with_cluster.py",
