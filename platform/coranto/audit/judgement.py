@@ -158,7 +158,10 @@ class _Judgement(ComparedJournal):
             "retention_seconds": expected.retention_seconds,
             "spec_changed": changed,
         }
-        was = f", which was there at {shown_time(self.before.at)}" if self.before is not None and seen else ""
+        was = ""
+        if self.before is not None and seen:
+            since = min((each.lost_since for each in seen if each.lost_since), default=0.0)
+            was = f", missing since {shown_time(since)}" if since else f", there at {shown_time(self.before.at)}"
         rule = (
             f"retention ({expected.retention_seconds:g} s) does not allow that yet"
             if expected.retention_seconds
@@ -174,6 +177,8 @@ class _Judgement(ComparedJournal):
             "Restore the fragments from a copy of the store, or start the brokers that had them; if they are gone for "
             "good, accept the loss (--accept)"
         )
+        if not self.present.objects and any(url.startswith("file:") for url in self.spec.fragment.stores):
+            advice = f"If brokers have their files in another folder, name it ($CORANTO_FILE_ROOT). {advice}"
         if self._is_pruned:
             advice = "It is a recovery log: `coranto shards prune` removes what no hints name. This is told only once"
         self.find(
