@@ -14,7 +14,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java browser mariadb demo ui up test check unit lint format types imports bench proto faces clean
+.PHONY: help setup java browser mariadb demo ui up test check unit lint format types imports bench proto faces dist clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ proto: $(STAMP) ## Generate the protobuf and gRPC stubs
 
 faces: $(STAMP) ## Generate the blocking faces of asynchronous classes
 	@$(BIN)/python tools/generate_blocking.py
+
+dist: $(STAMP) ## Build the wheel and the sdist into dist/
+	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 clean: ## Remove the virtual environment, caches and the demo's data
 	rm -rf $(VENV) .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
