@@ -508,7 +508,11 @@ class PreconditionFailed(WriteError):
 
 
 class EarlierWriteFailed(WriteError):
-    """An earlier write to the same segment failed (`__cause__`), so this one was not appended either."""
+    """An earlier write to the same segment failed (`__cause__`), so this one was not appended either.
+
+    The earlier write may have been to a predecessor of the segment. If writes have sequences, everything above the
+    failed sequence is refused until that sequence is given again.
+    """
 
     retriable = True
 

@@ -34,6 +34,14 @@ class AttemptQueue:
         """True if an attempt that is to be sent again may have been applied."""
         return any(attempt.doubtful for attempt in self.again)
 
+    def append(self, unit: WriteUnit) -> None:
+        """Add a unit after all others, or before those with a later order if it is given again."""
+        later = list[WriteUnit]()
+        while self.units and self.units[-1].order > unit.order:
+            later.append(self.units.pop())
+        self.units.append(unit)
+        self.units.extend(reversed(later))
+
     def insert(self, units: Iterable[WriteUnit]) -> None:
         """Add units that are not in any attempt, in the order in which the stream writer received them."""
         self.units = deque(sorted([*self.units, *units], key=lambda unit: unit.order))

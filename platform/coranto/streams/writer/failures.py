@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coranto.errors import CommitUnknown, CorantoError, EarlierWriteFailed, Outcome, WriteError, WriterExpired
+from coranto.streams.writer.gaps import Gap
 
 
 def failure_of(error: CorantoError, *, doubtful: bool, first: bool) -> CorantoError:
@@ -22,6 +23,16 @@ def failure_of(error: CorantoError, *, doubtful: bool, first: bool) -> CorantoEr
     if (of_the_writer or first) and not unknown:
         return error
     return _because(EarlierWriteFailed(f"not appended, as what came before it failed: {error}"), error)
+
+
+def failure_after(gap: Gap) -> EarlierWriteFailed:
+    """Return the error of a unit above a gap."""
+    error = EarlierWriteFailed(
+        f"not appended, as sequence {gap.sequence} failed ({gap.error}) and would count as durable. Give sequence "
+        f"{gap.sequence} again, and then everything that failed after it"
+    )
+    error.__cause__ = gap.error
+    return error
 
 
 def _because(error: WriteError, cause: CorantoError) -> WriteError:

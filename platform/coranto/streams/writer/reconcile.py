@@ -206,8 +206,10 @@ class Reconciler:
         while self.queue.again and self.queue.again[0].clock <= entry.clock:
             await self._resolve_applied(self.queue.again.popleft())
         if not self.entered or self.entry is None or entry.clock > self.entry.clock:
-            # The entry is from an attempt that was given up, but was applied after all.
+            # The entry is from an attempt that was given up, but was applied after all. Some units to send again may
+            # be those of that attempt, given again; and none of their attempts can be applied any more.
             self.entry, self.entered = entry, True
+            self.queue.plan_again()
 
     def _fenced(self) -> NoReturn:
         """Stop the writer: the entry is from another process that continues this writer's id. Raises WriterFenced."""

@@ -164,8 +164,8 @@ class SegmentWriter:
         )
 
     def submit(self, unit: WriteUnit) -> None:
-        """Queue a unit after all others."""
-        self._queue.units.append(unit)
+        """Queue a unit after all others that were given before."""
+        self._queue.append(unit)
         if not self._is_steady:
             self._drive()
         elif unit.is_transaction:

@@ -14,6 +14,7 @@ from typing import Final
 from coranto.errors import AppendOutcomeUnknown, CorantoError, CorruptData, WriteError, WrongAppendOffset
 from coranto.streams.model import registers as rules
 from coranto.streams.model.registers import Advances, WriterEntry
+from coranto.streams.writer.failures import failure_after
 from coranto.streams.writer.reconcile import Reconciler
 from coranto.streams.writer.shared import Shared
 from coranto.streams.writer.units import Attempt, WriteUnit, plan
@@ -60,7 +61,7 @@ class Sender:
     def _next_units(self) -> tuple[list[WriteUnit], list[int]]:
         """Take the next units for one append from the queue, and return them with their sequences.
 
-        Units that are durable already are settled instead.
+        Units that are durable already are settled instead, and units above a gap fail.
         """
         units: list[WriteUnit] = []
         sequences: list[int] = []
@@ -74,6 +75,9 @@ class Sender:
                 sequence = max(last, self._shared.sequence) + 1
             elif unit.sequence > max(last, reconciler.lineage.sequence_of(unit.place)):
                 sequence = unit.sequence
+                if (gap := self._shared.gaps.before(sequence, reconciler.segment.range)) is not None:
+                    self._shared.fail(queue.units.popleft(), failure_after(gap))
+                    continue
             elif units or queue.in_flight or queue.again:
                 break  # An earlier attempt at this unit may be among those.
             else:

@@ -12,12 +12,13 @@ from typing import Any
 from coranto.client.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.effects import Clock
-from coranto.errors import CorantoError, PositionUnknown, RegisterMismatch, WriteError
+from coranto.errors import CorantoError, PositionUnknown, PreconditionFailed, RegisterMismatch, WriteError
 from coranto.labels import HELD, label_selector
 from coranto.messages.uuids import ProducerClock
 from coranto.streams.model.events import EventFormat
 from coranto.streams.model.registers import WriterIdentity
 from coranto.streams.writer.counters import WriterCounters
+from coranto.streams.writer.gaps import Gaps
 from coranto.streams.writer.stamping import Stamper, stamper_of
 from coranto.streams.writer.units import CommitResult, EventPosition, WriteUnit
 
@@ -44,6 +45,7 @@ class Shared:
     """The error of the first plain event that failed since the last `flush`."""
     ends: dict[int, int] = field(default_factory=dict)
     """The end offset of what was written last in each segment, by number."""
+    gaps: Gaps = field(default_factory=Gaps)
     pending_bytes: int = 0
     resolved: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a unit was settled."""
@@ -54,7 +56,8 @@ class Shared:
         self.stamper = stamper_of(self.events, self.identity.producer, self.identity.writer)
 
     def taken(self, unit: WriteUnit) -> None:
-        """Count a unit that was given to the writer."""
+        """Count a unit that was given to the writer, and close the gap that it fills."""
+        self.gaps.given(unit)
         self.pending_bytes += unit.size
 
     def succeed(self, unit: WriteUnit, result: EventPosition | CommitResult) -> None:
@@ -68,6 +71,8 @@ class Shared:
     def fail(self, unit: WriteUnit, error: CorantoError) -> None:
         self._discount(unit)
         self.counters.failed(unit, error)
+        if not isinstance(error, (PreconditionFailed, PositionUnknown)):  # The caller decides again; it is durable.
+            self.gaps.failed(unit, error)
         if not unit.is_transaction:
             self.failure = self.failure or error
         if not unit.done.done():
