@@ -14,6 +14,9 @@ telemetry:
 run_coordinator:
   module: dagster._core.run_coordinator
   class: DefaultRunCoordinator
+# The daemon evaluates freshness policies.
+freshness:
+  enabled: true
 # What a run prints goes where its process prints, so that a terminal shows progress as it is made.
 compute_logs:
   module: dagster._core.storage.noop_compute_log_manager

@@ -119,21 +119,17 @@ def build_journal_observation_sensor(
 
 @record
 class GroupState:
-    """The state of a group of journals: heads, and consumers' lags by name (None: it has never committed)."""
+    """The state of a group of journals: heads, and consumers' lags in bytes by name."""
 
     heads: tuple[JournalHead, ...]
     unknown: int
-    lags: Mapping[str, int | None]
+    lags: Mapping[str, int]
 
     @staticmethod
     def of(heads: Heads, offsets: Mapping[str, Mapping[str, int] | None]) -> GroupState:
         known = tuple(each for each in heads if each.known)
-        lags: dict[str, int | None] = {
-            consumer: None
-            if at is None
-            else sum(max(0, each.head - at.get(each.journal, each.begin)) for each in known)
-            for consumer, at in offsets.items()
-        }
+        # One that has never committed is behind by all that there is.
+        lags = {consumer: _lag(known, at or {}) for consumer, at in offsets.items()}
         return GroupState(heads=known, unknown=len(heads.unknown), lags=lags)
 
     @property
@@ -209,7 +205,7 @@ class GroupState:
             )
         ).items()
         for consumer, lag in sorted(self.lags.items()):
-            yield f"{GroupMetadataSet.namespace()}/lag_bytes/{consumer}", "has not begun" if lag is None else lag
+            yield f"{GroupMetadataSet.namespace()}/lag_bytes/{consumer}", lag
 
 
 def _lag(heads: Sequence[JournalHead], offsets: Mapping[str, int]) -> int:

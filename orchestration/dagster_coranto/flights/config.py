@@ -9,7 +9,9 @@ from typing import Final
 import dagster as dg
 from pydantic import Field
 
-STORE_VARIABLE: Final = "CORANTO_STORE_URL"
+from dagster_coranto.resource import JournalResource
+from dagster_coranto.sql_store import STORE_VARIABLE, SqlStoreResource
+
 TABLE: Final = "carrier_delays"
 TRANSACTION_BYTES: Final = 16 << 20
 
@@ -25,6 +27,13 @@ class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
     store_url: str = Field(
         default="", description="SQL store. Empty: $CORANTO_STORE_URL, otherwise SQLite beside the cluster's data."
     )
+
+
+class FlightsStore(SqlStoreResource):
+    """The demo's SQL store, looked up when it is asked for."""
+
+    def url_with_password(self) -> str:
+        return store_url(JournalResource().located_data_dir())
 
 
 def store_url(data_dir: Path) -> str:

@@ -3,6 +3,7 @@
 Loading them imports neither Spark nor pandas, and needs no cluster. The cluster is looked up when assets run.
 """
 
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -11,10 +12,11 @@ from coranto.telemetry import progress
 from dagster_coranto.checks import build_fragment_check
 from dagster_coranto.consumer import ConsumerSettings
 from dagster_coranto.consumer_assets import build_spark_consumer_assets
-from dagster_coranto.flights.config import TABLE, FlightsConfig, store_url
+from dagster_coranto.flights.config import TABLE, FlightsConfig, FlightsStore, consumer_name, store_url
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.journal_assets import Publication, PublishContext, journal_assets
 from dagster_coranto.log import DagsterLog
+from dagster_coranto.observation import build_journal_observation_sensor
 from dagster_coranto.resource import JournalResource
 from dagster_coranto.sensor import build_journal_polling_sensor
 from dagster_coranto.spark import SparkResource
@@ -27,7 +29,13 @@ GROUP = "flights"
 journal_specs = build_journal_specs_asset(Path(__file__).parent / "journals.yaml", group_name=GROUP)
 
 
-@journal_assets(EVENTS, deps=[journal_specs], required_resource_keys={"flights"}, group_name=GROUP)
+@journal_assets(
+    EVENTS,
+    deps=[journal_specs],
+    required_resource_keys={"flights"},
+    group_name=GROUP,
+    freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(days=1)),
+)
 def flight_events(context: PublishContext) -> Publication:
     """Flights that left New York in 2013, each one message, partitioned by tail number. Publishing again adds none."""
     from dagster_coranto.flights.data import load_flights
@@ -93,11 +101,20 @@ flights_sensor = build_journal_polling_sensor(
     default_sensor_status=dg.DefaultSensorStatus.STOPPED,
 )
 
+# What happens to the journals, whoever writes to them; and how far the consumer is behind.
+flights_observation = build_journal_observation_sensor(
+    journals=JOURNALS,
+    groups=[EVENTS, ALERTS],
+    consumers={consumer_name(""): FlightsStore()},
+    name="flights_observation_sensor",
+    report_seconds=25.0,
+)
+
 defs = dg.Definitions(
     assets=[journal_specs, flight_events, flight_consumer],
     asset_checks=[build_fragment_check(EVENTS), build_fragment_check(ALERTS)],
     jobs=[flights_job, consume_job],
-    sensors=[flights_sensor],
+    sensors=[flights_sensor, flights_observation],
     resources={"journals": JOURNALS, "flights": FlightsConfig(), "spark": SparkResource()},
     # One Spark session serves a run, so its steps share a process.
     executor=dg.in_process_executor,

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
+from dagster._core.definitions.freshness_evaluator import TimeWindowFreshnessPolicyEvaluator
+from dagster._core.loader import LoadingContextForTest
 from playwright.sync_api import BrowserContext, Locator, Page, expect, sync_playwright
 
+from coranto.client.loop import run_blocking
 from dagster_coranto import JournalResource
 from dagster_coranto.flights.data import expected_alerts, load_flights
-from dagster_coranto.flights.definitions import EVENTS
+from dagster_coranto.flights.definitions import EVENTS, defs, flights_observation
 from dagster_coranto.flights.materialize import Job, materialize
 from dagster_coranto.flights.ui import DagsterUi
 from dagster_coranto.resource import heads_of
@@ -159,3 +163,35 @@ def test_after_the_run_the_graph_shows_all_assets_materialised(ui: DagsterUi, pa
         target = ROOT / "docs" / "images" / "dagster-lineage.png"
         target.parent.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=target, animations="disabled")
+
+
+def observe(instance: dg.DagsterInstance) -> None:
+    """Report journals and their freshness, as the daemon does by and by."""
+    result = flights_observation.evaluate_tick(dg.build_sensor_context(instance=instance))
+    for event in result.asset_events:
+        instance.report_runless_asset_event(event)
+    key = dg.AssetKey(["flights", "events"])
+    context = LoadingContextForTest(instance)
+    evaluator = TimeWindowFreshnessPolicyEvaluator()
+    state = run_blocking(evaluator.evaluate_freshness(context, defs.resolve_asset_graph().get(key)))
+    change = FreshnessStateChange(
+        key=key, new_state=state, previous_state=FreshnessState.UNKNOWN, state_change_timestamp=time.time()
+    )
+    instance.report_runless_asset_event(change)
+
+
+def test_a_journals_page_shows_freshness_lag_and_its_head_over_time(ui: DagsterUi, page: Page) -> None:
+    with dg.DagsterInstance.get() as instance, JournalResource().client() as client:
+        for size in (40, 90, 20, 160, 60, 120):
+            client.append(f"{EVENTS.name}/part-000", b'{"carrier": "XX"}\n' * size)
+            observe(instance)
+    page.goto(f"{ui.url}/assets/flights/events")
+    expect(page.get_by_text("Passing").first).to_be_visible()
+    expect(metadata_value(page, "dagster-coranto/lag_bytes/carrier-delays")).to_have_text(re.compile("^[1-9]"))
+    page.get_by_role("button").filter(has_text=re.compile("^Plots$")).click()
+    expect(page.locator("canvas").first).to_be_visible()
+    expect(page.get_by_text("dagster-coranto/head", exact=True).first).to_be_visible()
+    if os.environ.get("CORANTO_SCREENSHOTS") == "1":
+        page.set_viewport_size({"width": 1400, "height": 1100})
+        page.wait_for_timeout(3000)
+        page.screenshot(path=ROOT / "docs" / "images" / "dagster-journal.png", animations="disabled")
