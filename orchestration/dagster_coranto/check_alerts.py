@@ -22,8 +22,9 @@ def build_failed_check_sensor(
     """Return a sensor that calls `alert` once for each run of a check that failed; between two ticks only the latest.
 
     `severity` ERROR leaves out failures that are only warnings. `assets` limits it to checks of these assets. Checks
-    that failed before the sensor was started are left out. If `alert` raises an error, the tick fails and the next one
-    calls it again, so an alert may come twice rather than never. Raises InvalidInput for an interval below 1 s.
+    that failed before the sensor was first started are left out; those that fail while it is stopped are told when it
+    starts again. If `alert` raises an error, the tick fails and the next one calls it again, so an alert may come twice
+    rather than never. Raises InvalidInput for an interval below 1 s.
     """
     if minimum_interval_seconds < 1:
         raise InvalidInput(f"{minimum_interval_seconds} s is below 1 s", field="minimum_interval_seconds")
@@ -36,6 +37,7 @@ def build_failed_check_sensor(
         description="Alerts when an asset check fails.",
     )
     def failed_checks(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        first = not context.cursor
         told: dict[str, int] = json.loads(context.cursor) if context.cursor else {}
         started = context.last_sensor_start_time or 0.0
         graph = context.repository_def.asset_graph if context.repository_def is not None else None
@@ -55,7 +57,7 @@ def build_failed_check_sensor(
                 continue
             name_of = key.to_user_string()
             failed[name_of] = record.id
-            if told.get(name_of) == record.id or record.create_timestamp < started:
+            if told.get(name_of) == record.id or (first and record.create_timestamp < started):
                 continue
             alert(context, evaluation)
             alerts += 1

@@ -59,6 +59,17 @@ def test_each_failed_check_is_told_once() -> None:
         assert len(told) == 4
 
 
+def test_what_failed_while_the_sensor_was_stopped_is_told_when_it_starts_again() -> None:
+    told: list[str] = []
+    sensor = build_failed_check_sensor(lambda _, found: told.append(found.check_name), assets=[ORDERS])
+    with dg.DagsterInstance.ephemeral() as instance:
+        before = tick(instance)
+        sensor(before)
+        run_checks(instance)
+        sensor(tick(instance, cursor=before.cursor, last_sensor_start_time=time.time() + 1))
+    assert told == ["broken"]
+
+
 def test_warnings_and_single_assets_may_be_asked_for() -> None:
     told: list[str] = []
     sensor = build_failed_check_sensor(

@@ -107,7 +107,7 @@ def apply(
     Up to 128 changes are one transaction: all or none. More take several, deletions last. After an interruption, apply
     the same document again: it goes on with the rest.
     """
-    changes = read_document(specs, parse_shards, SHARDS.plural)
+    changes = read_document(specs, parse_shards, SHARDS.plural, "shards")
     options = ApplyOptions(dry_run, check, update, prune, max_txn_size)
     _with_consumer(consumer, lambda client: _apply(client, changes, endpoint, source_name(specs), options))
 

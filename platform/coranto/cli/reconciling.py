@@ -60,8 +60,11 @@ class ApplyOptions:
     quiet_if_unchanged: bool = False
 
 
-def read_document(path: str, parse: Callable[[str], ChangesT], plural: str) -> ChangesT:
-    """Return the changes in a file, or in the input for `-`. Raises InvalidInput, which names the file."""
+def read_document(path: str, parse: Callable[[str], ChangesT], plural: str, place: str) -> ChangesT:
+    """Return the changes in a file, or in the input for `-`. Raises InvalidInput, which names the file.
+
+    `place` is the field of a document under which its specs are listed.
+    """
     content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     source = source_name(path)
     try:
@@ -71,7 +74,7 @@ def read_document(path: str, parse: Callable[[str], ChangesT], plural: str) -> C
     except InvalidInput as error:
         raise InvalidInput(f"{source}: {error}") from error
     if not changes:
-        raise InvalidInput(f"{source} names no {plural}; list them under `{plural}:`", field="--specs")
+        raise InvalidInput(f"{source} names no {plural}; list them under `{place}:`", field="--specs")
     return changes
 
 

@@ -228,7 +228,7 @@ def test_applications_are_named_by_module_and_name(environment, monkeypatch):
         ("counting", "not of the form"),
         ("no_such_module:App", "cannot be imported"),
         ("counting:Missing", "has no Missing"),
-        ("counting:not_one", "is no Application"),
+        ("counting:not_one", "is not an Application"),
     ):
         with pytest.raises(InvalidInput, match=problem):
             load_application(target)

@@ -40,7 +40,7 @@ def apply(
     Up to 128 changes are one transaction: all or none. More take several, deletions last. After an interruption, apply
     the same tree again: it goes on with the rest.
     """
-    changes = read_document(specs, parse_tree, JOURNALS.plural)
+    changes = read_document(specs, parse_tree, JOURNALS.plural, "children")
     options = ApplyOptions(dry_run, check, update, prune, max_txn_size)
 
     async def work(client: JournalClient) -> None:
