@@ -227,6 +227,8 @@ class SegmentWriter:
             self._driver = None
         if self._is_steady:
             self._sender.send()
+        elif self._queue.units and not self._closed:
+            self._drive()  # The stream writer may have been fenced meanwhile; nothing else would fail these.
 
     def _fail(self, error: CorantoError) -> None:
         """Fail all units; if the segment was being left, finish leaving it."""

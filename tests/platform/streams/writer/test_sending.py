@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from coranto.client.appender import Appender
 from coranto.client.dispatch import ChosenConnection
-from coranto.errors import CommitUnknown, IndexHasGreaterOffset, Outcome, WriteError, WriterClosed
+from coranto.errors import CommitUnknown, IndexHasGreaterOffset, Outcome, WriteError, WriterClosed, WriterFenced
 from coranto.labels import label_selector
 from coranto.specs.validation import validate
 from coranto.streams import JsonEvents, Split, StreamWriter
@@ -67,6 +67,25 @@ async def test_a_writer_that_is_cancelled_at_once_leaves_no_call_open(monkeypatc
             await begun
         assert [call.done() for call in calls] == [True]
         await writer.close()
+        assert [each.message["n"] for each in await world.messages() if "n" in each.message] == [0]
+
+
+async def test_what_waits_fails_when_the_writer_is_fenced_while_another_segment_makes_contact() -> None:
+    async with stream_world() as world, StreamWriter[Any](world.client, STREAM, in_flight=1, batch_bytes=1) as writer:
+        hear = world.wire.hear
+
+        def fenced_before_the_answer(call: Any, to_server: bool, message: tuple[Any, ...]) -> bool:
+            if not to_server and world.wire.contents and writer._ready.dead is None:
+                writer._ready.dead = WriterFenced("another process writes in another segment")
+            return hear(call, to_server, message)
+
+        world.cluster._world.rpc.on_delivery = fenced_before_the_answer
+        first, *rest = [writer.write_events("key", [{"n": n}]) for n in range(3)]
+        async with asyncio.timeout(20):
+            await first
+            for each in rest:
+                with pytest.raises(WriterFenced):
+                    await each
         assert [each.message["n"] for each in await world.messages() if "n" in each.message] == [0]
 
 
