@@ -112,7 +112,7 @@ def test_from_a_failed_check_to_an_approved_recovery(cluster_dir: Path) -> None:
         assert SENSOR.job_name == "journal_recovery_plan"
 
         plan = metadata_of(run("journal_recovery_plan"), "plan")
-        assert plan["summary"].startswith("1 steps; ")
+        assert plan["summary"].startswith("1 step; ")
         assert f"[{SIZE}, {2 * SIZE})" in plan["gone_for_good"]
         assert plan["hash"] in plan["to_approve"]
 

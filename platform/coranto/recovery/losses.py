@@ -7,6 +7,7 @@ from typing import Final
 
 from coranto.audit import AuditOptions, Depth, Fact, Finding, Kind, Report, audit_journals
 from coranto.client import JournalClient
+from coranto.errors import InvalidInput
 from coranto.fragments.stores import StoreRegistry
 from coranto.recovery.content import ContentDoctor
 from coranto.recovery.heads import HeadDoctor
@@ -54,6 +55,7 @@ class JournalDoctor:
         return await audit_journals(self._client, self._stores, self._selector, options)
 
     async def diagnose(self) -> Diagnosis:
+        """Find damage. Raises InvalidInput if the selector matches nothing, and audits know of nothing that it did."""
         journals = (await self._client.list(self._selector)).journals
         self._content = ContentDoctor(self._client, self._stores, journals)
         self._heads = HeadDoctor(self._client, journals)
@@ -72,6 +74,8 @@ class JournalDoctor:
                 losses.append(Loss(finding.subject.name, _text(finding)))
             elif finding.subject.name not in told:
                 remarks.append(Remark(finding.subject.name, finding.message))
+        if not journals and not losses:
+            raise InvalidInput(f"no journal matches {self._selector!r}, so nothing was examined", field="selector")
         if losses:
             steps.append(
                 RecoveryStep(

@@ -119,10 +119,11 @@ class Plan:
     def summary(self) -> str:
         if self.is_empty:
             return "nothing to recover"
-        losses = f"{len(self.losses)} losses for good" if self.losses else "nothing is lost for good"
+        steps, count = len(self.steps), len(self.losses)
+        losses = f"{count} loss{'es' if count != 1 else ''} for good" if count else "nothing is lost for good"
         if any(step.loses for step in self.steps):
             losses += ", and steps that give something up"
-        return f"{len(self.steps)} steps; {losses}"
+        return f"{steps} step{'s' if steps != 1 else ''}; {losses}"
 
     def to_json(self, *, indent: int | None = None) -> str:
         return json.dumps({"hash": self.hash, **asdict(self)}, indent=indent)

@@ -180,7 +180,7 @@ def _recover(store: str, run: Callable[..., str], scope: list[str]) -> None:
         connection.execute(text("DELETE FROM gazette_checkpoints"))
     printed = recover("plan", code=1)
     assert "restore_checkpoint" in printed
-    assert "1 steps; nothing is lost for good" in printed
+    assert "1 step; nothing is lost for good" in printed
     hash_line = printed.splitlines()[-1]
 
     assert hash_line in recover("apply", "--approve", "0123456789abcdef", code=1).splitlines()

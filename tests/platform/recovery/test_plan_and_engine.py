@@ -54,7 +54,7 @@ async def test_a_plan_is_in_the_order_of_its_kinds_and_names_what_is_lost():
         (StepKind.RESET_HEAD, "b"),
         (StepKind.UNASSIGN_SHARD, "shard"),
     ]
-    assert plan.summary == "4 steps; 1 losses for good"
+    assert plan.summary == "4 steps; 1 loss for good"
     assert json.loads(plan.to_json())["hash"] == plan.hash
     assert (await make_plan([])).is_empty
 
