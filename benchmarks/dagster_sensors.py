@@ -6,7 +6,6 @@ to load as many plain asset specs. Rates are journals per second, so an even rat
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 import dagster as dg
 
 from benchmarks.runner import Figure, in_turns
-from coranto.client import JournalClient, SyncJournalClient
+from coranto.client import SyncJournalClient
 from coranto.client.values import JournalInfo
 from coranto.cluster import EmbeddedCluster
 from coranto.labels import label_selector
@@ -32,7 +31,6 @@ from dagster_coranto import (
 
 SIZES = (100, 1_000, 10_000)
 BATCH = 100
-WRITERS = 64
 PATIENCE_SECONDS = 600.0
 """Ten thousand new journals take their time to be assigned."""
 
@@ -46,7 +44,7 @@ def _name(number: int) -> str:
 
 
 def _create(client: SyncJournalClient, first: int, end: int) -> None:
-    """Create journals with these numbers, and append to each of them, so that all are served and none is empty."""
+    """Create journals with these numbers."""
     for begin in range(first, end, BATCH):
         specs = [
             pb.JournalSpec(
@@ -61,15 +59,12 @@ def _create(client: SyncJournalClient, first: int, end: int) -> None:
         client.apply([pb.ApplyRequest.Change(upsert=spec) for spec in specs])
 
 
-async def _fill(resource: JournalResource, names: Sequence[str]) -> None:
-    gate = asyncio.Semaphore(WRITERS)
-    async with JournalClient.of(replace(resource.client_config(), patience=PATIENCE_SECONDS)) as client:
-
-        async def one(name: str) -> None:
-            async with gate:
-                await client.append(name, b"x" * 100)
-
-        await asyncio.gather(*(one(name) for name in names))
+def _fill(client: SyncJournalClient, names: Sequence[str]) -> None:
+    """Append to journals, and wait until brokers serve all journals."""
+    for name in names:
+        client.append(name, b"x" * 100)
+    while client.heads("name:prefix=bench/").unknown:
+        time.sleep(0.5)
 
 
 def _rate(count: int, work: Callable[[], object]) -> Callable[[], float]:
@@ -107,11 +102,12 @@ def run(rounds: int) -> list[Figure]:
         polling = build_journal_polling_sensor(journals=resource, group=group, job=consume)
         observing = build_journal_observation_sensor(journals=resource, groups=[group])
         repository = dg.Definitions(jobs=[consume], sensors=[polling, observing]).get_repository_def()
-        with resource.client() as client, dg.instance_for_test() as instance:
+        config = replace(resource.client_config(), patience=PATIENCE_SECONDS)
+        with SyncJournalClient.of(config) as client, dg.instance_for_test() as instance:
             made = 0
             for size in SIZES:
                 _create(client, made, size)
-                asyncio.run(_fill(resource, [_name(number) for number in range(made, size)]))
+                _fill(client, [_name(number) for number in range(made, made + BATCH)])
                 made = size
                 call = _rate(size, lambda: client.heads(group.selector))
                 for sensor, what in ((polling, "polling"), (observing, "observing")):

@@ -192,6 +192,6 @@ def test_a_journals_page_shows_freshness_lag_and_its_head_over_time(ui: DagsterU
     expect(page.locator("canvas").first).to_be_visible()
     expect(page.get_by_text("dagster-coranto/head", exact=True).first).to_be_visible()
     if os.environ.get("CORANTO_SCREENSHOTS") == "1":
-        page.set_viewport_size({"width": 1400, "height": 1100})
+        page.set_viewport_size({"width": 1400, "height": 1360})
         page.wait_for_timeout(3000)
         page.screenshot(path=ROOT / "docs" / "images" / "dagster-journal.png", animations="disabled")
