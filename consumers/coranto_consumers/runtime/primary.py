@@ -313,6 +313,7 @@ class Primary:
         ends = await self._acknowledged(written, may_be_deleted=True)
         self._transactions.acknowledged(self._now())
         self._progress.advance(offsets, ends)
+        self._note_passed_over()
 
     async def _complete(
         self,

@@ -29,6 +29,7 @@ from coranto.messages.uuids import clock_from_ns
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.metrics import ConsumerMetrics
+from coranto_consumers.runtime.primary import Primary
 from coranto_consumers.runtime.producers import ProducerWatch
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.runtime.transaction import DeferToNextTransaction, EmptyTransactionDeferred
@@ -74,6 +75,37 @@ async def test_a_shard_continues_from_its_checkpoint(journals, client, sums):
     assert sums.sums() == {"a": (3, 3)}
     assert [each["n"] for each in journals.committed("out/one")] == [0, 1, 2]
     assert sums.database.read("shard-sums").fence == 3
+
+
+async def test_what_commits_nothing_counts_as_read_though_it_came_before_the_restored_acknowledgements(
+    journals, client, sums, monkeypatch
+):
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": head})
+    abandoned = journals.producer()
+    abandoned.add("in/one", {"key": "a", "n": 100})
+    await journals.flush(abandoned)
+    for journal, content in abandoned.rollback_intents().items():
+        await journals.fake.write(journal, content)
+    append, noted = client.append, asyncio.Event()
+    note = Primary._note_passed_over
+
+    def noted_first(primary):
+        note(primary)
+        if primary._intake.passed_over:
+            noted.set()  # Not yet, as the acknowledgements are not written.
+
+    async def append_later(*arguments, **options):
+        await noted.wait()
+        return await append(*arguments, **options)
+
+    monkeypatch.setattr(Primary, "_note_passed_over", noted_first)
+    monkeypatch.setattr(client, "append", append_later)
+    async with running_shard(sums, SPEC, client) as shard, asyncio.timeout(60):
+        await shard.read_through({"in/one": journals.head("in/one")})
+    assert noted.is_set()
+    assert sums.sums() == {"a": (1, 1)}
 
 
 async def test_several_sources_are_consumed_together(journals, client, sums):
