@@ -26,6 +26,7 @@ from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import ReplicationFailed
 from coranto_broker.replication.waiting_appends import Whole
 from coranto_broker.rpc.content import AppendMessage, ContentMessage
+from coranto_broker.rpc.peer_status import PeerStatus
 from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.rpc.source import MessageSource, require_readable
 
@@ -214,6 +215,7 @@ async def _proxy(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> pb.AppendRespo
     may_commit = False
     with broker.peers.calling(resolution.header):
         call = broker.peers.stub(resolution.header).Append(metadata=metadata)
+        ended = PeerStatus(call)
         try:
             # The primary may answer, and so end the call, before everything is sent. Its answer then says more than the
             # error of sending the rest.
@@ -226,9 +228,10 @@ async def _proxy(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> pb.AppendRespo
                 await call.done_writing()
             response: pb.AppendResponse = await call
             return response
-        except grpc.aio.AioRpcError as error:
+        except grpc.aio.AioRpcError as failed:
+            error = await ended.told(failed)
             if may_commit or error.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
+                raise error from failed
             _log.warning("append.primary_unreachable", journal=request.journal, error=error.details())
             header = broker.unrouted_header(broker.keyspace.state)
             header.route.CopyFrom(resolution.header.route)
