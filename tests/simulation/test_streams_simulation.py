@@ -17,6 +17,7 @@ from coranto.errors import CorantoError
 from coranto.messages.uuids import Flags, build_uuid
 from coranto.streams.model import registers
 from coranto.streams.model.registers import Advances, Conditions
+from coranto.streams.writer.gaps import Gaps
 from coranto.streams.writer.routing import Routing
 from coranto.streams.writer.segment_writer import SegmentWriter
 from coranto.streams.writer.sending import Sender
@@ -35,6 +36,7 @@ WANTED = {
     "a commit was read back": 1000,
     "a unit was deduplicated": 20,
     "a program goes on in another process": 20,
+    "a program goes on in the same process": 4,
     "a program was taken for dead": 1,
     "waiting for a commit was cancelled": 100,
     "a transaction was aborted": 50,
@@ -173,6 +175,13 @@ def test_keys_that_go_to_a_successor_too_early_are_caught(monkeypatch: pytest.Mo
     monkeypatch.setattr(Routing, "unblocked", unblocked)
     monkeypatch.setattr(Routing, "route", route)
     assert caught("reordered", **HARD | {"scale_seconds": 0.3, "harm": 0.2})
+
+
+def test_sequences_that_are_applied_above_a_gap_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = HARD | {"stable": 2, "scale_seconds": 0.7, "faults": ("pause",)}
+    assert not caught("lost", **options)
+    monkeypatch.setattr(Gaps, "before", lambda *_: None)
+    assert caught("lost", **options)
 
 
 def test_registers_that_change_without_their_content_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ Anomalies, by name:
 `partial`            of a transaction there are some events but not all
 `torn`               a transaction's events are not one behind the other and its end behind them
 `duplicate`          an event stands in two places
-`lost`               what was acknowledged is not there
+`lost`               what was acknowledged is not there, or what the registers say is durable
 `phantom`            what was said not to be applied is there
 `misplaced`          what was acknowledged stands elsewhere, or begins elsewhere than it had to
 `unfenced`           what was given with a fence was applied although the fence had been raised anew before
@@ -144,6 +144,8 @@ def _whole(unit: Unit, where: Sequence[tuple[Segment, int]]) -> Place | None:
 def _check_outcome(unit: Unit, place: Place | None, found: list[Anomaly]) -> None:
     if unit.outcome is UnitOutcome.OK and place is None:
         found.append(Anomaly("lost", str(unit)))
+    elif place is None and any(each.was_durable and each.returned < unit.given_up for each in unit.attempts):
+        found.append(Anomaly("lost", f"{unit}: it counted as durable"))
     if unit.outcome is UnitOutcome.NOT_APPLIED and place is not None:
         found.append(Anomaly("phantom", f"{unit}: stands at {place.segment.number}:[{place.begin}, {place.end})"))
     if place is None:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from coranto.errors import Outcome
+from coranto.errors import Outcome, PositionUnknown
 
 
 class UnitOutcome(Enum):
@@ -44,6 +44,11 @@ class Attempt:
     """True if the acknowledged events were said to be readable."""
     error: str = ""
 
+    @property
+    def was_durable(self) -> bool:
+        """True if the writer said that it was durable before, but did not find it."""
+        return self.error.startswith(PositionUnknown.__name__)
+
 
 @dataclass(slots=True, eq=False)
 class Unit:
@@ -60,6 +65,8 @@ class Unit:
     transaction: bool
     attempts: list[Attempt] = field(default_factory=list)
     keys: tuple[str, ...] = ()
+    given_up: float = math.inf
+    """The time at which its program decided to continue with later ones, without this one if it is not stored."""
 
     def __str__(self) -> str:
         kind = f"transaction of {self.events}" if self.transaction else "event"
@@ -70,6 +77,9 @@ class Unit:
             for each in self.attempts
         )
         return f"unit {self.number} ({kind}) of {self.writer}, key {self.key}: {told or 'never tried'}"
+
+    def give_up(self, now: float) -> None:
+        self.given_up = min(self.given_up, now)
 
     @property
     def outcome(self) -> UnitOutcome:

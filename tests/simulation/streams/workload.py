@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable
 from typing import Any
 
 from coranto.client import JournalClient
-from coranto.errors import CorantoError, PreconditionFailed, TransactionTimeout, WriterExpired
+from coranto.errors import CorantoError, PreconditionFailed, TransactionTimeout, WriterExpired, WriterFenced
 from coranto.streams.control.scaling import Change, Merge, Split
 from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.streams.writer.transactions import Transaction, TransactionState
@@ -39,7 +40,6 @@ class WriterHost(Host):
         self.finished = False
         self._world = world
         self._rng = rng
-        self._over: set[int] = set()  # Units that were given up on purpose: they are never tried again.
         self._fresh = False
         self._ends: dict[str, int] = {}  # By key, the latest end that was told.
         self._pause = options.seconds / options.units
@@ -75,7 +75,7 @@ class WriterHost(Host):
         if not self.stable:
             # Nobody can tell what became of what another process has tried.
             return [unit for unit in self.program if not unit.attempts]
-        return [unit for unit in self.program if unit.number not in self._over and unit.outcome is not UnitOutcome.OK]
+        return [unit for unit in self.program if unit.given_up == math.inf and unit.outcome is not UnitOutcome.OK]
 
     async def serve(self, process: Process) -> None:
         world, options, rng = self._world, self._world.stream_options, self._rng
@@ -83,11 +83,12 @@ class WriterHost(Host):
         if self._fresh:
             # The stream has forgotten this writer, so nobody can tell any more what became of these.
             doubtful = [unit for unit in left if unit.outcome is UnitOutcome.UNKNOWN]
-            self._over.update(unit.number for unit in doubtful)
+            for unit in doubtful:
+                unit.give_up(world.loop.time())
             left = self.left()
         elif self.stable and left and rng.random() < 0.5:
             # The program has forgotten that the last ones are there, and gives them again.
-            before = [unit for unit in self.program if unit.number < left[0].number and unit.number not in self._over]
+            before = [unit for unit in self.program if unit.number < left[0].number and unit.given_up == math.inf]
             left = before[len(before) - rng.randint(0, 4) :] + left if len(before) > 4 else left
         clock = SimClock(world.loop, process)
         client = world.journal_client(self.name, process, clock)
@@ -98,23 +99,28 @@ class WriterHost(Host):
             fresh=self._fresh,
             in_flight=options.in_flight,
             batch_bytes=rng.choice((1, 300, 1 << 20)),
-            patience=_PATIENCE,
+            patience=_PATIENCE if rng.random() < 0.7 else 1.0,
             clock=clock,
             entropy=rng.randbytes,
         )
         self._fresh = False
         async with writer:
-            await self._write(writer, process, client, left)
+            while not await self._write(writer, process, client, left):
+                # What failed is given again, to the same writer.
+                world.coverage.sometimes("a program goes on in the same process")
+                left = self.left()
         self.stays_down = True
         self.finished = True
         world.loop.note(f"{self.name} is done")
 
     async def _write(
         self, writer: StreamWriter[Any], process: Process, client: JournalClient, left: list[Unit]
-    ) -> None:
+    ) -> bool:
+        """Have units written. Returns False if the process is to give what is left again."""
         options, rng = self._world.stream_options, self._rng
         waiting: dict[asyncio.Task[None], None] = {}
         failed: list[CorantoError] = []
+        heeds = not self.stable or rng.random() < 0.7  # Others look for failures only once everything is given.
 
         def ended(task: asyncio.Task[None]) -> None:
             waiting.pop(task, None)
@@ -124,7 +130,7 @@ class WriterHost(Host):
         for unit in left:
             while len(waiting) >= options.window:
                 await asyncio.wait(list(waiting), return_when=asyncio.FIRST_COMPLETED)
-            if failed:
+            if failed and heeds:
                 break
             if rng.random() < 0.01:
                 # One after the other, for nobody could tell which of two at a time was the later one.
@@ -139,10 +145,15 @@ class WriterHost(Host):
                 await asyncio.sleep(rng.uniform(0, 4 * self._pause))
         if waiting:
             await asyncio.wait(list(waiting))
+        over = any(isinstance(error, (WriterExpired, WriterFenced)) for error in failed)
+        if failed and self.stable and not over and rng.random() < 0.6:
+            await asyncio.sleep(rng.uniform(0, 1.0))
+            return False
         if failed or self.left():
             self._world.coverage.sometimes("a program goes on in another process")
             self._fresh = any(isinstance(error, WriterExpired) for error in failed)
             raise _Again(str(failed[0]) if failed else "there is more")
+        return True
 
     async def _give(
         self, writer: StreamWriter[Any], unit: Unit, attempt: Attempt, client: JournalClient
@@ -206,7 +217,7 @@ class WriterHost(Host):
             else:
                 await transaction.__aexit__(ValueError, ValueError(), None)
             attempt.outcome, attempt.returned, attempt.error = UnitOutcome.NOT_APPLIED, self._world.loop.time(), outcome
-            self._over.add(unit.number)
+            unit.give_up(self._world.loop.time())
             return None
         commit = asyncio.ensure_future(transaction.commit())
         while transaction.raw_state is TransactionState.OPEN:  # noqa: ASYNC110  # What is given next is to be behind it.
@@ -226,7 +237,7 @@ class WriterHost(Host):
         except CorantoError as error:
             await self._failed(unit, attempt, error)
             if isinstance(error, PreconditionFailed) and error.outcome is error.outcome.NOT_APPLIED:
-                self._over.add(unit.number)
+                unit.give_up(world.loop.time())
                 return
             raise
         attempt.outcome, attempt.returned = UnitOutcome.OK, world.loop.time()
