@@ -198,6 +198,7 @@ class SimCall:
         self._cancelled_here = False
         self._half_closed = False
         self._waiters: list[asyncio.Future[None]] = []
+        self._on_done: list[Callable[[Any], None]] = []
         self._server: _ServerEnd | None = None
         self._up: Lane | None = None
         self._down: Lane | None = None
@@ -280,6 +281,11 @@ class SimCall:
 
     def done(self) -> bool:
         return self._status is not None
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._on_done.append(callback)
+        if self._status is not None:
+            callback(self)
 
     async def code(self) -> grpc.StatusCode:
         while self._status is None:
@@ -409,6 +415,8 @@ class SimCall:
         self._status = status
         self._forget()
         self._wake()
+        for callback in self._on_done:
+            callback(self)
 
     def _forget(self) -> None:
         self._rpc.live.pop(self, None)
