@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from coranto.audit.signing import verify_report
 from coranto.client import ClientConfig
 from coranto.cluster import EmbeddedCluster
+from coranto.security.tokens import Keys
 from coranto_consumers.testing import PostgresServer
 from dagster_coranto.flights.data import load_flights
+from dagster_coranto.flights.materialize import consumer_name
 from dagster_coranto.flights.proof import prove, prove_table
 from dagster_coranto.flights.run import FIRST, Demo
+from dagster_coranto.flights.signed_audit import KEY, REPORT, audit_and_sign
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
@@ -54,7 +58,7 @@ def test_main_job_on_sqlite(tmp_path: Path, quiet: Console, monkeypatch: pytest.
     data = tmp_path / "demo"
     outcome = Demo(data, limit=FLIGHTS, console=quiet).run()
     assert outcome.holds, [finding for _, finding in outcome.findings if not finding.holds]
-    assert len(outcome.findings) == 6
+    assert len(outcome.findings) == 7
     assert "kill -9" in outcome.killed
     await_end_of_those_that_name(data)
 
@@ -76,8 +80,12 @@ def test_main_job_on_sqlite(tmp_path: Path, quiet: Console, monkeypatch: pytest.
     with EmbeddedCluster(data) as cluster:
         config = ClientConfig(cluster.info.endpoint, cluster.info.file_root)
         coverage = prove(config, store_url, flights)[-1]
+        audit = audit_and_sign(config, store_url, {consumer_name(FIRST): FIRST.table}, data)
     assert not coverage.holds
     assert victim.name in coverage.detail
+    assert not audit.holds
+    assert "flights/events" in audit.detail
+    assert verify_report((data / REPORT).read_text(), Keys.parse((data / KEY).read_text())).errors
 
 
 def test_second_pass_on_postgresql(tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The main job from beginning to end: cluster, two passes over the flights, a kill in the second, and the proof.
+"""The main job from beginning to end: cluster, two passes over the flights, a kill in the second, proof and audit.
 
 It uses the same parts as any user: the cluster is that of `coranto up`, and Dagster materialises assets in processes of
 their own (`dagster_coranto.flights.materialize`), with the cluster's folder in the environment. It can be run again:
@@ -27,6 +27,7 @@ from coranto_consumers.stores.sql import SqlStore
 from dagster_coranto.flights.data import load_flights
 from dagster_coranto.flights.materialize import Job, consumer_name, store_url
 from dagster_coranto.flights.proof import CheckedClaim, prove
+from dagster_coranto.flights.signed_audit import KEY, REPORT, audit_and_sign
 from dagster_coranto.instance import dagster_environment
 
 FIRST = Job()
@@ -77,6 +78,8 @@ class Demo:
             self._say("\n[bold]2. Second pass[/], over fresh journals; its consumer is killed half-way")
             second, outcome.killed = self.second_pass(config)
             outcome.findings += [("second pass", f) for f in self.prove(config, second, flights)]
+            self._say("\n[bold]3. Audit[/] of all journals, to the last byte, and of both consumers")
+            outcome.findings.append(("both", self.audit(config, [FIRST, second])))
         outcome.seconds = time.monotonic() - begun
         return outcome
 
@@ -131,6 +134,11 @@ class Demo:
     def prove(self, config: ClientConfig, job: Job, flights: pd.DataFrame) -> list[CheckedClaim]:
         """Compare the results of a finished job with the flights."""
         return prove(config, store_url(self._data_dir), flights, prefix=job.prefix, table=job.table)
+
+    def audit(self, config: ClientConfig, jobs: Sequence[Job]) -> CheckedClaim:
+        """Audit all journals and the consumers of finished jobs, and keep the signed report."""
+        tables = {consumer_name(job): job.table for job in jobs}
+        return audit_and_sign(config, store_url(self._data_dir), tables, self._data_dir)
 
     def _consume_and_kill(self, job: Job, total: int) -> str:
         """Start the consumer and `kill -9` it once it has committed a part. Returns "" when it was done before."""
@@ -204,6 +212,8 @@ Try next:
   .venv/bin/coranto journals list
   .venv/bin/coranto journals read flights/alerts/part-000 --committed | head
   .venv/bin/coranto journals fragments flights/events/part-000
+  .venv/bin/coranto audit flights/                          audit the journals again
+  CORANTO_AUTH_KEYS="$(cat {shown}/{KEY})" .venv/bin/coranto audit verify {shown}/{REPORT}
 """,
         highlight=False,
         soft_wrap=True,
