@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
+from dagster_coranto.as_of import AsOf
 from dagster_coranto.automation import on_new_content
 from dagster_coranto.check_alerts import build_failed_check_sensor
 from dagster_coranto.checks import build_audit_check, build_fragment_check
@@ -33,7 +34,7 @@ from dagster_coranto.journal_assets import (
     journal_assets,
 )
 from dagster_coranto.log import DagsterLog
-from dagster_coranto.metadata import ConsumerMetadataSet, GroupMetadataSet, JournalMetadataSet
+from dagster_coranto.metadata import ConsumerMetadataSet, GroupMetadataSet, JournalMetadataSet, WindowMetadataSet
 from dagster_coranto.observation import JournalObservationSensorCursor, build_journal_observation_sensor
 from dagster_coranto.options import AssetOptions, OpOptions, SpecOptions
 from dagster_coranto.recovery import (
@@ -62,10 +63,12 @@ from dagster_coranto.translator import (
 )
 from dagster_coranto.verification import Verification, build_verification
 from dagster_coranto.version import __version__
+from dagster_coranto.windows import WindowedConsumer, build_window_sensor, build_windowed_consumer
 
 DagsterLibraryRegistry.register("dagster-coranto", __version__, is_dagster_package=False)
 
 __all__ = [
+    "AsOf",
     "AssetOptions",
     "ConsumerMetadataSet",
     "ConsumerMode",
@@ -98,6 +101,8 @@ __all__ = [
     "SpecOptions",
     "SqlStoreResource",
     "Verification",
+    "WindowMetadataSet",
+    "WindowedConsumer",
     "__version__",
     "build_audit_check",
     "build_consumer_observation_sensor",
@@ -117,6 +122,8 @@ __all__ = [
     "build_shard_specs_check",
     "build_spark_consumer_assets",
     "build_verification",
+    "build_window_sensor",
+    "build_windowed_consumer",
     "dagster_environment",
     "journal_assets",
     "on_new_content",

@@ -76,6 +76,26 @@ class ConsumerMetadataSet(NamespacedMetadataSet):
         return "dagster-coranto"
 
 
+class WindowMetadataSet(NamespacedMetadataSet):
+    """Metadata of a window of a consumer's tables when it was materialised. Namespace `dagster-coranto`."""
+
+    window: str | None = None
+    """The name of the window that was read. It differs from the partition if that was merged into a larger one."""
+    messages: int | None = None
+    rows_read: int | None = None
+    fence: int | None = None
+    bytes: int | None = None
+    offsets_from: dg.JsonMetadataValue | None = None
+    """The offsets at which the window begins."""
+    offsets_read: dg.JsonMetadataValue | None = None
+    """The offsets at which it ends."""
+    journals: dg.TableMetadataValue | None = None
+
+    @classmethod
+    def namespace(cls) -> str:
+        return "dagster-coranto"
+
+
 def verbatim(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
     """Return lines of text without any markup: links, pictures and markup in them take no effect.
 

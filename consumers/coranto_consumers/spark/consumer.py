@@ -101,7 +101,7 @@ class SparkConsumer:
         def done(report: ConsumeReport) -> bool:
             return max_transactions is not None and report.transactions >= max_transactions
 
-        with SyncJournalClient.of(self._config) as client, _errors_of_tasks():
+        with SyncJournalClient.of(self._config) as client, errors_of_tasks():
             report, sources = self._begin(client)
             report, _ = self._catch_up(client, report, sources, self._present_heads(client), done)
             return replace(report, heads=_heads(client, report.heads))
@@ -114,7 +114,7 @@ class SparkConsumer:
         `stop` is asked before each transaction, and `wait` is called when there is nothing to read. Journals that the
         application's selector matches only later are read, too. Raises as `run_until_caught_up` does.
         """
-        with SyncJournalClient.of(self._config) as client, _errors_of_tasks():
+        with SyncJournalClient.of(self._config) as client, errors_of_tasks():
             report, sources = self._begin(client)
             caught_up: Mapping[str, int] | None = None
             while not stop():
@@ -261,7 +261,7 @@ class SparkConsumer:
 
 
 @contextmanager
-def _errors_of_tasks() -> Iterator[None]:
+def errors_of_tasks() -> Iterator[None]:
     """Raise Coranto's error that ended a task of Spark's in place of Spark's own."""
     try:
         yield

@@ -55,44 +55,68 @@ class InputReader:
 
     @contextmanager
     def read(
-        self, ranges: Sequence[Range], sources: Mapping[str, Source], cuts: Mapping[str, Sequence[int]]
+        self,
+        ranges: Sequence[Range],
+        sources: Mapping[str, Source],
+        cuts: Mapping[str, Sequence[int]],
+        pruning: Pruning | None = None,
     ) -> Iterator[Input]:
         """Read ranges that begin where `sources` end. `cuts` are offsets at which splitting the ranges is cheap.
 
-        Raises CorruptData when a message is missing. Errors of tasks are raised as Spark's errors.
+        Producers are forgotten by `pruning`, without it by the present time. Raises CorruptData when a message is
+        missing. Errors of tasks are raised as Spark's errors.
         """
         with ExitStack() as persisted:
-            plan = self._plan(ranges, cuts)
-            rows = persisted.enter_context(_persisted(read_plan(self._spark, self._client, plan, self._schema)))
-            summaries = collect_summaries(rows, plan)
-            parts = _by_journal(summaries)
-            pruning = Pruning(time.time(), first_offsets={journal: earliest(cuts[journal]) for journal in cuts})
-            results = {
-                journal: sequence(journal, sources[journal], parts[journal], pruning=pruning)
-                for journal in sorted(parts)
-            }
-            if any(result.replay for result in results.values()):
-                replays = self._plan_replays(results, cuts, first_number=len(summaries))
-                again = persisted.enter_context(_persisted(read_plan(self._spark, self._client, replays, self._schema)))
-                rows = rows.unionByName(again)
-                replayed = _by_journal(collect_summaries(again, replays))
-                for journal, found in replayed.items():
-                    producers = _replaying(results[journal])
-                    results[journal] = sequence(journal, sources[journal], parts[journal], found, producers, pruning)
-            _warn_of_resets(results)
-            for journal, result in results.items():
-                watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
-                watch.look(result.source, pruning.now)
+            rows, results, count = self._sequenced(persisted, ranges, sources, cuts, pruning)
             chosen = choose_committed(self._spark, rows, windows_of(list(results.values())))
             with _persisted(parse_values(chosen, self._schema)) as parsed:
                 committed, messages = take_in(parsed, self._schema)
                 persisted.close()  # The rows that were read are not needed any more once `parsed` is evaluated.
-                yield Input(
-                    committed,
-                    messages,
-                    sum(summary.rows for summary in summaries.values()),
-                    {**sources, **{journal: result.source for journal, result in results.items()}},
-                )
+                yield Input(committed, messages, count, _after(sources, results))
+
+    def advance(
+        self,
+        ranges: Sequence[Range],
+        sources: Mapping[str, Source],
+        cuts: Mapping[str, Sequence[int]],
+        pruning: Pruning | None = None,
+    ) -> dict[str, Source]:
+        """Return the sources' states after ranges, which are read as by `read`, with no use for their messages."""
+        with ExitStack() as persisted:
+            _, results, _ = self._sequenced(persisted, ranges, sources, cuts, pruning)
+            return _after(sources, results)
+
+    def _sequenced(
+        self,
+        persisted: ExitStack,
+        ranges: Sequence[Range],
+        sources: Mapping[str, Source],
+        cuts: Mapping[str, Sequence[int]],
+        pruning: Pruning | None,
+    ) -> tuple[DataFrame, dict[str, Sequenced], int]:
+        """Return the rows of ranges, kept until `persisted` closes, what is committed of them, and their number."""
+        plan = self._plan(ranges, cuts)
+        rows = persisted.enter_context(_persisted(read_plan(self._spark, self._client, plan, self._schema)))
+        summaries = collect_summaries(rows, plan)
+        parts = _by_journal(summaries)
+        if pruning is None:
+            pruning = Pruning(time.time(), first_offsets={journal: earliest(cuts[journal]) for journal in cuts})
+        results = {
+            journal: sequence(journal, sources[journal], parts[journal], pruning=pruning) for journal in sorted(parts)
+        }
+        if any(result.replay for result in results.values()):
+            replays = self._plan_replays(results, cuts, first_number=len(summaries))
+            again = persisted.enter_context(_persisted(read_plan(self._spark, self._client, replays, self._schema)))
+            rows = rows.unionByName(again)
+            replayed = _by_journal(collect_summaries(again, replays))
+            for journal, found in replayed.items():
+                producers = _replaying(results[journal])
+                results[journal] = sequence(journal, sources[journal], parts[journal], found, producers, pruning)
+        _warn_of_resets(results)
+        for journal, result in results.items():
+            watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
+            watch.look(result.source, pruning.now)
+        return rows, results, sum(summary.rows for summary in summaries.values())
 
     def _plan(
         self,
@@ -147,6 +171,10 @@ def _persisted(frame: DataFrame) -> Iterator[DataFrame]:
         yield frame
     finally:
         frame.unpersist()
+
+
+def _after(sources: Mapping[str, Source], results: Mapping[str, Sequenced]) -> dict[str, Source]:
+    return {**sources, **{journal: result.source for journal, result in results.items()}}
 
 
 def _by_journal(summaries: Mapping[Range, RangeSummary]) -> dict[str, dict[Range, RangeSummary]]:

@@ -1,0 +1,228 @@
+"""`WindowConsumer`: runs an application over one window of offsets, and replaces the window's rows.
+
+A message belongs to the window in which it becomes committed: its own if it is in no transaction, otherwise the one
+with its acknowledgement. So each message is in one window, the same one each time, and all windows together give what
+a consumer that goes on from message to message gives. What decides it are the states of producers where the window
+begins. They are kept with the windows; where they are not known, the windows before are read once to find them.
+
+Rows bear the number of their window in the column `coranto_window`. One SQL transaction notes that the window still
+exists, deletes its rows, merges the new ones and commits its checkpoint. So a window may be materialised any number of
+times, and several of them side by side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from sqlalchemy import Table, delete
+from sqlalchemy.exc import SQLAlchemyError
+
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.errors import CorruptData, InvalidInput
+from coranto.fragments.windows import Window, find
+from coranto.labels import NAME, label_selector
+from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.messages.pruning import Pruning
+from coranto_consumers.spark.application import Application, TableOutput
+from coranto_consumers.spark.consumer import DEFAULT_PARTITION_BYTES, errors_of_tasks
+from coranto_consumers.spark.discovery import find_journals, fragment_begins
+from coranto_consumers.spark.frames import parse_schema
+from coranto_consumers.spark.inputs import InputReader
+from coranto_consumers.spark.outputs import Staged, stage_table_output
+from coranto_consumers.spark.progress import Hooks, Step
+from coranto_consumers.spark.ranges import Range
+from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.staging import delete_staged, delete_stale
+from coranto_consumers.stores.windows import KnownWindow, WindowLog, shard_of, sources_before
+
+WINDOW_COLUMN: Final = "coranto_window"
+"""The column of tables with the first number of the window that a row comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReport:
+    """The result of materialising a window."""
+
+    window: Window
+    messages: int
+    """The messages that became committed in the window."""
+    rows: int
+    """Messages that were read, including duplicates, acknowledgements, and pending or rolled back messages."""
+    fence: int
+
+
+class WindowConsumer:
+    """Materialises the windows of the consumer `name` through an application.
+
+    The application's outputs are tables only, with the column `coranto_window` (BIGINT NOT NULL), which is part of each
+    key; this class fills it. The application's name and its selector of sources play no part: a window tells what is
+    read, and has a fence of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        application: Application,
+        client: ClientConfig,
+        store_url: str,
+        spark: SparkSession | Callable[[], SparkSession],
+        *,
+        max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self._name = name
+        self._application = application
+        self._config = client
+        self._spark = spark
+        self._max_partition_bytes = max_partition_bytes
+        self._hooks = hooks or Hooks()
+        self._store = SqlStore(store_url, commit=self._hooks.commit)
+        self.log = WindowLog(self._store, name)
+
+    def materialise(self, name: str) -> WindowReport:
+        """Read the window of a name, and replace its rows. A name that was merged leads to the larger window.
+
+        Raises
+
+        * InvalidInput for an unknown window, and for outputs that cannot be replaced by window,
+        * Fenced when another run of the window has started, or the window was merged meanwhile (nothing was committed),
+        * CorruptData when a journal was deleted and created again, and OffsetJump when content is gone,
+        * what `SparkConsumer.run_until_caught_up` raises for messages, stores and brokers.
+        """
+        known = self.log.load()
+        window = find([each.window for each in known], name)
+        shard = shard_of(self._name, window)
+        fence, checkpoint = self._store.raise_fence(shard)
+        if checkpoint.sources:
+            # The new commit must differ from the one before, should its outcome have to be found out.
+            with self._store.transaction(shard, fence) as transaction:
+                transaction.commit(Checkpoint())
+        self._delete_stale_rows(shard, fence)
+        self._hooks.reached(Step.FENCED)
+        with SyncJournalClient.of(self._config) as client, errors_of_tasks():
+            _require_same_journals(client, window)
+            reader = self._reader()
+            sources = self._sources(reader, client, known, window)
+            ranges, cuts, sources, pruning = _plan(client, window, sources)
+            self._hooks.reached(Step.PLANNED)
+            with reader.read(ranges, sources, cuts, pruning) as read:
+                _require_whole(window, read.sources)
+                self._hooks.reached(Step.SEQUENCED)
+                staged = self._stage(window, shard, read.committed if read.messages else None, fence)
+                self._commit(window, shard, fence, staged, Checkpoint(read.sources))
+                return WindowReport(window, read.messages, read.rows, fence)
+
+    def _reader(self) -> InputReader:
+        spark = self._spark() if callable(self._spark) else self._spark
+        schema = parse_schema(self._application.value_schema)
+        return InputReader(spark, self._config, schema, self._max_partition_bytes)
+
+    def _sources(
+        self, reader: InputReader, client: SyncJournalClient, known: Sequence[KnownWindow], window: Window
+    ) -> dict[str, Source]:
+        """Return the states of sources where a window begins, reading those windows before it that lack them."""
+        sources, between = sources_before(known, window)
+        for each in between:
+            _require_same_journals(client, each)
+            ranges, cuts, sources, pruning = _plan(client, each, sources)
+            sources = reader.advance(ranges, sources, cuts, pruning)
+            _require_whole(each, sources)
+            self.log.remember(each, Checkpoint(sources))
+        return sources
+
+    def _stage(self, window: Window, shard: str, committed: DataFrame | None, fence: int) -> list[Staged]:
+        if committed is None:
+            return []
+        outputs = self._application.outputs(committed)
+        if outputs.journals:
+            raise InvalidInput(
+                "an application that runs by windows cannot publish: messages in journals cannot be replaced; "
+                "let it return tables only",
+                field="outputs",
+            )
+        staged = [
+            stage_table_output(_of_window(output, window), self._store, shard, fence) for output in outputs.tables
+        ]
+        self._hooks.reached(Step.STAGED)
+        return staged
+
+    def _commit(self, window: Window, shard: str, fence: int, staged: Sequence[Staged], after: Checkpoint) -> None:
+        with self._store.transaction(shard, fence) as transaction:
+            connection = transaction.connection
+            self.log.claim(connection, window, after, time.time())
+            tables: dict[str, Table] = {each.plan.table.fullname: each.plan.table for each in staged}
+            for table in tables.values():
+                connection.execute(delete(table).where(table.c[WINDOW_COLUMN].between(window.first, window.last)))
+            for each in staged:
+                each.merge(connection)
+            for stage in {each.stage.name: each.stage for each in staged}.values():
+                delete_staged(connection, stage, shard, below_fence=fence + 1)
+            self._hooks.reached(Step.MERGED)
+            transaction.commit(after)
+        self._hooks.reached(Step.COMMITTED)
+
+    def _delete_stale_rows(self, shard: str, fence: int) -> None:
+        try:
+            with self._store.engine.begin() as connection:
+                delete_stale(self._store, connection, shard, fence)
+        except SQLAlchemyError as error:
+            raise self._store.failure("stale staged rows could not be deleted", error) from error
+
+
+def _plan(
+    client: SyncJournalClient, window: Window, before: Mapping[str, Source]
+) -> tuple[list[Range], dict[str, list[int]], dict[str, Source], Pruning]:
+    """Return what to read of a window, and the sources with those that begin in it.
+
+    Producers are forgotten by the time at which the window was made, so that it reads the same at any time.
+    """
+    sources = {**{journal: Source(span.begin) for journal, span in window.spans.items()}, **before}
+    ranges = [Range(journal, span.begin, span.end, span.end) for journal, span in sorted(window.spans.items())]
+    for each in ranges:
+        if sources[each.journal].read_through != each.begin:
+            raise CorruptData(
+                f"window {window.name} begins at {each.begin} of {each.journal}, and the states before it are those at "
+                f"{sources[each.journal].read_through}"
+            )
+    cuts = {each.journal: fragment_begins(client, each.journal) for each in ranges}
+    return ranges, cuts, sources, Pruning(window.created)
+
+
+def _require_whole(window: Window, sources: Mapping[str, Source]) -> None:
+    for journal, span in window.spans.items():
+        if sources[journal].read_through != span.end:
+            raise CorruptData(
+                f"window {window.name} ends at {span.end} of {journal}, but its last line at "
+                f"{sources[journal].read_through}"
+            )
+
+
+def _require_same_journals(client: SyncJournalClient, window: Window) -> None:
+    """Raise CorruptData for a journal that is not the one that the window was made of."""
+    find_journals(client, sorted(window.spans), field=f"window {window.name}")
+    for each in client.heads(label_selector(include=[(NAME, journal) for journal in window.spans])):
+        span = window.spans[each.journal]
+        if each.create_revision != span.revision:
+            raise CorruptData(
+                f"journal {each.journal} was deleted and created again after window {window.name} was made of it"
+            )
+
+
+def _of_window(output: TableOutput, window: Window) -> TableOutput:
+    """Return an output whose rows bear the number of their window. Raises InvalidInput for a table without it."""
+    where = f"table {output.table.name}"
+    if WINDOW_COLUMN not in output.table.c:
+        raise InvalidInput(
+            f"has no column {WINDOW_COLUMN}, by which a window's rows are replaced; add "
+            f'Column("{WINDOW_COLUMN}", BigInteger, nullable=False), and to its keys if it has any',
+            field=where,
+        )
+    if WINDOW_COLUMN in output.rows.columns:
+        raise InvalidInput(f"the rows have a column {WINDOW_COLUMN}; leave it out, it is filled in", field=where)
+    rows = output.rows.withColumn(WINDOW_COLUMN, F.lit(window.first).cast("bigint"))
+    return replace(output, rows=rows, keys=(*output.keys, WINDOW_COLUMN) if output.keys else ())

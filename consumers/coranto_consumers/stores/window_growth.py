@@ -1,0 +1,116 @@
+"""New windows as journals grow: what is stored of them is asked from brokers, and windows are added and merged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from coranto.client import Chunk, FragmentInfo, SyncJournalClient
+from coranto.errors import InvalidInput, Unavailable
+from coranto.fragments.windows import (
+    DEFAULT_MAX_WINDOWS,
+    DEFAULT_WINDOW_BYTES,
+    Stored,
+    Window,
+    extend,
+    merge,
+    positions,
+)
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.stores.windows import KnownWindow, WindowLog
+
+DEFAULT_NEW_WINDOWS: Final = 16
+
+
+def grow(
+    log: WindowLog,
+    client: SyncJournalClient,
+    selectors: Iterable[str | pb.LabelSelector],
+    *,
+    window_bytes: int = DEFAULT_WINDOW_BYTES,
+    max_windows: int = DEFAULT_MAX_WINDOWS,
+    partial: bool = False,
+    limit: int = DEFAULT_NEW_WINDOWS,
+    now: float | None = None,
+) -> list[KnownWindow]:
+    """Add windows for what brokers have stored of the selectors' journals, merge old ones, and return all of them.
+
+    Content is left for later until it is stored and fills a window of `window_bytes`, or, if `partial`, until it is
+    stored. A window never ends within a line. To see that, its last fragments are read, so one call adds at most
+    `limit` windows. Raises
+
+    * InvalidInput for selectors without journals and for sizes out of range,
+    * CorruptData when content was lost before a window covered it,
+    * Unavailable when no broker tells of a journal, and other errors of the client,
+    * Fenced when another process changed the windows at the same time; try again.
+    """
+    known = log.load()
+    before = [each.window for each in known]
+    stored = stored_of(client, selectors, before)
+    at = time.time() if now is None else now
+    checked: set[tuple[str, int]] = set()
+    while True:
+        made = extend(before, stored, target=window_bytes, now=at, partial=partial, limit=limit)
+        chosen = {(journal, span.end) for window in made for journal, span in window.spans.items()}
+        within = [each for each in sorted(chosen - checked) if not ends_line(client, *each)]
+        checked |= chosen
+        if not within:
+            break
+        # Rare: a writer has appended a part of a line. The window ends with another fragment.
+        for journal, end in within:
+            stored[journal] = replace(stored[journal], ends=[each for each in stored[journal].ends if each != end])
+    after = merge([*before, *made], max_windows)
+    return known if after == before else log.replace(known, after)
+
+
+def stored_of(
+    client: SyncJournalClient, selectors: Iterable[str | pb.LabelSelector], windows: list[Window]
+) -> dict[str, Stored]:
+    """Return what is stored of journals, as far as brokers know. Raises InvalidInput when there is no journal.
+
+    Of suspended journals, and of those whose stores a broker has not listed yet, nothing new is known.
+    """
+    wanted = list(selectors)
+    done = positions(windows)
+    found: dict[str, Stored] = {}
+    for selector in wanted:
+        for each in client.heads(selector):
+            if not each.known:
+                raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
+            before = done.get(each.journal)
+            begin, ends = before.end if before else 0, list[int]()
+            if each.status == pb.OK and each.listed:
+                # Most journals of many have nothing new, and need no call of their own.
+                begin = each.begin
+                if before is None or each.persisted_head > before.end:
+                    begin, ends = coverage(client.fragments(each.journal))
+            later = [end for end in ends if before is None or end > before.end]
+            found[each.journal] = Stored(begin, later, each.head, each.create_revision)
+    if not found:
+        raise InvalidInput("no journal matches the sources; `coranto journals list` shows what there is")
+    return found
+
+
+def coverage(fragments: Iterable[FragmentInfo]) -> tuple[int, list[int]]:
+    """Return the first offset that can be read, and the ends of fragments up to which all content is stored."""
+    listed = sorted(fragments, key=lambda info: (info.fragment.begin, info.fragment.end))
+    if not listed:
+        return 0, []
+    begin = through = listed[0].fragment.begin
+    ends: set[int] = set()
+    for info in listed:
+        if not info.persisted:
+            continue
+        if info.fragment.begin > through:
+            break
+        through = max(through, info.fragment.end)
+        ends.add(info.fragment.end)
+    return begin, sorted(end for end in ends if end > begin)
+
+
+def ends_line(client: SyncJournalClient, journal: str, end: int) -> bool:
+    """Return True if the content before `end` ends with a newline."""
+    chunks: Iterable[Chunk] = client.read(journal, end - 1, end_offset=end, block=True, fail_on_jump=True)
+    return b"".join(chunk.content for chunk in chunks) == b"\n"

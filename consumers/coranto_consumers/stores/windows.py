@@ -1,0 +1,195 @@
+"""The windows of a consumer, kept in its SQL store.
+
+The store is their place because a window's rows are replaced in the same SQL transaction that finds the window still
+there. So a run of a window that was merged meanwhile cannot commit, and no row counts twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    LargeBinary,
+    MetaData,
+    Row,
+    Table,
+    delete,
+    insert,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from coranto.errors import CorruptData, Fenced
+from coranto.fragments.windows import Span, Window, check
+from coranto.messages.checkpoints import Checkpoint, Source
+from coranto_consumers.stores.durability import commit_durably
+from coranto_consumers.stores.engines import READS_ONLY
+from coranto_consumers.stores.mysql import NAME
+from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
+
+WINDOWS = Table(
+    "coranto_windows",
+    MetaData(),
+    Column("consumer", NAME, primary_key=True),
+    Column("first_number", BigInteger, primary_key=True, autoincrement=False),
+    Column("last_number", BigInteger, nullable=False),
+    Column("spans", LargeBinary, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("sources_after", LargeBinary),
+    Column("materialised", Double),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWindow:
+    """A window, and what is known of it.
+
+    `after` has the states of all sources at its end: None until they were found out. `materialised` is the time at
+    which its rows were last committed, in seconds since 1970: None if a part of them never was.
+    """
+
+    window: Window
+    after: Checkpoint | None = None
+    materialised: float | None = None
+
+
+class WindowLog:
+    """The windows of one consumer."""
+
+    def __init__(self, store: SqlStore, consumer: str) -> None:
+        self._store = store
+        self._consumer = consumer
+
+    def load(self) -> list[KnownWindow]:
+        """Return the windows, the oldest first. Raises SqlStoreError, and CorruptData for windows with gaps."""
+        try:
+            with self._store.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
+                if not inspect(connection).has_table(WINDOWS.name):
+                    return []
+                return self._load(connection)
+        except SQLAlchemyError as error:
+            raise self._store.failure(f"the windows of {self._consumer} could not be read", error) from error
+
+    def replace(self, before: Sequence[KnownWindow], after: Iterable[Window]) -> list[KnownWindow]:
+        """Make `after` the windows, where `before` is what was loaded. Returns them.
+
+        A window of `after` that covers several of `before` is materialised if all of those are. Raises Fenced when
+        somebody else has changed the windows since; nothing was changed then.
+        """
+        wanted = [_united(window, before) for window in after]
+        check([each.window for each in wanted])
+        kept = {each.window.name for each in wanted}
+        had = {each.window.name for each in before}
+        self._store.create_tables(WINDOWS)
+        try:
+            with self._store.engine.begin() as connection:
+                commit_durably(connection)
+                for each in before:
+                    if each.window.name not in kept:
+                        self._require(connection.execute(delete(WINDOWS).where(*self._is(each.window))).rowcount, each)
+                        shard = shard_of(self._consumer, each.window)
+                        connection.execute(delete(CHECKPOINTS).where(CHECKPOINTS.c.shard_fqn == shard))
+                added = [each for each in wanted if each.window.name not in had]
+                if added:
+                    connection.execute(insert(WINDOWS), [self._row(each) for each in added])
+                if [each.window for each in self._load(connection)] != [each.window for each in wanted]:
+                    raise Fenced(f"the windows of {self._consumer} were changed by another process; try again")
+        except SQLAlchemyError as error:
+            raise self._store.failure(f"the windows of {self._consumer} could not be written", error) from error
+        return wanted
+
+    def claim(self, connection: Connection, window: Window, after: Checkpoint, at: float) -> None:
+        """Note in an open transaction that the window's rows are materialised. Raises Fenced if it is gone."""
+        values = {"sources_after": after.to_bytes(), "materialised": at}
+        changed = connection.execute(update(WINDOWS).where(*self._is(window)).values(values))
+        self._require(changed.rowcount, KnownWindow(window))
+
+    def remember(self, window: Window, after: Checkpoint) -> None:
+        """Keep the states of sources at a window's end, unless they are known or the window is gone."""
+        try:
+            with self._store.engine.begin() as connection:
+                connection.execute(
+                    update(WINDOWS)
+                    .where(*self._is(window), WINDOWS.c.sources_after.is_(None))
+                    .values(sources_after=after.to_bytes())
+                )
+        except SQLAlchemyError as error:
+            raise self._store.failure(f"window {window.name} could not be written", error) from error
+
+    def _load(self, connection: Connection) -> list[KnownWindow]:
+        rows = connection.execute(
+            select(WINDOWS).where(WINDOWS.c.consumer == self._consumer).order_by(WINDOWS.c.first_number)
+        ).all()
+        found = [_known(row) for row in rows]
+        check([each.window for each in found])
+        return found
+
+    def _is(self, window: Window) -> tuple[ColumnElement[bool], ...]:
+        return (
+            WINDOWS.c.consumer == self._consumer,
+            WINDOWS.c.first_number == window.first,
+            WINDOWS.c.last_number == window.last,
+        )
+
+    def _require(self, changed: int, each: KnownWindow) -> None:
+        if changed != 1:
+            raise Fenced(
+                f"window {each.window.name} of {self._consumer} was merged into a larger one meanwhile; "
+                "materialise that one"
+            )
+
+    def _row(self, each: KnownWindow) -> dict[str, object]:
+        spans = {name: [span.begin, span.end, span.revision] for name, span in each.window.spans.items()}
+        return {
+            "consumer": self._consumer,
+            "first_number": each.window.first,
+            "last_number": each.window.last,
+            "spans": json.dumps(spans, separators=(",", ":")).encode(),
+            "created": each.window.created,
+            "sources_after": None if each.after is None else each.after.to_bytes(),
+            "materialised": each.materialised,
+        }
+
+
+def shard_of(consumer: str, window: Window) -> str:
+    """Return the name of a window's own checkpoint and fence."""
+    return f"{consumer}@{window.name}"
+
+
+def sources_before(known: Sequence[KnownWindow], window: Window) -> tuple[dict[str, Source], list[Window]]:
+    """Return the sources' latest known states at or before a window's begin, and the windows from there up to it."""
+    between: list[Window] = []
+    for each in reversed([each for each in known if each.window.last < window.first]):
+        if each.after is not None:
+            return dict(each.after.sources), between
+        between.insert(0, each.window)
+    return {}, between
+
+
+def _united(window: Window, before: Sequence[KnownWindow]) -> KnownWindow:
+    parts = [each for each in before if window.first <= each.window.first and each.window.last <= window.last]
+    times = [each.materialised for each in parts]
+    whole = [at for at in times if at is not None]
+    at = max(whole) if parts and len(whole) == len(parts) else None
+    return KnownWindow(window, parts[-1].after if parts else None, at)
+
+
+def _known(row: Row[tuple[object, ...]]) -> KnownWindow:
+    try:
+        spans = {name: Span(*numbers) for name, numbers in json.loads(bytes(row.spans)).items()}
+    except (ValueError, TypeError) as error:
+        raise CorruptData(f"window {row.first_number} of {row.consumer} has no spans: {error}") from error
+    return KnownWindow(
+        Window(int(row.first_number), int(row.last_number), spans, float(row.created)),
+        None if row.sources_after is None else Checkpoint.from_bytes(bytes(row.sources_after)),
+        None if row.materialised is None else float(row.materialised),
+    )

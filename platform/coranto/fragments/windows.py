@@ -1,0 +1,221 @@
+"""Windows: consecutive ranges of offsets of several journals, each with a name that always means the same bytes.
+
+Windows are numbered from 1. A window has, of each journal that it covers, the content [begin, end). A journal's content
+is covered without gap or overlap: where one window ends, the next one that has the journal begins. All ends are ends of
+stored fragments, so a window is made of whole fragments.
+
+There is a bounded number of windows. Old neighbours are merged: of the windows 9 to 16 becomes one, whose name is
+`00000009-00000016`. It covers what they covered, so each of their names still leads to it.
+
+Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from coranto.errors import CorruptData, InvalidInput
+
+DEFAULT_WINDOW_BYTES: Final = 256 << 20
+DEFAULT_MAX_WINDOWS: Final = 500
+
+_NAME = re.compile(r"(\d{8,})(?:-(\d{8,}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The content [begin, end) of a journal. `revision` is the etcd revision that created the journal."""
+
+    begin: int
+    end: int
+    revision: int = 0
+
+    @property
+    def length(self) -> int:
+        """The number of bytes."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The windows numbered `first` to `last`, as one. `created` is the time of the last one, in seconds since 1970."""
+
+    first: int
+    last: int
+    spans: Mapping[str, Span]
+    created: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The name, which always means the same bytes. Names of equal length sort by age."""
+        return f"{self.first:08d}" if self.first == self.last else f"{self.first:08d}-{self.last:08d}"
+
+    @property
+    def length(self) -> int:
+        """The number of bytes of all journals."""
+        return sum(span.length for span in self.spans.values())
+
+    def merged(self, following: Window) -> Window:
+        """Return this window and the one that follows it as one."""
+        spans = dict(self.spans)
+        for journal, span in following.spans.items():
+            before = spans.get(journal)
+            spans[journal] = Span(before.begin if before else span.begin, span.end, span.revision)
+        return Window(self.first, following.last, dict(sorted(spans.items())), following.created)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The content of a journal that can become windows.
+
+    `begin` is the first offset that can be read, and `ends` are the sorted offsets at which a window may end. `head` is
+    the journal's write head.
+    """
+
+    begin: int
+    ends: Sequence[int]
+    head: int
+    revision: int = 0
+
+
+def numbers_of(name: str) -> tuple[int, int]:
+    """Return the first and the last number of a window's name. Raises InvalidInput for what is no such name."""
+    found = _NAME.fullmatch(name)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if found is None or not 0 < first <= last:
+        raise InvalidInput(f"{name!r} is no name of a window, such as 00000012 or 00000009-00000016", field="window")
+    return first, last
+
+
+def find(windows: Sequence[Window], name: str) -> Window:
+    """Return the window that covers what the window of a name has covered: itself, or one that it was merged into.
+
+    Raises InvalidInput when there is none.
+    """
+    first, last = numbers_of(name)
+    index = bisect.bisect_right(windows, first, key=lambda window: window.first) - 1
+    if index < 0 or windows[index].last < last:
+        known = f"the windows are {windows[0].name} to {windows[-1].name}" if windows else "there is no window yet"
+        raise InvalidInput(f"there is no window {name}; {known}", field="window")
+    return windows[index]
+
+
+def positions(windows: Sequence[Window]) -> dict[str, Span]:
+    """Return the last span of each journal: its `end` is where the next window with the journal begins."""
+    found: dict[str, Span] = {}
+    for window in windows:
+        found |= window.spans
+    return found
+
+
+def check(windows: Sequence[Window]) -> None:
+    """Raise CorruptData unless the windows are consecutive, and cover each journal without gap or overlap."""
+    number = 1
+    ends: dict[str, int] = {}
+    for window in windows:
+        if window.first != number or window.last < window.first:
+            raise CorruptData(f"window {window.name} follows window {number - 1:08d}; windows must be consecutive")
+        number = window.last + 1
+        for journal, span in window.spans.items():
+            if not 0 <= span.begin < span.end or ends.get(journal, span.begin) != span.begin:
+                raise CorruptData(
+                    f"window {window.name} has {journal} from {span.begin} to {span.end}, but the one before ends at "
+                    f"{ends.get(journal, 0)}; windows must cover a journal without gap or overlap"
+                )
+            ends[journal] = span.end
+
+
+def extend(
+    windows: Sequence[Window],
+    stored: Mapping[str, Stored],
+    *,
+    target: int,
+    now: float,
+    partial: bool = False,
+    limit: int | None = None,
+) -> list[Window]:
+    """Return new windows that follow `windows`, made of whole fragments; at most `limit`.
+
+    A window has about `target` bytes at most, of which each journal gets an even share; only a fragment of more than
+    that makes a larger one. What does not fill a window is left for later, unless `partial`. Journals that no window
+    has yet begin at their first offset that can be read.
+
+    Raises InvalidInput for a target below 1, and CorruptData when content was lost before a window covered it, and for
+    a journal that was deleted and created again.
+    """
+    if target < 1:
+        raise InvalidInput(f"{target} is not a positive number of bytes, such as 67108864", field="window_bytes")
+    before = positions(windows)
+    at = {journal: _begin(journal, each, before.get(journal)) for journal, each in stored.items()}
+    number = windows[-1].last if windows else 0
+    made: list[Window] = []
+    while limit is None or len(made) < limit:
+        left = {
+            journal: ends
+            for journal, each in sorted(stored.items())
+            if (ends := each.ends[bisect.bisect_right(each.ends, at[journal]) :])
+        }
+        total = sum(ends[-1] - at[journal] for journal, ends in left.items())
+        if not total or (total < target and not partial):
+            break
+        number += 1
+        chosen = _choose(left, at, target)
+        spans = {journal: Span(at[journal], end, stored[journal].revision) for journal, end in sorted(chosen.items())}
+        made.append(Window(number, number, spans, now))
+        at |= chosen
+    return made
+
+
+def _begin(journal: str, stored: Stored, before: Span | None) -> int:
+    """Return where the next window of a journal begins."""
+    anew = "Start windows of another name to begin at what there is."
+    if before is None:
+        return stored.begin
+    if stored.revision != before.revision or stored.head < before.end:
+        raise CorruptData(
+            f"journal {journal} ends at {stored.head} and windows cover it through {before.end}: it was deleted and "
+            f"created again, or has lost content. {anew}"
+        )
+    if stored.begin > before.end:
+        raise CorruptData(
+            f"journal {journal}: the content from {before.end} to {stored.begin} is gone, and no window covers it. "
+            f"{anew}"
+        )
+    return before.end
+
+
+def _choose(left: Mapping[str, Sequence[int]], at: Mapping[str, int], target: int) -> dict[str, int]:
+    """Return the end of each journal's part of the next window: the last end within its even share."""
+    chosen: dict[str, int] = {}
+    room = target
+    # In order of size: a journal that needs less than its even share leaves the difference to the ones after it.
+    for index, journal in enumerate(sorted(left, key=lambda journal: (left[journal][-1] - at[journal], journal))):
+        ends = left[journal]
+        fitting = bisect.bisect_right(ends, at[journal] + room // (len(left) - index))
+        if fitting:
+            chosen[journal] = ends[fitting - 1]
+            room -= chosen[journal] - at[journal]
+    if chosen:
+        return chosen
+    smallest = min(left, key=lambda journal: (left[journal][0] - at[journal], journal))
+    return {smallest: left[smallest][0]}
+
+
+def merge(windows: Sequence[Window], most: int) -> list[Window]:
+    """Return the windows with old neighbours merged, so that there are at most `most`.
+
+    Of the older half, the two neighbours that are smallest together are merged first, so that sizes stay even. The
+    newer half stays as it is. Raises InvalidInput for less than 2 windows.
+    """
+    if most < 2:
+        raise InvalidInput(f"{most} windows are too few; keep at least 2", field="max_windows")
+    kept = list(windows)
+    while len(kept) > most:
+        old = max(2, len(kept) - most // 2)
+        index = min(range(old - 1), key=lambda index: (kept[index].length + kept[index + 1].length, index))
+        kept[index : index + 2] = [kept[index].merged(kept[index + 1])]
+    return kept

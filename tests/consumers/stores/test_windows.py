@@ -1,0 +1,160 @@
+"""A consumer's windows in its store: they grow with the journals, and a window that was merged is gone for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coranto.client import SyncJournalClient
+from coranto.errors import CorruptData, Fenced, InvalidInput
+from coranto.fragments.windows import Span, Window
+from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
+from coranto.messages.uuids import ProducerId
+from coranto_consumers.stores import SqlStore
+from coranto_consumers.stores.window_growth import grow
+from coranto_consumers.stores.windows import KnownWindow, WindowLog, shard_of, sources_before
+
+ONE, TWO = "w/events/one", "w/events/two"
+SELECTOR = "name:prefix=w/events/"
+ROW = b'{"n": 1}\n'
+
+
+def single(number: int) -> Window:
+    return Window(number, number, {ONE: Span(number * 10 - 10, number * 10, 7)}, float(number))
+
+
+def after(number: int) -> Checkpoint:
+    return Checkpoint({ONE: Source(number * 10, {ProducerId(b"abcdef"): ProducerState(number, -1, number * 10)})})
+
+
+def materialise(store: SqlStore, log: WindowLog, window: Window, at: float) -> None:
+    shard = shard_of("c", window)
+    fence, _ = store.raise_fence(shard)
+    with store.transaction(shard, fence) as transaction:
+        log.claim(transaction.connection, window, after(window.last), at)
+        transaction.commit(after(window.last))
+
+
+def test_windows_and_what_is_known_of_them_are_kept(store_url: str) -> None:
+    store = SqlStore(store_url)
+    log = WindowLog(store, "c")
+    assert log.load() == []
+    log.replace([], [single(1), single(2)])
+    WindowLog(store, "other").replace([], [single(1)])
+    materialise(store, log, single(1), 5.0)
+    log.remember(single(2), after(2))
+    log.remember(single(2), after(1))  # The first to find it out was right.
+    assert log.load() == [KnownWindow(single(1), after(1), 5.0), KnownWindow(single(2), after(2), None)]
+    assert WindowLog(store, "other").load() == [KnownWindow(single(1))]
+
+
+def test_a_run_of_a_window_that_was_merged_meanwhile_cannot_commit(store_url: str) -> None:
+    store = SqlStore(store_url)
+    log = WindowLog(store, "c")
+    known = log.replace([], [single(1), single(2)])
+    materialise(store, log, single(1), 5.0)
+    late, _ = store.raise_fence(shard_of("c", single(2)))
+
+    log.replace(known, [single(1).merged(single(2))])
+
+    # It began before the merge, and a second one of the same name begins after it.
+    with pytest.raises(Fenced), store.transaction(shard_of("c", single(2)), late) as transaction:
+        log.claim(transaction.connection, single(2), after(2), 6.0)
+    with pytest.raises(Fenced, match="was merged into a larger one"):
+        materialise(store, log, single(2), 6.0)
+    (merged,) = log.load()
+    assert (merged.window.name, merged.materialised) == ("00000001-00000002", None), "a part never was"
+    assert store.read(shard_of("c", single(1))) is None
+
+
+def test_a_merged_window_is_materialised_if_all_parts_are_and_ends_as_the_last(store_url: str) -> None:
+    store = SqlStore(store_url)
+    log = WindowLog(store, "c")
+    log.replace([], [single(1), single(2), single(3)])
+    for number in (2, 1):
+        materialise(store, log, single(number), 10.0 - number)
+    log.replace(log.load(), [single(1).merged(single(2)), single(3)])
+    assert log.load()[0] == KnownWindow(single(1).merged(single(2)), after(2), 9.0)
+
+
+def test_of_two_that_change_the_windows_at_once_one_is_refused(store_url: str) -> None:
+    store = SqlStore(store_url)
+    log = WindowLog(store, "c")
+    known = log.replace([], [single(1), single(2), single(3)])
+    log.replace(known, [single(1).merged(single(2)), single(3)])
+    with pytest.raises(Fenced):
+        log.replace(known, [single(1), single(2).merged(single(3))])
+    assert [each.window.name for each in log.load()] == ["00000001-00000002", "00000003"]
+
+
+def test_states_come_from_the_nearest_window_that_has_them() -> None:
+    known = [KnownWindow(single(1), after(1)), KnownWindow(single(2)), KnownWindow(single(3)), KnownWindow(single(4))]
+    assert sources_before(known, single(1)) == ({}, [])
+    assert sources_before(known, single(2)) == (dict(after(1).sources), [])
+    assert sources_before(known, single(4)) == (dict(after(1).sources), [single(2), single(3)])
+    assert sources_before(known[1:], single(3)) == ({}, [single(2)])
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> WindowLog:
+    return WindowLog(SqlStore(f"sqlite:///{tmp_path}/store.db"), "c")
+
+
+def test_windows_are_made_of_what_is_stored_and_end_with_lines(broker, log, tmp_path) -> None:
+    broker.create(ONE, TWO)
+    one, two = (broker.fake.journals[name] for name in (ONE, TWO))
+    with SyncJournalClient.of(broker.config) as client:
+
+        def names(**options) -> list[str]:
+            return [each.window.name for each in grow(log, client, [SELECTOR], **options)]
+
+        assert names(partial=True) == []
+        broker.write(ONE, ROW * 3)
+        broker.write(TWO, ROW)
+        assert names(partial=True) == [], "brokers alone hold it"
+        one.roll(tmp_path)
+        two.roll(tmp_path)
+        assert names(window_bytes=1_000) == [], "it does not fill a window"
+        assert names(window_bytes=1_000, partial=True) == ["00000001"]
+        assert names(partial=True) == ["00000001"]
+
+        broker.write(ONE, ROW[:4])
+        one.roll(tmp_path)
+        assert names(partial=True) == ["00000001"], "a line is not finished"
+        broker.write(ONE, ROW[4:])
+        one.roll(tmp_path)
+        found = grow(log, client, [SELECTOR], partial=True)
+        size = len(ROW)
+        spans = [dict(each.window.spans) for each in found]
+        assert spans == [
+            {ONE: Span(0, 3 * size, one.create_revision), TWO: Span(0, size, two.create_revision)},
+            {ONE: Span(3 * size, 4 * size, one.create_revision)},
+        ]
+
+        for _ in range(4):
+            broker.write(TWO, ROW)
+            two.roll(tmp_path)
+        assert names(window_bytes=size, max_windows=4) == [
+            "00000001", "00000002-00000004", "00000005", "00000006",
+        ]  # fmt: skip
+
+
+def test_lost_and_recreated_journals_are_no_reason_to_go_on(broker, log, tmp_path) -> None:
+    broker.create(ONE)
+    with SyncJournalClient.of(broker.config) as client:
+        broker.write(ONE, ROW)
+        broker.fake.journals[ONE].roll(tmp_path)
+        grow(log, client, [SELECTOR], partial=True)
+        broker.write(ONE, ROW)
+        gone = broker.fake.journals[ONE].roll(tmp_path)
+        broker.write(ONE, ROW)
+        broker.fake.journals[ONE].roll(tmp_path)
+        broker.fake.journals[ONE].drop_before(gone.end)
+        with pytest.raises(CorruptData, match="is gone, and no window covers it"):
+            grow(log, client, [SELECTOR], partial=True)
+        broker.create(ONE)
+        with pytest.raises(CorruptData, match="deleted and created again"):
+            grow(log, client, [SELECTOR], partial=True)
+        with pytest.raises(InvalidInput, match="no journal matches"):
+            grow(log, client, ["name:prefix=other/"])
