@@ -18,6 +18,8 @@ LONG = (
     "orchestration/test_tutorial.py",
     "orchestration/flights/test_pipeline.py",
     "consumers/spark/test_consumer.py",
+    "consumers/spark/test_windows.py",
+    "orchestration/test_windows_backfill.py",
     "system/test_consumer_chain.py",
     "broker/server/test_kill.py",
     "simulation/test_simulation.py",

@@ -37,8 +37,8 @@ from coranto_consumers.spark.outputs import Staged, stage_table_output
 from coranto_consumers.spark.progress import Hooks, Step
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.stores.sql import SqlStore
-from coranto_consumers.stores.staging import delete_staged, delete_stale
-from coranto_consumers.stores.windows import KnownWindow, WindowLog, shard_of, sources_before
+from coranto_consumers.stores.staging import delete_shards, delete_staged, delete_stale
+from coranto_consumers.stores.windows import KnownWindow, WindowLog, is_merged, shard_of, sources_before
 
 WINDOW_COLUMN: Final = "coranto_window"
 """The column of tables with the first number of the window that a row comes from."""
@@ -102,7 +102,7 @@ class WindowConsumer:
             # The new commit must differ from the one before, should its outcome have to be found out.
             with self._store.transaction(shard, fence) as transaction:
                 transaction.commit(Checkpoint())
-        self._delete_stale_rows(shard, fence)
+        self._delete_stale_rows(shard, fence, [each.window for each in known])
         self._hooks.reached(Step.FENCED)
         with SyncJournalClient.of(self._config) as client, errors_of_tasks():
             _require_same_journals(client, window)
@@ -166,10 +166,12 @@ class WindowConsumer:
             transaction.commit(after)
         self._hooks.reached(Step.COMMITTED)
 
-    def _delete_stale_rows(self, shard: str, fence: int) -> None:
+    def _delete_stale_rows(self, shard: str, fence: int, windows: Sequence[Window]) -> None:
+        """Delete rows that earlier runs of the window staged, and runs of windows that were merged since."""
         try:
             with self._store.engine.begin() as connection:
                 delete_stale(self._store, connection, shard, fence)
+                delete_shards(self._store, connection, lambda found: is_merged(self._name, found, windows))
         except SQLAlchemyError as error:
             raise self._store.failure("stale staged rows could not be deleted", error) from error
 

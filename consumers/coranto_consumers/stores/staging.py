@@ -8,13 +8,13 @@ owner of the consumer deletes them by fence.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
 from psycopg import Copy, sql
-from sqlalchemy import Connection, Dialect, MetaData, Table, delete, insert
+from sqlalchemy import Connection, Dialect, MetaData, Table, delete, insert, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -61,14 +61,31 @@ def delete_staged(connection: Connection, stage: Table, shard: str, *, below_fen
 
 
 def delete_stale(store: SqlStore, connection: Connection, shard: str, fence: int) -> None:
-    """Delete rows that dead or fenced instances of a consumer staged. Nothing will ever merge them.
+    """Delete rows that dead or fenced instances of a consumer staged. Nothing will ever merge them."""
+    _in_stages(store, connection, lambda stage: delete_staged(connection, stage, shard, below_fence=fence))
+
+
+def delete_shards(store: SqlStore, connection: Connection, gone: Callable[[str], bool]) -> None:
+    """Delete all rows of consumers that `gone` tells are no more."""
+
+    def work(stage: Table) -> None:
+        column = stage.c[STAGE_COLUMNS[0]]
+        for shard in connection.execute(select(column).distinct()).scalars().all():
+            if gone(shard):
+                connection.execute(delete(stage).where(column == shard))
+
+    _in_stages(store, connection, work)
+
+
+def _in_stages(store: SqlStore, connection: Connection, work: Callable[[Table], None]) -> None:
+    """Do something in all stage tables.
 
     Tables that this consumer may not access belong to other consumers, and hold no rows of this one.
     """
     for stage in stage_tables(store, connection):
         try:
             with connection.begin_nested():
-                delete_staged(connection, stage, shard, below_fence=fence)
+                work(stage)
         except DBAPIError as error:
             if not is_denied(error):
                 raise

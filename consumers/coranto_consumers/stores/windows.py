@@ -28,8 +28,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from coranto.errors import CorruptData, Fenced
-from coranto.fragments.windows import Span, Window, check
+from coranto.errors import CorruptData, Fenced, InvalidInput
+from coranto.fragments.windows import Span, Window, check, find
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.stores.durability import commit_durably
 from coranto_consumers.stores.engines import READS_ONLY
@@ -163,6 +163,17 @@ class WindowLog:
 def shard_of(consumer: str, window: Window) -> str:
     """Return the name of a window's own checkpoint and fence."""
     return f"{consumer}@{window.name}"
+
+
+def is_merged(consumer: str, shard: str, windows: Sequence[Window]) -> bool:
+    """Return True if `shard` is of a window of the consumer that a larger one of `windows` covers."""
+    prefix, _, name = shard.rpartition("@")
+    if prefix != consumer:
+        return False
+    try:
+        return find(windows, name).name != name
+    except InvalidInput:
+        return False  # No window, or one that was made since `windows` were loaded.
 
 
 def sources_before(known: Sequence[KnownWindow], window: Window) -> tuple[dict[str, Source], list[Window]]:

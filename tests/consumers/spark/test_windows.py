@@ -161,9 +161,9 @@ def test_windows_in_any_order_and_again_have_each_message_once_beside_the_live_c
 ):
     made = consumer(spark, world, sqlite_url)
     names = grown(made, world, window_bytes=3_000)
-    assert len(names) >= 5
+    assert len(names) >= 4
     assert made.materialise(names[-1]).messages > 0, "the windows before are read to find its producers"
-    live = SparkConsumer(Flights(LIVE), world.broker.config, sqlite_url, spark, max_transaction_bytes=5_000)
+    live = SparkConsumer(Flights(LIVE), world.broker.config, sqlite_url, spark)
     live.run_until_caught_up()
     for name in reversed(names[:-1]):
         made.materialise(name)
@@ -187,7 +187,7 @@ def test_windows_in_any_order_and_again_have_each_message_once_beside_the_live_c
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_a_merged_window_replaces_the_rows_of_its_parts(spark, world, store_url):
     made = consumer(spark, world, store_url)
-    names = grown(made, world, window_bytes=4_000)
+    names = grown(made, world, window_bytes=3_000)
     for name in names:
         made.materialise(name)
     merged = grown(made, world, max_windows=2)
@@ -232,7 +232,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url)
 
 def test_a_run_that_another_or_a_merge_overtakes_commits_nothing(spark, world, sqlite_url):
     made = consumer(spark, world, sqlite_url)
-    names = grown(made, world, window_bytes=4_000)
+    names = grown(made, world, window_bytes=3_000)
     for name in names:
         made.materialise(name)
 

@@ -13,7 +13,7 @@ from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto.messages.uuids import ProducerId
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.window_growth import grow
-from coranto_consumers.stores.windows import KnownWindow, WindowLog, shard_of, sources_before
+from coranto_consumers.stores.windows import KnownWindow, WindowLog, is_merged, shard_of, sources_before
 
 ONE, TWO = "w/events/one", "w/events/two"
 SELECTOR = "name:prefix=w/events/"
@@ -94,6 +94,12 @@ def test_states_come_from_the_nearest_window_that_has_them() -> None:
     assert sources_before(known, single(2)) == (dict(after(1).sources), [])
     assert sources_before(known, single(4)) == (dict(after(1).sources), [single(2), single(3)])
     assert sources_before(known[1:], single(3)) == ({}, [single(2)])
+
+
+def test_only_a_window_that_is_known_to_be_merged_counts_as_such() -> None:
+    windows = [single(1).merged(single(2)), single(3)]
+    shards = ("c@00000001", "c@00000001-00000002", "c@00000003", "c@00000003-00000004", "c", "other@00000001", "c@x")
+    assert [shard for shard in shards if is_merged("c", shard, windows)] == ["c@00000001"]
 
 
 @pytest.fixture
