@@ -175,7 +175,9 @@ REVIEWED: Final = {
     "coranto_broker.recovery.set_aside": {"_NAME"},
     "coranto_broker.spool.recovery": {"_NAME"},
     "coranto_consumers.runtime.replica": {"one that is not assigned to a name"},
-    "coranto_consumers.spark.inputs": {"local"},
+    "coranto_consumers.spark.inputs": {"one that is not assigned to a name"},
+    "coranto_consumers.spark.discovery": {"found"},
+    "coranto_consumers.spark.options": {"one that is not assigned to a name"},
 }
 """The places of regular expressions, by the name that each is assigned to."""
 

@@ -25,7 +25,7 @@ from tests.simulation.consumers.options import FAULTS, options_of
 from tests.simulation.consumers.run import Prepare, Report, run
 from tests.simulation.consumers.world import ConsumerWorld
 
-SEEDS = 20
+SEEDS = 34
 
 INTERESTING = {
     *(f"fault: {fault}" for fault in FAULTS),

@@ -440,7 +440,8 @@ def test_revisions_that_are_given_out_twice_are_caught(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Adoption, "_join", join)
     monkeypatch.setattr(Adoption, "_use", use)
-    assert is_caught("stuck", "lost-write", "inconsistent-offsets", **RESTORED)
+    options = RESTORED | {"faults": ("restore etcd", "cut store", "kill")}
+    assert is_caught("stuck", "lost-write", "inconsistent-offsets", **options)
 
 
 def test_a_removal_that_is_not_safe_is_caught() -> None:
