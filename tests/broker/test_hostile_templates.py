@@ -157,6 +157,7 @@ REVIEWED: Final = {
     "coranto.messages.csv_rows": {"_ROW", "_BEGIN_OF_ROW", "_FIELDS", "_NEEDS_QUOTES"},
     "coranto.names": {"_ASCII"},
     "coranto.fragments.postfix": {"_TOKEN"},
+    "coranto.fragments.windows": {"_NAME"},
     "coranto.fragments.store_errors": {"_STATUS", "_IN_XML", "_PLAIN_CODE", "_NO_CONNECTION", "_WHY_NO_CONNECTION"},
     "coranto.streams.model.positions": {"_PRODUCER"},
     "coranto.telemetry": {"_STEERING"},
