@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
         "DAGSTER_DISABLE_TELEMETRY": "1",
         "DAGSTER_DG_UPDATE_CHECK_ENABLED": "0",
         "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # As in an activated environment.
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
     log = tmp_path / "output"
