@@ -48,8 +48,8 @@ def build_audit_check(
 ) -> dg.AssetChecksDefinition:
     """Return a check of every journal of a group, on the group's asset: an audit, as `coranto audit` makes it.
 
-    It compares the journals with what the last audit found, whoever made it: another run, another Dagster home, or the
-    command. So a loss fails this check and all later ones, until the content is back or somebody accepts the loss
+    It compares the journals with the last audit, which another run, another Dagster home or the command may have made.
+    So a loss fails this check and all later ones, until the content is back or somebody accepts the loss
     (`coranto audit --accept`). It also fails if the group has no journals, unless `allow_empty`.
 
     A CHEAP audit, named `audit` by default, reads no content, and suits an hourly schedule. A DEEP one, `deep_audit`,

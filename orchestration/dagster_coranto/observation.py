@@ -1,4 +1,4 @@
-"""A sensor that shows journals as they are, whoever writes them."""
+"""A sensor that shows the present state of journals, also when programs outside Dagster write to them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def build_journal_observation_sensor(
     dagster_journal_translator: DagsterJournalTranslator | None = None,
     default_sensor_status: dg.DefaultSensorStatus | None = None,
 ) -> dg.SensorDefinition:
-    """Return a sensor that reports what happens to groups of journals, whoever writes to them.
+    """Return a sensor that reports the state of groups of journals, also if programs outside Dagster write to them.
 
     A group that has grown gets a materialisation, so that freshness policies and automation conditions downstream
     see it. A group whose lag or stored bytes have changed, and not its heads, gets an observation. Of each group there
@@ -84,7 +84,7 @@ def build_journal_observation_sensor(
         name=name,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_sensor_status or dg.DefaultSensorStatus.RUNNING,
-        description="Reports heads, growth, lag and stored bytes of journals, whoever writes to them.",
+        description="Reports heads, growth, lag and stored bytes of journals, from all their writers.",
     )
     def observation_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         resource = bound(journals)

@@ -1,4 +1,4 @@
-"""The runs of a consumer that are under way, whoever launched them: a sensor, a backfill, automation or a person."""
+"""The runs of a consumer that are under way, launched by a sensor, a backfill, automation or a person."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dagster_coranto.heartbeat import PRESUMED_DEAD_SECONDS, last_sign_of_life
 CONSUMER_TAG: Final = "coranto/consumer"
 """The tag of the assets that a consumer maintains: the consumer's name."""
 _PATIENCE_BEFORE_CONSUMING: Final = 12
-"""A run that has started and does not consume yet may do other work first; it gets so many times the time."""
+"""A run that has started and does not consume yet may do other work first. Its time limit is longer by this factor."""
 
 
 @dataclass(frozen=True, slots=True)

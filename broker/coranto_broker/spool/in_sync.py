@@ -217,7 +217,7 @@ def takeover(record: InSyncRecord | None, route: Iterable[str], stamp: Stamp, en
 def is_continued(record: InSyncRecord | None, create_revision: int) -> bool:
     """Return True if a journal created anew after etcd was restored goes on from the one with that create revision.
 
-    Final content of the former journal then counts, whoever holds it.
+    Final content of the former journal then counts, at any broker that holds it.
     """
     if record is None:
         return False

@@ -101,7 +101,7 @@ flights_sensor = build_journal_polling_sensor(
     default_sensor_status=dg.DefaultSensorStatus.STOPPED,
 )
 
-# What happens to the journals, whoever writes to them; and how far the consumer is behind.
+# The growth of the journals, also by writers outside Dagster, and the consumer's lag.
 flights_observation = build_journal_observation_sensor(
     journals=JOURNALS,
     groups=[EVENTS, ALERTS],
