@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import mmap
 import zlib
-from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import cramjam
@@ -28,9 +27,8 @@ _ZSTD_LEVEL = 3
 _GZIP_WBITS = 31
 _GZIP_MAGIC = b"\x1f\x8b"
 _SNAPPY_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
-_SNAPPY_HEADER_BYTES = 4
 _SPARE_BYTES: Final = 1 << 20
-_OUTPUT_BYTES = 1 << 20  # The largest size of the pieces that a Decompressor yields.
+_OUTPUT_BYTES = 1 << 20  # The size of the pieces in which plain content is copied.
 
 # The most content that one byte can hold: deflate 1032, snappy 64 bytes in 3, zstd a 128 KiB block in 4.
 # A name that claims more than the file can hold is refused before any memory is allocated for it.
@@ -187,100 +185,6 @@ def _decompress_into(codec: Codec, data: Readable | mmap.mmap, output: bytearray
             raise CorruptFragment(f"{codec.name} content is longer than the {len(output)} bytes expected") from err
         raise CorruptFragment(f"{codec.name} content cannot be decompressed: {err}") from err
     _check_length(length, len(output))
-
-
-class Decompressor:
-    """Decompresses the content of one fragment while its file arrives.
-
-    `feed` and `finish` yield pieces of content of at most 1 MiB. Only Zstandard needs the whole file before it yields
-    anything. A file of the offload codec is taken as still compressed if it begins like gzip.
-    """
-
-    def __init__(self, codec: Codec, expected_length: int) -> None:
-        self.codec = codec
-        self.expected_length = expected_length
-        self._produced = 0
-        self._buffer = bytearray()
-        self._gzip: Any = None
-        self._plain = codec is Codec.NONE
-        self._undecided = codec is Codec.GZIP_OFFLOAD_DECOMPRESSION
-
-    def feed(self, data: Readable) -> Iterator[bytes]:
-        """Feed the next bytes of the file, and yield content. Raises CorruptFragment."""
-        if self._undecided:
-            self._buffer += data
-            if len(self._buffer) < len(_GZIP_MAGIC):
-                return
-            self._undecided = False
-            self._plain = not self._buffer.startswith(_GZIP_MAGIC)
-            data, self._buffer = bytes(self._buffer), bytearray()
-        if self._plain:
-            for start in range(0, len(data), _OUTPUT_BYTES):
-                yield self._count(bytes(data[start : start + _OUTPUT_BYTES]))
-        elif self.codec is Codec.SNAPPY:
-            self._buffer += data
-            yield from self._snappy_chunks()
-        elif self.codec is Codec.ZSTANDARD:
-            self._buffer += data
-        else:
-            yield from self._gzip_members(bytes(data))
-
-    def finish(self) -> Iterator[bytes]:
-        """Yield the rest. Raises CorruptFragment when the file ended too early or the length isn't as expected."""
-        if self._undecided:
-            self._undecided, self._plain = False, True
-            yield self._count(bytes(self._buffer))
-        elif self.codec is Codec.ZSTANDARD:
-            content = memoryview(decompress(self.codec, self._buffer, self.expected_length))
-            for start in range(0, len(content), _OUTPUT_BYTES):
-                yield self._count(bytes(content[start : start + _OUTPUT_BYTES]))
-        elif self._gzip is not None or (self._buffer and not self._plain):
-            raise CorruptFragment(f"{self.codec.name} content ends in the middle of a piece")
-        _check_length(self._produced, self.expected_length)
-
-    def _gzip_members(self, data: bytes) -> Iterator[bytes]:
-        while data:
-            if self._gzip is None:
-                self._gzip = zlib.decompressobj(_GZIP_WBITS)
-            try:
-                piece = self._gzip.decompress(data, _OUTPUT_BYTES)
-            except zlib.error as err:
-                raise CorruptFragment(f"{self.codec.name} content cannot be decompressed: {err}") from err
-            data = self._gzip.unconsumed_tail
-            if self._gzip.eof:
-                data, self._gzip = self._gzip.unused_data, None
-            if piece:
-                yield self._count(piece)
-
-    def _snappy_chunks(self) -> Iterator[bytes]:
-        # A chunk is one byte of type, three of length (little-endian), then that many bytes.
-        while len(self._buffer) >= _SNAPPY_HEADER_BYTES:
-            size = _SNAPPY_HEADER_BYTES + int.from_bytes(self._buffer[1:4], "little")
-            if len(self._buffer) < size:
-                return
-            chunk = bytes(self._buffer[:size])
-            del self._buffer[:size]
-            output = bytearray(1 << 16)
-            try:
-                length = cramjam.snappy.decompress_into(_SNAPPY_IDENTIFIER + chunk, output)
-            except cramjam.DecompressionError as err:
-                raise CorruptFragment(f"{self.codec.name} content cannot be decompressed: {err}") from err
-            if length:
-                yield self._count(bytes(output[:length]))
-
-    def _count(self, piece: bytes) -> bytes:
-        self._produced += len(piece)
-        if self._produced > self.expected_length:
-            raise CorruptFragment(f"{self.codec.name} content is longer than the {self.expected_length} bytes expected")
-        return piece
-
-
-def iter_decompress(codec: Codec, chunks: Iterable[Readable], expected_length: int) -> Iterator[bytes]:
-    """Yield the content of a fragment whose file arrives in `chunks`. Raises CorruptFragment like `decompress`."""
-    decompressor = Decompressor(codec, expected_length)
-    for chunk in chunks:
-        yield from decompressor.feed(chunk)
-    yield from decompressor.finish()
 
 
 def _check_length(length: int, expected: int) -> None:
