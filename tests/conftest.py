@@ -6,10 +6,14 @@ import signal
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import structlog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LONG = (
     "system/test_main_job.py",
@@ -96,3 +100,13 @@ def logs_as_before() -> Iterator[None]:
         return
     logging.root.handlers[:] = handlers
     logging.root.setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    """The one session of all tests of a process: Spark shares its context, so a test that stops one stops them all."""
+    from coranto_consumers.spark.session import new_session
+
+    session = new_session("coranto-tests")
+    yield session
+    session.stop()

@@ -123,7 +123,7 @@ def build_spark_consumer_assets(
             resource_of(context.resources, spark_resource_key, SparkResource),
         )
         log = DagsterLog(context.log)
-        with Heartbeat(context.instance, context.run_id):
+        with Heartbeat(context.instance, context.run.run_id):
             try:
                 if chosen is ConsumerMode.DRAIN:
                     report = consumption.drain(log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -11,31 +12,65 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+class _SharedSession:
+    """The session that resources of this process share: the last user stops it, unless it was there before them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._started = False
+
+    def acquire(self, master: str, settings: dict[str, str]) -> SparkSession:
+        from coranto_consumers.spark.session import new_session
+
+        with self._lock:
+            if not self._users:
+                self._started = not _has_session()
+            session = new_session("dagster", master=master, settings=settings)
+            self._users += 1
+            return session
+
+    def release(self, session: SparkSession) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._started:
+                session.stop()
+
+
+def _has_session() -> bool:
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    try:
+        SparkSession.active()
+    except PySparkRuntimeError:
+        return False
+    return True
+
+
+_SHARED = _SharedSession()
+
+
 class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
     """A Spark session, started when it is first asked for and stopped when the run ends.
 
-    A session that the process had before is used as it is, and left running. Use an executor that runs steps in one
-    process: sessions take seconds to start. Java 17 or later is needed.
+    Runs in one process share a session, which stops with the last of them. A session that the process had before is
+    used as it is, and left running. Use an executor that runs steps in one process: sessions take seconds to start.
+    Java 17 or later is needed.
     """
 
     master: str = Field(default="local[2]", description="Spark's master URL.")
     settings: dict[str, str] = Field(default={}, description="Spark settings, beside those that consumers want anyway.")
 
     _session: SparkSession | None = PrivateAttr(default=None)
-    _own: bool = PrivateAttr(default=False)
 
     def session(self) -> SparkSession:
         """Return the session. Raises InvalidInput without Java."""
         if self._session is None:
-            from pyspark.sql import SparkSession
-
-            from coranto_consumers.spark.session import new_session
-
-            self._own = SparkSession.getActiveSession() is None
-            self._session = new_session("dagster", master=self.master, settings=self.settings)
+            self._session = _SHARED.acquire(self.master, self.settings)
         return self._session
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         session, self._session = self._session, None
-        if session is not None and self._own:
-            session.stop()
+        if session is not None:
+            _SHARED.release(session)

@@ -1,16 +1,14 @@
-"""Fixtures of the consumers' tests: stores of all databases, a fake broker, one Spark session."""
+"""Fixtures of the consumers' tests: stores of all databases, a fake broker."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig
 from coranto.client.loop import LoopThread
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.testing.fake_broker import FakeBroker
-from coranto_consumers.spark.session import new_session
 from coranto_consumers.testing import MariadbServer, PostgresServer, why_no_mariadb
 
 
@@ -91,11 +89,3 @@ def broker() -> Iterator[Broker]:
         loop.run(fake.__aexit__(None, None, None))
     finally:
         loop.stop()
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """The one session of these tests: starting another takes longer than any of them."""
-    session = new_session("coranto-tests")
-    yield session
-    session.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +62,6 @@ consumer = build_spark_consumer_assets(
     mode=ConsumerMode.SERVICE,
     report_seconds=0.5,
 )
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """A session that stays, so that the resource does not start one for each run."""
-    session = SparkResource().session()
-    yield session
-    session.stop()
 
 
 class Shop:

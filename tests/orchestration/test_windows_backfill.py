@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +86,6 @@ SYNC_LAUNCHER = {
     },
     "run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"},
 }
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """A session that stays, so that the resource does not start one for each run."""
-    session = SparkResource().session()
-    yield session
-    session.stop()
 
 
 @pytest.fixture

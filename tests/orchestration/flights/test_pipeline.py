@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ import dagster as dg
 import pandas as pd
 import pytest
 import sqlalchemy as sa
-from pyspark.sql import SparkSession
 
 from coranto.client import SyncJournalClient
 from coranto.client.committed import committed_messages
 from coranto.messages import JsonLines
-from coranto_consumers.spark.session import new_session
 from coranto_consumers.stores.sql import SqlStore
 from dagster_coranto import JournalResource
 from dagster_coranto.flights.data import ALERT_COLUMNS, expected_alerts, expected_carrier_delays, load_flights
@@ -23,21 +20,11 @@ from dagster_coranto.flights.definitions import EVENTS, defs
 from dagster_coranto.flights.materialize import Job, consumer_name, forget, materialize, store_url
 from dagster_coranto.metadata import vector_version
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("spark")]
 
 FLIGHTS = 3000
 KEY = ["carrier", "year", "month"]
 FIRST = Job(limit=FLIGHTS, max_transaction_bytes=400_000)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[SparkSession]:
-    """One session for the module's runs: they use it when it is there, and leave it running."""
-    before = SparkSession.getActiveSession()
-    session = new_session("coranto-tests")
-    yield session
-    if before is None:
-        session.stop()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,49 @@
+"""The end of the Spark session that runs in one process share."""
+
+import threading
+
+import pytest
+from pyspark.sql import SparkSession
+
+import coranto_consumers.spark.session
+import dagster_coranto.spark
+from dagster_coranto import SparkResource
+
+
+class Session:
+    def __init__(self) -> None:
+        self.running = True
+
+    def stop(self) -> None:
+        self.running = False
+
+
+@pytest.mark.integration
+def test_a_run_in_another_thread_leaves_the_processs_session_running(spark: SparkSession) -> None:
+    def run() -> None:
+        resource = SparkResource()
+        resource.session()
+        resource.teardown_after_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert spark.range(3).count() == 3
+
+
+def test_the_last_of_two_runs_stops_the_session_that_the_first_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Session] = []
+
+    def new_session(*_: object, **__: object) -> Session:
+        if not started or not started[-1].running:
+            started.append(Session())
+        return started[-1]
+
+    monkeypatch.setattr(coranto_consumers.spark.session, "new_session", new_session)
+    monkeypatch.setattr(dagster_coranto.spark, "_has_session", lambda: bool(started) and started[-1].running)
+    first, second = SparkResource(), SparkResource()
+    assert first.session() is second.session()
+    first.teardown_after_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
+    assert started[0].running
+    second.teardown_after_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
+    assert not started[0].running
