@@ -94,12 +94,6 @@ def validate_path(kind: str, value: str, min_bytes: int, max_bytes: int, *, allo
     return value
 
 
-def split_metadata(name: str) -> tuple[str, str]:
-    """Return the journal's own name, and the metadata after its first `;` (empty when there is none)."""
-    journal, _, metadata = name.partition(";")
-    return journal, metadata
-
-
 def strip_metadata(name: str) -> str:
     """Return the journal's own name, without metadata."""
     return name.partition(";")[0]

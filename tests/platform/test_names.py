@@ -13,7 +13,6 @@ from coranto.names import (
     PATH_SYMBOLS,
     TOKEN_SYMBOLS,
     is_clean_path,
-    split_metadata,
     strip_metadata,
     validate_journal,
     validate_path,
@@ -128,8 +127,7 @@ def test_long_names_are_cut_in_messages() -> None:
 def test_metadata() -> None:
     name = "a/journal;reader/one=1"
     assert validate_journal(name, allow_metadata=True) == name
-    assert split_metadata(name) == ("a/journal", "reader/one=1")
-    assert split_metadata("a/journal") == ("a/journal", "")
+    assert strip_metadata("a/journal") == "a/journal"
     assert strip_metadata(name) == "a/journal"
     assert strip_metadata("a/journal;x;y") == "a/journal"
 

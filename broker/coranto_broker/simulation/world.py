@@ -17,7 +17,7 @@ from google.protobuf.duration_pb2 import Duration
 from coranto.client import JournalClient
 from coranto.client.config import ClientConfig
 from coranto.client.connection import Connection
-from coranto.coordination.entities import JournalEntities, implied_route
+from coranto.coordination.entities import implied_route
 from coranto.coordination.etcd import KeyValue, Put
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.coordination.lease import MemberSession
@@ -83,7 +83,6 @@ class World:
         self.machines = [BrokerHost(self, number) for number in range(options.brokers)]
         self.unsure = False
         """True while etcd was restored and does not know which broker has which content."""
-        self._entities = JournalEntities()
 
     def start(self) -> None:
         """Create the journals and boot the machines."""

@@ -120,15 +120,6 @@ class Fsm:
             tuple(SetProperty(path, content) for path, content in sorted(self.properties.items())),
         )
 
-    def would_step(self, op: RecordedOperation) -> bool:
-        """Return whether `op` is the next of this history. Changes nothing, and does not check its effect on files."""
-        hinted = self.next_hinted
-        return (
-            (hinted is None or hinted.author == op.author)
-            and op.seq_no == self.next_seq_no
-            and op.checksum == self.next_checksum
-        )
-
     # -- Steps --------------------------------------------------------------------------------------------------------
 
     def apply(self, op: RecordedOperation, payload: bytes) -> ApplyResult:

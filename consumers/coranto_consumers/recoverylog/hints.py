@@ -8,7 +8,6 @@ as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,11 +114,6 @@ class Hints:
                 f"{len(content)} bytes are not hints of a recovery log: {error}; recover from other hints"
             ) from error
         return hints
-
-
-def all_segments(hints: Iterable[Hints]) -> list[Segment]:
-    """Return the live segments of several hints. They are not joined, since the hints may be of different histories."""
-    return [segment for each in hints for segment in each.live_segments()]
 
 
 def _segment(each: wire.Segment, log: str) -> Segment:

@@ -91,13 +91,11 @@ class Player:
         if not task.cancelled():
             task.exception()  # It was raised to callers that waited.
 
-    @property
-    def is_tailing(self) -> bool:
-        """True if all content was read that was in the log when playing began."""
-        return self._tailing.is_set()
-
     async def tailing(self) -> None:
-        """Wait until `is_tailing`. Raises the failure of playing. Cancelling does not stop the player."""
+        """Wait until all content was read that was in the log when playing began.
+
+        Raises the failure of playing. Cancelling does not stop the player.
+        """
         waiting = asyncio.ensure_future(self._tailing.wait())
         try:
             await asyncio.wait([waiting, self._running()], return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,6 @@ from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState
 from coranto.messages.columnar import (
     ALWAYS,
-    DROPPED,
     Int32s,
     Int64s,
     RangeScanner,
@@ -35,7 +34,6 @@ from coranto_consumers.spark.ranges import Range, ReadPlan
 from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
 
 ALWAYS_PIECE: Final = ALWAYS
-DROPPED_PIECE: Final = DROPPED
 SUMMARY_PIECE: Final = -3
 _SEGMENT_BITS: Final = 32
 _NO_BOUND: Final = (1 << 63) - 1

@@ -80,11 +80,6 @@ class StatePlanner(Generic[ItemT, MemberT, AssignT]):
             yield from known[1]
 
 
-def plan_state(state: KeySpaceState[ItemT, MemberT, AssignT]) -> AllocationPlan:
-    """Return the plan for one state of the key space, without memory of earlier ones."""
-    return StatePlanner[ItemT, MemberT, AssignT]().plan(state)
-
-
 def may_drain(state: KeySpaceState[ItemT, MemberT, AssignT], member: MemberId) -> bool:
     """Return True if the other members could take over all that `member` holds, so that waiting makes sense."""
     return can_drain(_items(state), _members(state), member)

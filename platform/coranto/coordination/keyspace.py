@@ -77,9 +77,6 @@ class Assignment(Generic[AssignT]):
         return self.key.slot
 
 
-Decoded = Item[ItemT] | Member[MemberT] | Assignment[AssignT]
-
-
 @dataclass(frozen=True, slots=True)
 class KeySpaceEntry:
     """A key-value and its decoded value; None if it did not decode."""

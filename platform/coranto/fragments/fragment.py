@@ -211,12 +211,6 @@ def sum_words(digest: bytes) -> tuple[int, int, int]:
     return part1, part2, part3
 
 
-def sum_to_wire(digest: bytes) -> pb.SHA1Sum:
-    """Return the wire message of a digest of 20 bytes: its three big-endian words."""
-    part1, part2, part3 = _SUM.unpack(digest)
-    return pb.SHA1Sum(part1=part1, part2=part2, part3=part3)
-
-
 def sum_from_wire(message: pb.SHA1Sum) -> bytes:
     """Return the digest of 20 bytes of a wire message."""
     return _SUM.pack(message.part1, message.part2, message.part3)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s, producer_number
 from coranto.messages.framing import JsonLines
-from coranto.messages.uuids import parse_uuid_text
 
 UUID_CHARACTERS: Final = 36
 
@@ -48,21 +47,6 @@ class LineColumns(NamedTuple):
     def offsets(self, begin_offset: int) -> Int64s:
         """Return the journal offsets at which the lines begin, for content from `begin_offset` on."""
         return self.starts + begin_offset
-
-
-def parse_uuid_texts(texts: NDArray[np.uint8], journal: str, offsets: Int64s) -> UuidColumns:
-    """Return the parts of many message UUIDs, given as rows of 36 characters.
-
-    Raises CorruptMessage with the offset of the first one that is neither a version 1 UUID nor zero.
-    """
-    columns, valid = _parse(texts)
-    if not valid.all():
-        row = int(np.argmin(valid))
-        try:
-            parse_uuid_text(texts[row].tobytes())
-        except InvalidInput as error:
-            raise CorruptMessage(journal, int(offsets[row]), error.message) from error
-    return columns
 
 
 def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offset: int) -> LineColumns:

@@ -28,7 +28,7 @@ from coranto.errors import (
     WrongAppendOffset,
     status_error,
 )
-from coranto.fragments.fragment import ZERO_SUM, sum_to_wire
+from coranto.fragments.fragment import ZERO_SUM, sum_words
 from coranto.labels import label_selector, label_set
 from coranto.testing.clocks import HurriedClock
 from coranto.testing.fake_broker import Break, CallPoint, FakeBroker, FakeJournal
@@ -320,7 +320,8 @@ async def test_an_answer_that_contradicts_the_request_is_refused(
 async def test_a_barrier_may_be_answered_with_either_sum_of_nothing(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, empty: bytes
 ) -> None:
-    broker.tamper = lambda response: response.commit.sum.CopyFrom(sum_to_wire(empty))
+    part1, part2, part3 = sum_words(empty)
+    broker.tamper = lambda response: response.commit.sum.CopyFrom(pb.SHA1Sum(part1=part1, part2=part2, part3=part3))
     assert (await client.append(NAME, b"")).sum == ZERO_SUM
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from coranto.coordination.allocator import AllocatorLoop, may_drain, plan_state, transactions
+from coranto.coordination.allocator import AllocatorLoop, StatePlanner, may_drain, transactions
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import MAX_TXN_OPS, Delete, EtcdCoordinator, Put, unmodified
 from coranto.coordination.keyspace import KeySpace, KeySpaceState
@@ -169,7 +169,7 @@ async def test_nothing_is_taken_from_members_that_do_not_synchronize(
             state = await new.keyspace.wait_until(lambda state: len(state.by_member.get(second, ())) == 4, WAIT_SECONDS)
             assert len(state.by_member[first]) == 4
             assert all(state.route_of(item.id).primary >= 0 for item in state.items)
-            assert plan_state(state).items == ()
+            assert StatePlanner().plan(state).items == ()
 
 
 async def test_assignments_without_item_or_member_are_removed(coordinator: EtcdCoordinator, layout: Layout) -> None:
@@ -222,7 +222,7 @@ async def test_a_deposed_leader_changes_nothing(coordinator: EtcdCoordinator, la
     assert state.leader is not None
     leading = unmodified(state.leader.kv)
     stale = KeySpaceState(state.header, state.entries, layout, JournalEntities(max_replication=0))
-    changes = list(transactions(stale, plan_state(stale), leading))
+    changes = list(transactions(stale, StatePlanner().plan(stale), leading))
     assert changes, "it would give up every journal"
     before = await coordinator.range(layout.root)
     for change in changes:
@@ -244,7 +244,7 @@ async def test_transactions_stay_within_the_limits_and_keep_items_whole(
     state = await keyspace.start()
     leader = state.leader
     assert leader is not None
-    found = list(transactions(state, plan_state(state), unmodified(leader.kv)))
+    found = list(transactions(state, StatePlanner().plan(state), unmodified(leader.kv)))
     assert len(found) > 3
     journals: Counter[str] = Counter()
     for transaction in found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coranto.coordination.allocator import StatePlanner, plan_state
+from coranto.coordination.allocator import StatePlanner
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdHeader, KeyValue, WatchEvent
 from coranto.coordination.keyspace import Assignment, Entries, Item, KeySpaceState, Member
@@ -93,7 +93,7 @@ def test_only_items_with_new_assignments_are_asked_whether_they_are_consistent()
     changes = planner.plan(cluster.state)
     assert cluster.entities.asked == ["j/two"]
     assert [item.item for item in changes.items] == ["j/one"]
-    assert changes == plan_state(cluster.state)
+    assert changes == StatePlanner().plan(cluster.state)
 
     cluster.entities.asked.clear()
     cluster.put_journal("j/two", 1)
@@ -112,14 +112,14 @@ def test_items_and_members_that_do_not_decode_are_left_alone() -> None:
     cluster.assign("j/gone", ONE)
     cluster.put_journal("j/two", 1)
     cluster.assign("j/two", TWO)
-    changes = plan_state(cluster.state)
+    changes = StatePlanner().plan(cluster.state)
     # A member whose spec does not decode keeps what it has until another has it; nothing is removed from it meanwhile.
     assert changes.items == (
         ItemChanges("j/gone", (RemoveAssignment("j/gone", ONE, 0),), orphaned=True),
         ItemChanges("j/two", (AddAssignment("j/two", ONE, 1),)),
     )
     cluster.assign("j/two", TWO, ONE)
-    assert plan_state(cluster.state).items[1].changes == (
+    assert StatePlanner().plan(cluster.state).items[1].changes == (
         RemoveAssignment("j/two", TWO, 0),
         MoveAssignment("j/two", ONE, 1, 0),
     )

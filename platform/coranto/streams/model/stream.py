@@ -115,11 +115,6 @@ def segments_selector(stream: str) -> pb.LabelSelector:
     return labels.label_selector(include=[("name:prefix", f"{stream}/segment/"), (STREAM_LABEL, stream)])
 
 
-def parts_selector(stream: str) -> pb.LabelSelector:
-    """Return a selector of a stream's journals that are not segments."""
-    return labels.label_selector(include=[("name:prefix", f"{stream}/"), (STREAM_PART_LABEL, stream)])
-
-
 # ------------------------------------------------------------------------------------------------------------ values
 
 

@@ -135,14 +135,13 @@ def test_journals_beside_the_segments_are_passed_over() -> None:
         decode(Listing(pb.Header(), (JournalInfo(part, 0, 0, pb.Route()),)))
 
 
-def test_selectors_find_segments_and_the_streams_other_journals() -> None:
+def test_the_selector_of_segments_finds_no_other_journals_of_a_stream() -> None:
     segment = m.spec_of(NAME, created().segments[0], template())
     other = m.spec_of("orders/other", Segment(0, 0, m.segment_journal("orders/other", 0), KeyRange.FULL), template())
     part = labels.label_set({m.STREAM_PART_LABEL: NAME})
     assert labels.matches(m.segments_selector(NAME), labels.with_meta(segment.name, segment.labels))
     assert not labels.matches(m.segments_selector(NAME), labels.with_meta(other.name, other.labels))
-    assert labels.matches(m.parts_selector(NAME), labels.with_meta(m.readers_journal(NAME, "g"), part))
-    assert not labels.matches(m.parts_selector(NAME), labels.with_meta(segment.name, segment.labels))
+    assert not labels.matches(m.segments_selector(NAME), labels.with_meta(m.readers_journal(NAME, "g"), part))
 
 
 def test_several_streams_are_distinguished() -> None:
