@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from coranto.coordination.etcd import Coordinator
-from coranto.coordination.headers import unrouted_header
+from coranto.coordination.headers import process_id, unrouted_header
 from coranto.coordination.keyspace import Item
 from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
@@ -174,9 +174,7 @@ class Broker:
 
     def member_spec(self, endpoint: str) -> pb.BrokerSpec:
         """Return the spec of this broker for etcd. Raises InvalidInput."""
-        process = pb.ProcessSpec(
-            id=pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix), endpoint=endpoint
-        )
+        process = pb.ProcessSpec(id=process_id(self.member), endpoint=endpoint)
         spec = pb.BrokerSpec(process_spec=process, journal_limit=self.settings.journal_limit)
         validate_broker_spec(spec)
         return spec
@@ -502,7 +500,7 @@ class Broker:
         """Return True if this broker is the journal's primary, as far as it knows."""
         route = self.keyspace.state.route_of(journal, endpoints=False)
         primary = route.members[route.primary] if route.primary >= 0 else None
-        return primary == pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix)
+        return primary == process_id(self.member)
 
     def _spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
         """Return the spec of a journal with that create revision; None if it was deleted.

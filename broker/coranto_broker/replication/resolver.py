@@ -23,7 +23,7 @@ from typing import Protocol
 
 import structlog
 
-from coranto.coordination.headers import check_header
+from coranto.coordination.headers import check_header, process_id
 from coranto.coordination.keyspace import Assignment, Item, KeySpace, KeySpaceState
 from coranto.coordination.layout import MemberId
 from coranto.errors import Unavailable
@@ -236,11 +236,7 @@ class Resolver:
         state = self._keyspace.state
         # A broker whose member key is gone may still proxy. Its id must only differ from an empty one.
         present = state.member(self._member) is not None
-        local_id = (
-            pb.ProcessSpec.ID(zone=self._member.zone, suffix=self._member.suffix)
-            if present
-            else pb.ProcessSpec.ID(zone="this-broker", suffix="missing-from-etcd")
-        )
+        local_id = process_id(self._member if present else MemberId("this-broker", "missing-from-etcd"))
         item = state.item(journal) if not hidden else None
         route = state.route_of(journal) if not hidden else pb.Route(primary=-1)
         header = pb.Header(route=route, etcd=state.header.to_wire())

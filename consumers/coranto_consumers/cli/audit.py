@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coranto.audit import Depth, Finding, Report, run_checks
+from coranto.audit import Depth, Report, run_checks
 from coranto.cli.connect import Endpoint, with_client
-from coranto.cli.output import Format, print_table, printable
+from coranto.cli.output import Format
+from coranto.cli.reports import print_report
 from coranto.client import JournalClient
 from coranto.coordination.etcd import EtcdCoordinator
 from coranto.coordination.layout import Layout
@@ -35,24 +37,14 @@ from coranto_consumers.stores.sql import SqlStore
 NOT_SOUND = 1
 """The exit code of an audit that finds errors."""
 
-Store = Annotated[
-    str,
-    typer.Option(
-        "--store",
-        envvar="CORANTO_STORE_URL",
-        help="URL of the consumer's SQL store. Lists of processes show options: use $CORANTO_STORE_URL for passwords.",
-        show_default=False,
-    ),
-]
-StoreOrNone = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        envvar="CORANTO_STORE_URL",
-        help="URL of the consumer's SQL store. Lists of processes show options: use $CORANTO_STORE_URL for passwords.",
-        show_default=False,
-    ),
-]
+_STORE = typer.Option(
+    "--store",
+    envvar="CORANTO_STORE_URL",
+    help="URL of the consumer's SQL store. Lists of processes show options: use $CORANTO_STORE_URL for passwords.",
+    show_default=False,
+)
+Store = Annotated[str, _STORE]
+StoreOrNone = Annotated[str | None, _STORE]
 Remembered = Annotated[
     str | None,
     typer.Option(
@@ -124,75 +116,59 @@ def audit(
     chosen = recovered or store
     if chosen is None:
         raise InvalidInput("name the consumer's SQL store, or --recovered files of a shard", field="--store")
-    report = with_client(
-        endpoint,
-        lambda client: audit_consumer(
-            client, name, chosen, expect or (), memory, cheap, accept=accept, prefix=prefix, etcd=etcd
-        ),
-    )
+    target = AuditTarget(name, chosen, expect or (), memory, prefix, etcd)
+
+    async def work(client: JournalClient) -> Report:
+        check = await target.check(client, deep=not cheap, accept=accept)
+        return await run_checks(f"consumer {name}", [check], depth=Depth.CHEAP if cheap else Depth.DEEP)
+
+    report = with_client(endpoint, work)
     print_report(report, as_json=output is Format.JSON)
     if not report.sound:
         sys.exit(NOT_SOUND)
 
 
-async def audit_consumer(
-    client: JournalClient,
-    name: str,
-    store: str | Path,
-    expect: Sequence[str] = (),
-    memory: str | None = None,
-    cheap: bool = False,
-    *,
-    accept: bool = False,
-    prefix: str | None = None,
-    etcd: str | None = None,
-) -> Report:
-    """Audit a consumer as the command does, and return the report."""
-    check = await consumer_check(client, name, store, expect, memory, cheap, accept=accept, prefix=prefix, etcd=etcd)
-    return await run_checks(f"consumer {name}", [check], depth=Depth.CHEAP if cheap else Depth.DEEP)
+@dataclass(frozen=True, slots=True)
+class AuditTarget:
+    """The consumer that a command audits, with the options of that name. `store` is a URL or a recovered folder."""
 
+    name: str
+    store: str | Path
+    expect: Sequence[str]
+    memory: str | None
+    prefix: str | None
+    etcd: str | None
 
-async def consumer_check(
-    client: JournalClient,
-    name: str,
-    store: str | Path,
-    expect: Sequence[str] = (),
-    memory: str | None = None,
-    cheap: bool = False,
-    *,
-    accept: bool = False,
-    prefix: str | None = None,
-    etcd: str | None = None,
-) -> ConsumerCheck:
-    """Return the check of the command's arguments. Raises InvalidInput for ones that name nothing."""
-    expectations = [parse_expectation(each) for each in expect]
-    shards = [name]
-    framings: FramingOf = framing_of
-    min_offsets: dict[str, dict[str, int]] = {}
-    evidence: EvidenceSource
-    if isinstance(store, Path):
-        evidence = RecoveredEvidence(store)
-    else:
-        evidence = sql = SqlEvidence(SqlStore(store))
-    if ":" in name and not isinstance(store, Path):
-        framings = load_application(name).new_message
-        layout = Layout(prefix or default_prefix(name))
-        min_offsets = await _min_offsets(layout, etcd)
-        shards = sorted({*min_offsets, *await asyncio.to_thread(sql.names, layout.items)})
-        if not shards:
-            raise InvalidInput(f"{evidence.name} and etcd have no shards below {layout.items}", field="NAME")
-    return ConsumerCheck(
-        name,
-        client,
-        evidence,
-        shards,
-        framing_of=framings,
-        min_offsets=min_offsets,
-        expectations=expectations,
-        memory=memory_at(memory, StoreRegistry(client.config.file_root)) if memory is not None else None,
-        deep=not cheap,
-        accept=accept,
-    )
+    async def check(self, client: JournalClient, *, deep: bool = True, accept: bool = False) -> ConsumerCheck:
+        """Return the check of this consumer. Raises InvalidInput for options that name nothing."""
+        expectations = [parse_expectation(each) for each in self.expect]
+        shards = [self.name]
+        framings: FramingOf = framing_of
+        min_offsets: dict[str, dict[str, int]] = {}
+        evidence: EvidenceSource
+        if isinstance(self.store, Path):
+            evidence = RecoveredEvidence(self.store)
+        else:
+            evidence = sql = SqlEvidence(SqlStore(self.store))
+        if ":" in self.name and not isinstance(self.store, Path):
+            framings = load_application(self.name).new_message
+            layout = Layout(self.prefix or default_prefix(self.name))
+            min_offsets = await _min_offsets(layout, self.etcd)
+            shards = sorted({*min_offsets, *await asyncio.to_thread(sql.names, layout.items)})
+            if not shards:
+                raise InvalidInput(f"{evidence.name} and etcd have no shards below {layout.items}", field="NAME")
+        return ConsumerCheck(
+            self.name,
+            client,
+            evidence,
+            shards,
+            framing_of=framings,
+            min_offsets=min_offsets,
+            expectations=expectations,
+            memory=memory_at(self.memory, StoreRegistry(client.config.file_root)) if self.memory is not None else None,
+            deep=deep,
+            accept=accept,
+        )
 
 
 async def _min_offsets(layout: Layout, etcd: str | None) -> dict[str, dict[str, int]]:
@@ -210,20 +186,3 @@ def _local_etcd() -> str:
     from coranto.cluster import locate
 
     return locate().etcd
-
-
-def print_report(report: Report, *, as_json: bool) -> None:
-    """Print a report: its JSON, or a table of findings, the extent of the audit, and a summary."""
-    if as_json:
-        typer.echo(report.to_json(indent=2))
-        return
-    if report.findings:
-        print_table(["SEVERITY", "KIND", "WHAT", "FINDING"], map(_row, report.findings))
-    for each in report.coverage:
-        left = f", {each.left_out} left out ({each.reason})" if each.left_out else ""
-        typer.echo(f"{printable(each.check)}: {each.examined} {each.unit} examined{left}")
-    typer.echo(report.summary)
-
-
-def _row(finding: Finding) -> list[str]:
-    return [finding.severity.value, finding.kind.value, finding.subject.name, finding.message]

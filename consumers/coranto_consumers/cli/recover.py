@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 import typer
@@ -15,8 +14,7 @@ from coranto.cli.output import Format
 from coranto.cli.recover import Approved, PlanFormat, carry_out_loudly, show_plan, show_recovery
 from coranto.client import ClientConfig, JournalClient
 from coranto.recovery import Doctor, Plan, Recovery, make_plan
-from coranto_consumers.audit import ConsumerCheck
-from coranto_consumers.cli.audit import ConsumerName, Etcd, Expected, Prefix, Remembered, Store, consumer_check
+from coranto_consumers.cli.audit import AuditTarget, ConsumerName, Etcd, Expected, Prefix, Remembered, Store
 from coranto_consumers.recovery import ShardDoctor, StoreDoctor
 from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.stores.sql import SqlStore
@@ -31,42 +29,17 @@ Process = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Scope:
-    """The options that `plan` and `apply` share."""
-
-    name: str
-    store: str
-    expect: Sequence[str]
-    memory: str | None
-    process: str | None
-    prefix: str | None
-    etcd: str | None
-
-    @contextlib.asynccontextmanager
-    async def opened(self, client: JournalClient) -> AsyncIterator[list[Doctor]]:
-        checks = {accept: await self._check(client, accept=accept) for accept in (False, True)}
-        doctors: list[Doctor] = [StoreDoctor(client, SqlStore(self.store), lambda accept: checks[accept])]
-        async with contextlib.AsyncExitStack() as exits:
-            if self.process is not None:
-                config = ClientConfig.from_environment(self.process, patience=PATIENCE)
-                doctors.append(ShardDoctor(await exits.enter_async_context(ShardClient(config))))
-            yield doctors
-
-    async def verify(self, client: JournalClient) -> Report:
-        return await run_checks(f"consumer {self.name}", [await self._check(client)], depth=Depth.DEEP)
-
-    async def _check(self, client: JournalClient, *, accept: bool = False) -> ConsumerCheck:
-        return await consumer_check(
-            client,
-            self.name,
-            self.store,
-            self.expect,
-            self.memory,
-            accept=accept,
-            prefix=self.prefix,
-            etcd=self.etcd,
-        )
+@contextlib.asynccontextmanager
+async def _doctors(
+    client: JournalClient, target: AuditTarget, store: str, process: str | None
+) -> AsyncIterator[list[Doctor]]:
+    checks = {accept: await target.check(client, accept=accept) for accept in (False, True)}
+    doctors: list[Doctor] = [StoreDoctor(client, SqlStore(store), lambda accept: checks[accept])]
+    async with contextlib.AsyncExitStack() as exits:
+        if process is not None:
+            config = ClientConfig.from_environment(process, patience=PATIENCE)
+            doctors.append(ShardDoctor(await exits.enter_async_context(ShardClient(config))))
+        yield doctors
 
 
 @app.command("plan")
@@ -85,10 +58,10 @@ def plan(
 
     Mends nothing. Give --memory and --expect as to `audit`. Ends with code 1 if there is something to approve.
     """
-    scope = _Scope(name, store, expect or (), memory, consumer, prefix, etcd)
+    target = AuditTarget(name, store, expect or (), memory, prefix, etcd)
 
     async def work(client: JournalClient) -> Plan:
-        async with scope.opened(client) as doctors:
+        async with _doctors(client, target, store, consumer) as doctors:
             return await make_plan(doctors)
 
     show_plan(with_client(endpoint, work), as_json=output is Format.JSON)
@@ -111,10 +84,13 @@ def apply(
     If the damage has changed since, nothing is done and the present plan is printed. An interrupted recovery is safe:
     make a plan of what is left.
     """
-    scope = _Scope(name, store, expect or (), memory, consumer, prefix, etcd)
+    target = AuditTarget(name, store, expect or (), memory, prefix, etcd)
 
     async def work(client: JournalClient) -> Recovery:
-        async with scope.opened(client) as doctors:
-            return await carry_out_loudly(doctors, approve, lambda: scope.verify(client))
+        async def verify() -> Report:
+            return await run_checks(f"consumer {name}", [await target.check(client)], depth=Depth.DEEP)
+
+        async with _doctors(client, target, store, consumer) as doctors:
+            return await carry_out_loudly(doctors, approve, verify)
 
     show_recovery(with_client(endpoint, work))

@@ -11,7 +11,7 @@ import structlog
 
 from coranto.client import JournalClient
 from coranto.coordination.etcd import Coordinator, KeyValue, Put, unmodified
-from coranto.coordination.headers import unrouted_header
+from coranto.coordination.headers import process_id, unrouted_header
 from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Entropy
@@ -71,9 +71,7 @@ class Consumer:
 
     def member_spec(self, endpoint: str) -> pc.ConsumerSpec:
         """Return the spec of this process for etcd. Raises InvalidInput."""
-        process = pb.ProcessSpec(
-            id=pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix), endpoint=endpoint
-        )
+        process = pb.ProcessSpec(id=process_id(self.member), endpoint=endpoint)
         spec = pc.ConsumerSpec(process_spec=process, shard_limit=self.settings.shard_limit)
         validate_consumer_spec(spec)
         return spec

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coranto import labels
-from coranto.coordination.headers import check_header
+from coranto.coordination.headers import check_header, process_id
 from coranto.coordination.keyspace import KeySpace, KeySpaceState
 from coranto.coordination.layout import MemberId
 from coranto.security.tokens import Claims
@@ -90,7 +90,7 @@ class ShardResolver:
         if item is not None and not covers(claims, item.spec):
             item = None
         route = state.route_of(shard) if item is not None else pb.Route(primary=-1)
-        ours = pb.ProcessSpec.ID(zone=self._member.zone, suffix=self._member.suffix)
+        ours = process_id(self._member)
         header = pb.Header(process_id=ours, route=route, etcd=state.header.to_wire())
         status = pc.OK
         if item is None:

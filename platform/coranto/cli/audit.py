@@ -16,7 +16,8 @@ from coranto.audit import AuditOptions, Depth, Report, Severity, audit_journals
 from coranto.audit.journals import DEFAULT_BUDGET
 from coranto.audit.signing import sign_report, verify_report
 from coranto.cli.connect import Endpoint, find_cluster, with_client
-from coranto.cli.output import Format, note, print_table, printable
+from coranto.cli.output import Format, note, print_table
+from coranto.cli.reports import print_report
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput
 from coranto.fragments.stores import StoreRegistry
@@ -123,11 +124,9 @@ def run(
         save.write_text(f"{text}\n")
     if sign and save is None:
         typer.echo(text)
-        _show(report, Console(stderr=True))
-    elif output is Format.JSON:
-        typer.echo(report.to_json(indent=2))
+        _show(report, err=True)
     else:
-        _show(report)
+        _show(report, as_json=output is Format.JSON)
     raise typer.Exit(0 if report.sound else 1)
 
 
@@ -142,10 +141,7 @@ def verify(
     """
     signed = sys.stdin.read() if str(report) == "-" else report.read_text()
     found = verify_report(signed, _keys())
-    if output is Format.JSON:
-        typer.echo(found.to_json(indent=2))
-    else:
-        _show(found)
+    _show(found, as_json=output is Format.JSON)
     note("the signature is good")
     raise typer.Exit(0 if found.sound else 1)
 
@@ -157,37 +153,20 @@ def _keys() -> Keys:
     return Keys.parse(text)
 
 
-def _show(report: Report, console: Console | None = None) -> None:
-    """Print a report: a row per journal, then the findings, then what was covered."""
-    err = console is not None and console.stderr
-
-    def echo(text: str) -> None:
-        typer.echo(text, err=err)
-
-    counts = {name: [each for each in report.findings if each.subject.name == name] for name in report.subjects}
-    if report.subjects:
+def _show(report: Report, *, as_json: bool = False, err: bool = False) -> None:
+    """Print a report. For people, a row per journal comes first."""
+    if report.subjects and not as_json:
         columns = ["JOURNAL", "FIRST", "STORED TO", "HEAD", "FRAGMENTS", "UNSTORED", "RESULT"]
-        print_table(
-            columns, [_row(report, name, [str(each.severity) for each in counts[name]]) for name in counts], console
-        )
-        echo("")
-    for each in report.findings:
-        colour = {Severity.ERROR: typer.colors.RED, Severity.WARNING: typer.colors.YELLOW}.get(each.severity)
-        echo(typer.style(f"{each.severity:<8}{each.kind}", fg=colour) + f"  {printable(str(each))}")
-    for coverage in report.coverage:
-        left = f", {_count(coverage.left_out, coverage.unit)} left out ({coverage.reason})" if coverage.left_out else ""
-        echo(f"{coverage.check}: {_count(coverage.examined, coverage.unit)} examined{left}")
-    echo(report.summary)
+        print_table(columns, [_row(report, name) for name in report.subjects], Console(stderr=err))
+        typer.echo("", err=err)
+    print_report(report, as_json=as_json, err=err)
 
 
-def _row(report: Report, name: str, severities: list[str]) -> list[str]:
+def _row(report: Report, name: str) -> list[str]:
     facts = report.subjects[name]
-    worst = next((str(each) for each in Severity if each in severities and each is not Severity.INFO), "sound")
+    severities = [each.severity for each in report.findings if each.subject.name == name]
+    worst = next((str(each) for each in (Severity.ERROR, Severity.WARNING) if each in severities), "sound")
     shown = [facts.get(key, "") for key in ("first", "persisted_head", "head", "fragments")]
     live = facts.get("live_bytes", 0)
     unstored = amount(live, "bytes") if isinstance(live, int) else ""
     return [name, *(str(each) for each in shown), unstored, worst]
-
-
-def _count(count: int, unit: str) -> str:
-    return amount(count, unit) if unit == "bytes" else f"{count} {unit}"

@@ -8,6 +8,11 @@ from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
 
 
+def process_id(member: MemberId) -> pb.ProcessSpec.ID:
+    """Return a member's id on the wire."""
+    return pb.ProcessSpec.ID(zone=member.zone, suffix=member.suffix)
+
+
 def check_header(header: pb.Header, cluster_id: int, member: MemberId, kind: str) -> None:
     """Check that a request is meant for the process `member` and its etcd cluster. `kind` names it in errors.
 
@@ -30,5 +35,4 @@ def check_header(header: pb.Header, cluster_id: int, member: MemberId, kind: str
 
 def unrouted_header(member: MemberId, etcd: EtcdHeader) -> pb.Header:
     """Return the header of a response of `member` that is not about one item."""
-    process = pb.ProcessSpec.ID(zone=member.zone, suffix=member.suffix)
-    return pb.Header(process_id=process, route=pb.Route(primary=-1), etcd=etcd.to_wire())
+    return pb.Header(process_id=process_id(member), route=pb.Route(primary=-1), etcd=etcd.to_wire())
