@@ -23,7 +23,7 @@ from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark.session import new_session
-from dagster_coranto.flights.data import iter_flights, load_flights
+from coranto_flights.data import iter_flights, load_flights
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

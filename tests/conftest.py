@@ -23,7 +23,7 @@ LONG = (
     "orchestration/flights/test_pipeline.py",
     "consumers/spark/test_consumer.py",
     "consumers/spark/test_windows.py",
-    "orchestration/test_windows_backfill.py",
+    "orchestration/windows/test_windows_backfill.py",
     "system/test_consumer_chain.py",
     "broker/server/test_kill.py",
     "simulation/test_simulation.py",

@@ -16,6 +16,7 @@ PACKAGES = (
     "broker/coranto_broker",
     "consumers/coranto_consumers",
     "consumers/pyspark_coranto",
+    "orchestration/coranto_flights",
     "orchestration/dagster_coranto",
 )
 HEAVY = ("numpy", "pyarrow", "pandas", "pyspark", "sqlalchemy", "dagster", "aiohttp")

@@ -16,54 +16,59 @@ from __future__ import annotations
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from dagster_coranto.as_of import AsOf
-from dagster_coranto.automation import on_new_content
-from dagster_coranto.check_alerts import build_failed_check_sensor
-from dagster_coranto.checks import build_audit_check, build_fragment_check
+from coranto.client.groups import JournalGroup
 from dagster_coranto.components import JournalCollectionComponent, ShardConsumerComponent, SparkConsumerComponent
-from dagster_coranto.consumer import ConsumerMode, ConsumerSettings
-from dagster_coranto.consumer_assets import ConsumerRun, build_spark_consumer_assets
-from dagster_coranto.groups import JournalGroup
-from dagster_coranto.instance import dagster_environment, prepare_home
-from dagster_coranto.io_manager import JournalIOManager
-from dagster_coranto.journal_assets import (
+from dagster_coranto.consumers.assets import ConsumerRun, build_spark_consumer_assets
+from dagster_coranto.consumers.automation import on_new_content
+from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
+from dagster_coranto.consumers.polling_sensor import JournalPollingSensorCursor, build_journal_polling_sensor
+from dagster_coranto.instance.home import dagster_environment, prepare_home
+from dagster_coranto.instance.log import DagsterLog
+from dagster_coranto.journals.assets import (
     Publication,
     PublishContext,
     PublishFunction,
     build_journal_group_asset,
     journal_assets,
 )
-from dagster_coranto.log import DagsterLog
-from dagster_coranto.metadata import ConsumerMetadataSet, GroupMetadataSet, JournalMetadataSet, WindowMetadataSet
-from dagster_coranto.observation import JournalObservationSensorCursor, build_journal_observation_sensor
-from dagster_coranto.options import AssetOptions, OpOptions, SpecOptions
-from dagster_coranto.recovery import (
-    JournalRecovery,
-    RecoveryConfig,
-    build_journal_recovery,
-    build_recovery_sensor,
-)
-from dagster_coranto.resource import JournalResource
-from dagster_coranto.sensor import JournalPollingSensorCursor, build_journal_polling_sensor
-from dagster_coranto.shard_consumers import (
+from dagster_coranto.journals.io_manager import JournalIOManager
+from dagster_coranto.observation.consumers import (
     ObservedConsumer,
     ShardConsumerResource,
     build_consumer_observation_sensor,
     build_observed_consumer,
 )
-from dagster_coranto.shard_specs_asset import ShardSpecsConfig, build_shard_specs_asset, build_shard_specs_check
-from dagster_coranto.spark import SparkResource
-from dagster_coranto.specs_asset import JournalSpecsConfig, build_journal_specs_asset, build_journal_specs_check
-from dagster_coranto.sql_store import SqlStoreResource
-from dagster_coranto.translator import (
+from dagster_coranto.observation.journals import JournalObservationSensorCursor, build_journal_observation_sensor
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.resources.spark import SparkResource
+from dagster_coranto.resources.sql_store import SqlStoreResource
+from dagster_coranto.specs.journals import JournalSpecsConfig, build_journal_specs_asset, build_journal_specs_check
+from dagster_coranto.specs.shards import ShardSpecsConfig, build_shard_specs_asset, build_shard_specs_check
+from dagster_coranto.translation.metadata import (
+    ConsumerMetadataSet,
+    GroupMetadataSet,
+    JournalMetadataSet,
+    WindowMetadataSet,
+)
+from dagster_coranto.translation.options import AssetOptions, OpOptions, SpecOptions
+from dagster_coranto.translation.translator import (
     DagsterJournalTranslator,
     JournalTranslatorData,
     build_group_spec,
     build_journal_asset_specs,
 )
-from dagster_coranto.verification import Verification, build_verification
+from dagster_coranto.verification.alerts import build_failed_check_sensor
+from dagster_coranto.verification.checks import build_audit_check, build_fragment_check
+from dagster_coranto.verification.recovery import (
+    JournalRecovery,
+    RecoveryConfig,
+    build_journal_recovery,
+    build_recovery_sensor,
+)
+from dagster_coranto.verification.schedules import Verification, build_verification
 from dagster_coranto.version import __version__
-from dagster_coranto.windows import WindowedConsumer, build_window_sensor, build_windowed_consumer
+from dagster_coranto.windows.as_of import AsOf
+from dagster_coranto.windows.assets import WindowedConsumer, build_window_sensor, build_windowed_consumer
 
 DagsterLibraryRegistry.register("dagster-coranto", __version__, is_dagster_package=False)
 

@@ -24,11 +24,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import ClusterError, CommitOutcomeUnknown, CorantoError, Fenced
 from coranto.telemetry import configure_logging
-from dagster_coranto.consumer import Materialized, SparkConsumerDefinition, consumer_of
-from dagster_coranto.consumption import Consumption
-from dagster_coranto.resource import JournalResource
-from dagster_coranto.spark import SparkResource
-from dagster_coranto.typed_resources import resource_arguments, resource_of
+from dagster_coranto.consumers.consumption import Consumption
+from dagster_coranto.consumers.definition import Materialized, SparkConsumerDefinition, consumer_of
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.resources.spark import SparkResource
+from dagster_coranto.resources.typed import resource_arguments, resource_of
 
 _IDLE_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 1.0

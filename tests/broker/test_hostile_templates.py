@@ -166,8 +166,8 @@ REVIEWED: Final = {
     "coranto_consumers.spark.frames": {"_CORRUPT_MESSAGE", "_OFFSET_JUMP", "_INVALID_INPUT"},
     "coranto_consumers.stores.mysql": {"_ENDS_TRANSACTION"},
     "coranto_consumers.stores.urls": {"_SECRET"},
-    "dagster_coranto.metadata": {"_BACKTICKS"},
-    "dagster_coranto.translator": {"_UNFIT"},
+    "dagster_coranto.translation.metadata": {"_BACKTICKS"},
+    "dagster_coranto.translation.translator": {"_UNFIT"},
     # Names of our own files, journals' names that were validated, and the settings of whoever runs the process.
     "coranto.cli.audit": {"one that is not assigned to a name", "found"},
     "coranto_consumers.audit.expectations": {"_SEPARATOR", "_SUM"},

@@ -15,9 +15,9 @@ from coranto.client import ClientConfig
 from coranto.cluster import EmbeddedCluster
 from coranto.security.tokens import Keys
 from coranto_consumers.testing import PostgresServer
-from dagster_coranto.flights.data import load_flights
+from coranto_flights.data import load_flights
+from coranto_flights.proof import prove, prove_table
 from dagster_coranto.flights.materialize import consumer_name
-from dagster_coranto.flights.proof import prove, prove_table
 from dagster_coranto.flights.run import FIRST, Demo
 from dagster_coranto.flights.signed_audit import KEY, REPORT, audit_and_sign
 

@@ -7,7 +7,7 @@ import dagster as dg
 from dagster.components.resolved.base import resolve_fields
 from pydantic import Field
 
-from dagster_coranto.resource import JournalResource
+from dagster_coranto.resources.journals import JournalResource
 
 
 class ClusterModel(dg.Model, dg.Resolvable):

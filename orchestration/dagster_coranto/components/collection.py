@@ -18,17 +18,17 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from pydantic import Field
 
 from coranto.audit import Depth
+from coranto.client.groups import JournalGroup
 from coranto.labels import as_pairs, matcher, parse_selector, with_meta
 from coranto.specs.journal_tree import parse_tree
 from coranto.wire import protocol_pb2 as pb
-from dagster_coranto.checks import build_audit_check
 from dagster_coranto.components.cluster import ClusterModel, resolve_cluster, shared_resource
 from dagster_coranto.components.scaffolding import JournalCollectionScaffolder
-from dagster_coranto.groups import JournalGroup
-from dagster_coranto.options import with_deps
-from dagster_coranto.resource import JournalResource
-from dagster_coranto.specs_asset import build_journal_specs_asset, build_journal_specs_check
-from dagster_coranto.translator import DagsterJournalTranslator, JournalTranslatorData
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.specs.journals import build_journal_specs_asset, build_journal_specs_check
+from dagster_coranto.translation.options import with_deps
+from dagster_coranto.translation.translator import DagsterJournalTranslator, JournalTranslatorData
+from dagster_coranto.verification.checks import build_audit_check
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ The consumer's own processes run beside Dagster (`coranto consumer serve`). Load
 import dagster as dg
 from pydantic import Field
 
+from coranto.client.groups import JournalGroup
 from dagster_coranto.components.scaffolding import ShardConsumerScaffolder
-from dagster_coranto.groups import JournalGroup
-from dagster_coranto.options import with_deps
-from dagster_coranto.shard_specs_asset import build_shard_specs_asset, build_shard_specs_check
-from dagster_coranto.translator import build_group_spec
+from dagster_coranto.specs.shards import build_shard_specs_asset, build_shard_specs_check
+from dagster_coranto.translation.options import with_deps
+from dagster_coranto.translation.translator import build_group_spec
 
 
 @dg.scaffold_with(ShardConsumerScaffolder)

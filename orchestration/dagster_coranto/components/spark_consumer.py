@@ -7,16 +7,16 @@ import dagster as dg
 from dagster.components.resolved.base import resolve_fields
 from pydantic import Field
 
+from coranto.client.groups import JournalGroup
 from coranto.errors import InvalidInput
 from dagster_coranto.components.cluster import ClusterModel, resolve_cluster, shared_resource
 from dagster_coranto.components.scaffolding import SparkConsumerScaffolder
-from dagster_coranto.consumer import ConsumerMode, ConsumerSettings
-from dagster_coranto.consumer_assets import build_spark_consumer_assets
-from dagster_coranto.groups import JournalGroup
-from dagster_coranto.resource import JournalResource
-from dagster_coranto.sensor import build_journal_polling_sensor
-from dagster_coranto.spark import SparkResource
-from dagster_coranto.sql_store import STORE_VARIABLE
+from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
+from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.resources.spark import SparkResource
+from dagster_coranto.resources.sql_store import STORE_VARIABLE
 
 
 class SparkModel(dg.Model, dg.Resolvable):

@@ -9,10 +9,10 @@ from typing import Final
 import dagster as dg
 from pydantic import Field
 
-from dagster_coranto.resource import JournalResource
-from dagster_coranto.sql_store import STORE_VARIABLE, SqlStoreResource
+from coranto_flights.names import TABLE
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.resources.sql_store import STORE_VARIABLE, SqlStoreResource
 
-TABLE: Final = "carrier_delays"
 TRANSACTION_BYTES: Final = 16 << 20
 
 
@@ -39,8 +39,3 @@ class FlightsStore(SqlStoreResource):
 def store_url(data_dir: Path) -> str:
     """Return the SQL store's URL for the cluster in `data_dir`: $CORANTO_STORE_URL, else SQLite in `data_dir`."""
     return os.environ.get(STORE_VARIABLE) or f"sqlite:///{data_dir.absolute() / 'store.db'}"
-
-
-def consumer_name(prefix: str) -> str:
-    """Return the name of the consumer of flights below `prefix`. Its fence and checkpoint are kept under this name."""
-    return f"{prefix}carrier-delays"

@@ -4,29 +4,29 @@ Loading them imports neither Spark nor pandas, and needs no cluster. The cluster
 """
 
 from datetime import timedelta
-from pathlib import Path
 
 import dagster as dg
 
+from coranto.client.groups import JournalGroup
 from coranto.telemetry import progress
-from dagster_coranto.checks import build_fragment_check
-from dagster_coranto.consumer import ConsumerSettings
-from dagster_coranto.consumer_assets import build_spark_consumer_assets
-from dagster_coranto.flights.config import TABLE, FlightsConfig, FlightsStore, consumer_name, store_url
-from dagster_coranto.groups import JournalGroup
-from dagster_coranto.journal_assets import Publication, PublishContext, journal_assets
-from dagster_coranto.log import DagsterLog
-from dagster_coranto.observation import build_journal_observation_sensor
-from dagster_coranto.resource import JournalResource
-from dagster_coranto.sensor import build_journal_polling_sensor
-from dagster_coranto.spark import SparkResource
-from dagster_coranto.specs_asset import build_journal_specs_asset
+from coranto_flights.names import TABLE, TREE, consumer_name
+from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.consumers.definition import ConsumerSettings
+from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
+from dagster_coranto.flights.config import FlightsConfig, FlightsStore, store_url
+from dagster_coranto.instance.log import DagsterLog
+from dagster_coranto.journals.assets import Publication, PublishContext, journal_assets
+from dagster_coranto.observation.journals import build_journal_observation_sensor
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.resources.spark import SparkResource
+from dagster_coranto.specs.journals import build_journal_specs_asset
+from dagster_coranto.verification.checks import build_fragment_check
 
 EVENTS = JournalGroup("flights/events")
 ALERTS = JournalGroup("flights/alerts")
 GROUP = "flights"
 
-journal_specs = build_journal_specs_asset(Path(__file__).parent / "journals.yaml", group_name=GROUP)
+journal_specs = build_journal_specs_asset(TREE, group_name=GROUP)
 
 
 @journal_assets(
@@ -38,8 +38,8 @@ journal_specs = build_journal_specs_asset(Path(__file__).parent / "journals.yaml
 )
 def flight_events(context: PublishContext) -> Publication:
     """Flights that left New York in 2013, each one message, partitioned by tail number. Publishing again adds none."""
-    from dagster_coranto.flights.data import load_flights
-    from dagster_coranto.flights.publish import FlightsPublisher
+    from coranto_flights.data import load_flights
+    from coranto_flights.publish import FlightsPublisher
 
     settings: FlightsConfig = context.dagster.resources.flights
     flights = load_flights(settings.limit)
@@ -57,7 +57,7 @@ def flight_events(context: PublishContext) -> Publication:
 
 def consumer_settings(context: dg.AssetExecutionContext) -> ConsumerSettings:
     """Return the flights' application with the settings of the run's resources."""
-    from dagster_coranto.flights.application import CarrierDelays
+    from coranto_flights.application import CarrierDelays
 
     journals: JournalResource = context.resources.journals
     settings: FlightsConfig = context.resources.flights

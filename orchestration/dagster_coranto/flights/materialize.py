@@ -23,9 +23,10 @@ from coranto.effects import LocalDisk
 from coranto.errors import InvalidInput
 from coranto.telemetry import configure_logging
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
-from dagster_coranto.flights import config
-from dagster_coranto.flights.config import TABLE, TRANSACTION_BYTES, store_url
-from dagster_coranto.resource import JournalResource
+from coranto_flights import names
+from coranto_flights.names import TABLE
+from dagster_coranto.flights.config import TRANSACTION_BYTES, store_url
+from dagster_coranto.resources.journals import JournalResource
 
 __all__ = ["Job", "consumer_name", "forget", "main", "materialize", "store_url"]
 
@@ -64,7 +65,7 @@ class Job:
 
 def consumer_name(job: Job) -> str:
     """Return the name of the job's consumer in the store."""
-    return config.consumer_name(job.prefix)
+    return names.consumer_name(job.prefix)
 
 
 def materialize(job: Job, selection: Sequence[str] = (), *, log_level: str = "INFO") -> bool:

@@ -24,11 +24,11 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import ClusterError
 from coranto_consumers.stores.sql import SqlStore
-from dagster_coranto.flights.data import load_flights
+from coranto_flights.data import load_flights
+from coranto_flights.proof import CheckedClaim, prove
 from dagster_coranto.flights.materialize import Job, consumer_name, store_url
-from dagster_coranto.flights.proof import CheckedClaim, prove
 from dagster_coranto.flights.signed_audit import KEY, REPORT, audit_and_sign
-from dagster_coranto.instance import dagster_environment
+from dagster_coranto.instance.home import dagster_environment
 
 FIRST = Job()
 SECOND = Job(prefix="second/", table="carrier_delays_second")

@@ -20,7 +20,7 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.security.tokens import Keys
 from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
 from coranto_consumers.stores.sql import SqlStore
-from dagster_coranto.flights.proof import CheckedClaim
+from coranto_flights.proof import CheckedClaim
 
 REPORT: Final = "audit.jwt"
 KEY: Final = "audit.key"

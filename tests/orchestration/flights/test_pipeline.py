@@ -14,11 +14,11 @@ from coranto.client import SyncJournalClient
 from coranto.client.committed import committed_messages
 from coranto.messages import JsonLines
 from coranto_consumers.stores.sql import SqlStore
+from coranto_flights.data import ALERT_COLUMNS, expected_alerts, expected_carrier_delays, load_flights
 from dagster_coranto import JournalResource
-from dagster_coranto.flights.data import ALERT_COLUMNS, expected_alerts, expected_carrier_delays, load_flights
 from dagster_coranto.flights.definitions import EVENTS, defs
 from dagster_coranto.flights.materialize import Job, consumer_name, forget, materialize, store_url
-from dagster_coranto.metadata import vector_version
+from dagster_coranto.translation.metadata import vector_version
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("spark")]
 

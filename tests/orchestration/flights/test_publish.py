@@ -12,10 +12,10 @@ from coranto.labels import label_set
 from coranto.messages import Flags, JsonLines, iter_messages
 from coranto.messages.sequencer import Sequencer, read_committed
 from coranto.testing.fake_broker import Break, CallPoint, FakeBroker
+from coranto_flights import publish
+from coranto_flights.data import IDENTITY, Flight, iter_flights, load_flights
+from coranto_flights.publish import FlightsPublisher, FlightsSource, JournalProgress
 from dagster_coranto import JournalResource
-from dagster_coranto.flights import publish
-from dagster_coranto.flights.data import IDENTITY, Flight, iter_flights, load_flights
-from dagster_coranto.flights.publish import FlightsPublisher, FlightsSource, JournalProgress
 
 JOURNALS = [f"flights/events/part-{index:03}" for index in range(4)]
 

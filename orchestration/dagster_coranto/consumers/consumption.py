@@ -1,0 +1,145 @@
+"""Running a Spark consumer for Dagster, until it has caught up or until it is stopped, and what is said of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from coranto.telemetry import Log, progress
+from dagster_coranto.consumers.definition import ConsumerSettings, Materialized, SparkConsumerDefinition
+from dagster_coranto.resources.journals import JournalResource, heads_of
+from dagster_coranto.resources.spark import SparkResource
+from dagster_coranto.translation.metadata import (
+    ConsumerMetadataSet,
+    GroupMetadataSet,
+    lag_table,
+    offsets_metadata,
+    vector_version,
+)
+from dagster_coranto.translation.sql_tables import table_facts
+
+if TYPE_CHECKING:
+    from coranto_consumers.spark.consumer import SparkConsumer
+    from coranto_consumers.spark.progress import ConsumeReport
+
+
+class Consumption:
+    """One run of a consumer. Use `drain` or `serve`, once."""
+
+    def __init__(
+        self,
+        definition: SparkConsumerDefinition,
+        settings: ConsumerSettings,
+        journals: JournalResource,
+        spark: SparkResource,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._definition = definition
+        self._settings = settings
+        self._journals = journals
+        self._spark = spark
+        self._monotonic = monotonic
+        self._before = {group: heads_of(journals.positions(group)) for _, group in definition.outputs}
+
+    def drain(self, log: Log) -> ConsumeReport:
+        """Consume until the heads of the beginning are reached. Raises as `SparkConsumer.run_until_caught_up` does."""
+        with progress("Consuming", unit="bytes", log=log) as bar:
+            lag: int | None = None
+
+            def show(report: ConsumeReport) -> None:
+                nonlocal lag
+                bar.note(
+                    f"{report.messages:,} messages ({report.published:,} published), "
+                    f"transactions: {report.transactions}"
+                )
+                if lag is None:
+                    bar.expect(report.lag_bytes)
+                else:
+                    bar.advance(lag - report.lag_bytes)
+                lag = report.lag_bytes
+
+            return self._consumer(show).run_until_caught_up()
+
+    def serve(
+        self,
+        emit: Callable[[Materialized], object],
+        stop: Callable[[], bool],
+        wait: Callable[[], object],
+        log: Log,
+    ) -> ConsumeReport:
+        """Consume what is written, until `stop`. Raises as `SparkConsumer.run_until_stopped` does.
+
+        What has been committed is emitted at most every `report_seconds`, and in the end: each asset's new state.
+        """
+        latest: ConsumeReport | None = None
+        emitted = 0
+        due = self._monotonic()
+
+        def tell(report: ConsumeReport | None, *, now: bool = False) -> None:
+            nonlocal latest, emitted, due
+            latest = report or latest
+            if latest is None or latest.transactions == emitted or (self._monotonic() < due and not now):
+                return
+            emitted = latest.transactions
+            due = self._monotonic() + self._definition.report_seconds
+            log.info(
+                "Consuming", messages=latest.messages, transactions=latest.transactions, lag_bytes=latest.lag_bytes
+            )
+            for state in self.states(latest, count_rows=False):
+                emit(state)
+
+        def pause() -> None:
+            tell(None)
+            wait()
+
+        try:
+            return self._consumer(tell).run_until_stopped(stop, wait=pause)
+        finally:
+            tell(None, now=True)
+
+    def states(self, report: ConsumeReport, *, count_rows: bool = True) -> Iterator[Materialized]:
+        """Yield the state of each asset after what the report tells of. Counting rows reads the tables."""
+        for spec in self._definition.tables:
+            facts = table_facts(self._settings.store_url, spec, count_rows=count_rows)
+            yield Materialized(spec.key, vector_version(report.offsets), {**consumer_metadata(report), **facts})
+        for spec, group in self._definition.outputs:
+            heads = heads_of(self._journals.positions(group))
+            metadata = GroupMetadataSet(
+                messages=report.published,
+                transactions=report.transactions,
+                bytes=sum(heads.values()) - sum(self._before[group].values()),
+                head=sum(heads.values()),
+                heads=offsets_metadata(heads),
+                offsets_read=offsets_metadata(report.offsets),
+            )
+            yield Materialized(spec.key, vector_version(heads), dict(metadata))
+
+    def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
+        from coranto_consumers.spark.consumer import DEFAULT_TRANSACTION_BYTES, SparkConsumer
+
+        return SparkConsumer(
+            self._settings.application,
+            self._journals.client_config(),
+            self._settings.store_url,
+            self._spark.session,
+            max_transaction_bytes=self._settings.max_transaction_bytes or DEFAULT_TRANSACTION_BYTES,
+            on_progress=show,
+        )
+
+
+def consumer_metadata(report: ConsumeReport) -> Mapping[str, Any]:
+    """Return a consumer's report as metadata of its tables."""
+    return dict(
+        ConsumerMetadataSet(
+            messages=report.messages,
+            transactions=report.transactions,
+            lag_bytes=report.lag_bytes,
+            published=report.published,
+            rows_read=report.rows,
+            fence=report.fence,
+            offsets_read=offsets_metadata(report.offsets),
+            journals=lag_table(report.offsets, report.heads),
+        )
+    )

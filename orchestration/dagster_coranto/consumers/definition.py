@@ -1,0 +1,100 @@
+"""A Spark consumer as Dagster knows it: what it reads, what it maintains, and how a run of it is set up."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import dagster as dg
+
+from coranto.client.groups import JournalGroup
+from coranto.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from coranto_consumers.spark.application import Application
+
+
+class ConsumerMode(enum.Enum):
+    """The end of a consumer's run."""
+
+    DRAIN = "drain"
+    """Until it has caught up with the heads that its journals had when it began."""
+    SERVICE = "service"
+    """Until it is stopped, reporting materialisations as it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """The settings of one run: the application, its SQL store, and the size of transactions (0: the default)."""
+
+    application: Application
+    store_url: str = field(repr=False)  # It may hold a password.
+    max_transaction_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SparkConsumerDefinition:
+    """The arguments of `build_spark_consumer_assets`."""
+
+    name: str
+    settings: Callable[..., ConsumerSettings]
+    sources: tuple[JournalGroup, ...]
+    tables: tuple[dg.AssetSpec, ...]
+    outputs: tuple[tuple[dg.AssetSpec, JournalGroup], ...]
+    mode: ConsumerMode
+    report_seconds: float
+    resource_key: str
+    spark_resource_key: str
+
+    @property
+    def keys(self) -> list[dg.AssetKey]:
+        """The keys of the assets that the consumer maintains."""
+        return [spec.key for spec in (*self.tables, *(spec for spec, _ in self.outputs))]
+
+
+@dataclass(frozen=True, slots=True)
+class Materialized:
+    """A new state of one asset of a consumer."""
+
+    key: dg.AssetKey
+    version: dg.DataVersion
+    metadata: Mapping[str, Any]
+
+    def as_result(self) -> dg.MaterializeResult[None]:
+        """Return the result of a step."""
+        return dg.MaterializeResult(asset_key=self.key, data_version=self.version, metadata=self.metadata)
+
+    def as_event(self) -> dg.AssetMaterialization:
+        """Return the event for a step that goes on, or for no run at all."""
+        return dg.AssetMaterialization(
+            asset_key=self.key, metadata=self.metadata, tags={"dagster/data_version": self.version.value}
+        )
+
+
+_definitions: WeakKeyDictionary[dg.OpDefinition, SparkConsumerDefinition] = WeakKeyDictionary()
+
+
+def remember_consumer(assets: dg.AssetsDefinition, definition: SparkConsumerDefinition) -> None:
+    """Let `consumers_of` find the definition of a consumer's assets."""
+    _definitions[assets.op] = definition
+
+
+def consumers_of(assets: Sequence[object]) -> Iterator[SparkConsumerDefinition]:
+    """Yield the Spark consumers among assets."""
+    for each in assets:
+        if isinstance(each, dg.AssetsDefinition) and each.is_executable and each.op in _definitions:
+            yield _definitions[each.op]
+
+
+def consumer_of(assets: Sequence[object], name: str = "") -> SparkConsumerDefinition:
+    """Return the Spark consumer of a name, or the only one. Raises InvalidInput if there is no such one."""
+    found = {consumer.name: consumer for consumer in consumers_of(assets)}
+    if name in found:
+        return found[name]
+    if not name and len(found) == 1:
+        return next(iter(found.values()))
+    known = ", ".join(sorted(found)) or "none"
+    raise InvalidInput(f"{name!r} is no Spark consumer of these definitions; they have: {known}", field="consumer")

@@ -1,0 +1,188 @@
+"""A sensor that keeps a consumer at work: one run at a time, as long as there is something to consume."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from time import time
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.storage.tags import RUN_KEY_TAG
+from dagster._record import record
+from dagster._serdes import deserialize_value, serialize_value, whitelist_for_serdes
+
+from coranto.client.groups import JournalGroup
+from coranto.errors import ClusterError, Unavailable
+from coranto.telemetry import amount
+from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS
+from dagster_coranto.instance.underway import Target, limit_pools, pools_of, runs_under_way
+from dagster_coranto.resources.journals import JournalPosition, JournalResource, positions_of
+from dagster_coranto.resources.typed import bound
+
+_REVISION, _HEAD = 0, 1
+_PLAIN_JOURNALS = 100
+_MAX_BACKOFF_SECONDS = 1800.0
+
+
+@whitelist_for_serdes
+@record
+class JournalPollingSensorCursor:
+    """The positions of journals at the last requested run: by name, the revision that created them and their head.
+
+    The positions of many journals are in `packed`. `run_key` is the key of that run, and `failures` counts the runs
+    that have failed one after another before it.
+    """
+
+    positions: Mapping[str, list[int]]
+    packed: str = ""
+    run_key: str = ""
+    failures: int = 0
+
+    @staticmethod
+    def of(positions: Mapping[str, JournalPosition]) -> JournalPollingSensorCursor:
+        return JournalPollingSensorCursor(
+            positions={journal: [at.create_revision, at.head] for journal, at in sorted(positions.items())}
+        )
+
+    @staticmethod
+    def parse(text: str | None) -> JournalPollingSensorCursor:
+        """Return the cursor of a tick. It is empty at the first tick."""
+        if not text:
+            return JournalPollingSensorCursor(positions={})
+        cursor = deserialize_value(text, JournalPollingSensorCursor)
+        if not cursor.packed:
+            return cursor
+        positions = json.loads(zlib.decompress(base64.b64decode(cursor.packed)))
+        return JournalPollingSensorCursor(positions=positions, run_key=cursor.run_key, failures=cursor.failures)
+
+    def to_text(self) -> str:
+        """Return the text for `parse`. Dagster keeps it in its database, so the positions of many are compressed."""
+        if len(self.positions) <= _PLAIN_JOURNALS:
+            return serialize_value(self)
+        packed = base64.b64encode(zlib.compress(json.dumps(self.positions, separators=(",", ":")).encode())).decode()
+        return serialize_value(
+            JournalPollingSensorCursor(positions={}, packed=packed, run_key=self.run_key, failures=self.failures)
+        )
+
+    def moved(self, since: JournalPollingSensorCursor) -> bool:
+        """Return whether any journal has grown, or was created since and has content."""
+        return self.grown_bytes(since) > 0
+
+    def grown_bytes(self, since: JournalPollingSensorCursor) -> int:
+        """Return the bytes by which journals have grown, those that were created since included."""
+        grown = 0
+        for journal, at in self.positions.items():
+            before = since.positions.get(journal)
+            known = before[_HEAD] if before is not None and before[_REVISION] == at[_REVISION] else 0
+            grown += max(0, at[_HEAD] - known)
+        return grown
+
+    @property
+    def digest(self) -> str:
+        """A text that is equal for equal heads of the same journals."""
+        return hashlib.sha256(json.dumps(self.positions, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def build_journal_polling_sensor(
+    *,
+    journals: JournalResource,
+    group: JournalGroup | Sequence[JournalGroup],
+    job: dg.JobDefinition | UnresolvedAssetJobDefinition | None = None,
+    target: dg.AssetSelection | None = None,
+    name: str | None = None,
+    minimum_interval_seconds: int = 30,
+    default_sensor_status: dg.DefaultSensorStatus | None = None,
+    presumed_dead_seconds: float = PRESUMED_DEAD_SECONDS,
+    tags: Mapping[str, str] | None = None,
+) -> dg.SensorDefinition:
+    """Return a sensor that requests a run of `job` (or of the assets of `target`) when journals have grown.
+
+    `group` is the group that the consumer reads, or several. At most one run is under way at a time: while any run
+    materialises the consumer's assets, queued or started, by whomever, journals grow and wait, and one run follows it
+    and takes all that waits. A run that failed is followed by another after a while that doubles with each failure, up
+    to half an hour. A consumer that shows no sign of life for `presumed_dead_seconds` is marked as failed.
+
+    The sensor gives the pools of its consumers a limit of one, for users who launch runs by hand; a limit that somebody
+    has set stays. While the cluster does not answer, ticks are skipped. `tags` are tags of the runs.
+    """
+    groups = [group] if isinstance(group, JournalGroup) else list(group)
+    names = ", ".join(f"{each.name}/…" for each in groups)
+    sensor_name = name or f"{groups[0].name.replace('/', '_').replace('-', '_')}__polling_sensor"
+
+    @dg.sensor(
+        name=sensor_name,
+        job=job,
+        target=target,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_sensor_status or dg.DefaultSensorStatus.RUNNING,
+        description=f"Requests a run when journals {names} have grown, one at a time.",
+    )
+    def polling_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        resource = bound(journals)
+        before = JournalPollingSensorCursor.parse(context.cursor)
+        try:
+            now = _present(resource, groups, before)
+        except (ClusterError, Unavailable) as error:
+            return dg.SkipReason(f"The cluster does not answer: {error}")
+        grown = now.grown_bytes(before)
+        if (repository := context.repository_def) is not None:
+            wanted = Target.of(repository, job, target)
+            limit_pools(context.instance, pools_of(repository, wanted.keys))
+            under_way = runs_under_way(
+                context.instance,
+                repository,
+                wanted,
+                presumed_dead_seconds=presumed_dead_seconds,
+                say=context.log.warning,
+            )
+            if under_way:
+                first = under_way[0]
+                waiting = f"{amount(grown, 'bytes')} wait for it to end" if grown else "nothing waits for it"
+                return dg.SkipReason(f"Run {first.run_id} is under way ({first.status.value.lower()}); {waiting}.")
+        failed = _failure(context.instance, before.run_key)
+        failures = before.failures + 1 if failed is not None else 0
+        if failed is not None:
+            pause = min(_MAX_BACKOFF_SECONDS, minimum_interval_seconds * 2.0 ** (failures - 1))
+            left = failed + pause - time()
+            if left > 0:
+                return dg.SkipReason(
+                    f"The last runs have failed ({failures} in a row); the next one follows in {left:.0f} s."
+                )
+        elif not grown:
+            return dg.SkipReason(f"None of {len(now.positions)} journals {names} has grown.")
+        run_key = now.digest if not failures else f"{now.digest}:{failures}"
+        following = JournalPollingSensorCursor(positions=now.positions, run_key=run_key, failures=failures)
+        shown = ", ".join(resource.group(each).name for each in groups)
+        request = dg.RunRequest(run_key=run_key, tags={"coranto/group": shown, **(tags or {})})
+        return dg.SensorResult(run_requests=[request], cursor=following.to_text())
+
+    return polling_sensor
+
+
+def _present(
+    resource: JournalResource, groups: Iterable[JournalGroup], before: JournalPollingSensorCursor
+) -> JournalPollingSensorCursor:
+    """Return the present positions. A journal whose head nobody can tell is taken to be where it was."""
+    found: dict[str, list[int]] = {}
+    for heads in map(resource.heads, groups):
+        found |= {journal: [at.create_revision, at.head] for journal, at in positions_of(heads).items()}
+        found |= {
+            each.journal: before.positions[each.journal] for each in heads.unknown if each.journal in before.positions
+        }
+    return JournalPollingSensorCursor(positions=dict(sorted(found.items())))
+
+
+def _failure(instance: dg.DagsterInstance, run_key: str) -> float | None:
+    """Return the time at which the run of a key failed, in seconds since 1970. None if it did not, or there is none."""
+    if not run_key:
+        return None
+    records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: run_key}), limit=1)
+    if not records or records[0].dagster_run.status is not dg.DagsterRunStatus.FAILURE:
+        return None
+    if records[0].dagster_run.is_complete_and_waiting_to_retry:
+        return None  # Dagster itself retries it.
+    return records[0].end_time or records[0].update_timestamp.timestamp()

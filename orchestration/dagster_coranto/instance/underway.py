@@ -1,0 +1,121 @@
+"""The runs of a consumer that are under way, launched by a sensor, a backfill, automation or a person."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+from typing import Final
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
+
+from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, last_sign_of_life
+
+CONSUMER_TAG: Final = "coranto/consumer"
+"""The tag of the assets that a consumer maintains: the consumer's name."""
+_PATIENCE_BEFORE_CONSUMING: Final = 12
+"""A run that has started and does not consume yet may do other work first. Its time limit is longer by this factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The assets that a sensor's runs materialise, or the job without assets that they run."""
+
+    keys: Set[dg.AssetKey]
+    job_name: str | None
+
+    @staticmethod
+    def of(
+        repository: dg.RepositoryDefinition,
+        job: dg.JobDefinition | UnresolvedAssetJobDefinition | None,
+        selection: dg.AssetSelection | None,
+    ) -> Target:
+        """Return the target of a sensor. Of the assets, those of consumers count if there are any."""
+        if selection is not None:
+            keys: Set[dg.AssetKey] = selection.resolve(repository.asset_graph)
+        else:
+            assert job is not None, "Dagster requires a job or a selection of each sensor"
+            keys = _keys_of_job(repository.get_job(job.name))
+        graph = repository.asset_graph
+        consumed = {key for key in keys if graph.has(key) and CONSUMER_TAG in graph.get(key).tags}
+        return Target(consumed or keys, None if keys or job is None else job.name)
+
+    def is_run_by(self, run: dg.DagsterRun, repository: dg.RepositoryDefinition) -> bool:
+        """Return whether a run materialises any of the assets, or runs the job."""
+        if run.asset_selection is not None:
+            return not self.keys.isdisjoint(run.asset_selection)
+        if run.asset_check_selection:
+            return False
+        if self.job_name is not None:
+            return run.job_name == self.job_name
+        return repository.has_job(run.job_name) and not self.keys.isdisjoint(
+            _keys_of_job(repository.get_job(run.job_name))
+        )
+
+
+def runs_under_way(
+    instance: dg.DagsterInstance,
+    repository: dg.RepositoryDefinition,
+    target: Target,
+    *,
+    presumed_dead_seconds: float = PRESUMED_DEAD_SECONDS,
+    wall: Callable[[], float] = time.time,
+    say: Callable[[str], object] = lambda text: None,
+) -> list[dg.DagsterRun]:
+    """Return the runs of a target that are queued or under way, the oldest first.
+
+    Left out are runs that are presumed dead. One that consumed, and has shown no sign of life since, is marked as
+    failed, and its place in its pool becomes free; otherwise no other run could ever follow it. If it lives after all,
+    the consumer's fence keeps the two apart.
+    """
+    found = []
+    records = instance.get_run_records(dg.RunsFilter(statuses=list(NOT_FINISHED_STATUSES)), ascending=True)
+    for record in records:
+        run = record.dagster_run
+        if not target.is_run_by(run, repository):
+            continue
+        if run.status is not dg.DagsterRunStatus.QUEUED:
+            alive = last_sign_of_life(run)
+            seen = alive if alive is not None else _last_event(instance, record)
+            silent = wall() - seen
+            works = alive is None and run.status is dg.DagsterRunStatus.STARTED
+            if silent > presumed_dead_seconds * (_PATIENCE_BEFORE_CONSUMING if works else 1):
+                say(f"Run {run.run_id} has shown no sign of life for {silent:.0f} s; it is presumed dead.")
+                if alive is not None:
+                    instance.report_run_failed(run, f"The consumer of this run has been silent for {silent:.0f} s.")
+                    instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+                continue
+        found.append(run)
+    return found
+
+
+def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
+    """Limit pools to one step at a time, unless somebody has given them another limit."""
+    wanted = set(pools)
+    if wanted and instance.event_log_storage.supports_global_concurrency_limits:
+        limited = {limit.name for limit in instance.event_log_storage.get_pool_limits() if not limit.from_default}
+        for pool in sorted(wanted - limited):
+            instance.event_log_storage.set_concurrency_slots(pool, 1)
+
+
+def pools_of(repository: dg.RepositoryDefinition, keys: Set[dg.AssetKey]) -> set[str]:
+    """Return the pools of the steps that materialise assets of consumers."""
+    graph = repository.asset_graph
+    return {
+        pool
+        for key in keys
+        if graph.has(key) and CONSUMER_TAG in graph.get(key).tags and graph.get(key).is_materializable
+        for pool in graph.get(key).assets_def.op.pools
+    }
+
+
+def _keys_of_job(job: dg.JobDefinition) -> Set[dg.AssetKey]:
+    return job.asset_layer.selected_asset_keys
+
+
+def _last_event(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
+    """Return the time of a run's last event, or of its creation, in seconds since 1970."""
+    events = instance.get_records_for_run(record.dagster_run.run_id, limit=1, ascending=False).records
+    return max([record.create_timestamp.timestamp(), *(event.timestamp for event in events)])

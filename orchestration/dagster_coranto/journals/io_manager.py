@@ -1,0 +1,205 @@
+"""An IO manager for records and tables in journals. Outputs count once, and inputs are committed messages."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG
+from pydantic import Field
+
+from coranto.client import SyncJournalClient
+from coranto.client.committed import committed_messages
+from coranto.client.groups import JournalGroup
+from coranto.client.heads import Heads
+from coranto.client.publishing import sync_publisher
+from coranto.errors import InvalidInput, JournalNotFound, Unavailable
+from coranto.messages.framing import JsonLines
+from coranto.messages.mapping import RendezvousMapping
+from coranto.telemetry import amount
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.resources.sql_store import SqlStoreResource
+from dagster_coranto.translation.metadata import GroupMetadataSet, JournalMetadataSet, offsets_metadata
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from coranto_consumers.outputs.log import CommittedOutput, OutputLog
+
+KEY_METADATA = "dagster-coranto/key_field"
+"""Metadata of an asset: the field of its records whose value chooses the journal. Equal values stay in order."""
+_META = "_meta"
+_DEFAULT_INPUT_BYTES = 1 << 30
+
+
+class JournalIOManager(dg.ConfigurableIOManager):
+    """Keeps assets in journals, as JSON messages.
+
+    An asset's journals are those of the group in its metadata `dagster-coranto/journal`, else of the group that its key
+    names. A step may return an iterable of mappings, a pyarrow Table or a pandas DataFrame; each record becomes one
+    message. Messages are published in one transaction, which commits with a row in the SQL store: whatever ends the
+    step, its output counts once when it is tried again, also by a run that goes on from a failure. Without the metadata
+    `dagster-coranto/key_field` an output goes to one journal, in order.
+
+    An input is a list of records, or what the parameter's type says: `pyarrow.Table` or `pandas.DataFrame`. It has
+    every committed message up to the heads of the moment, in order within each journal. `max_input_bytes` guards the
+    step's memory; use a Spark consumer for more.
+    """
+
+    journals: JournalResource
+    store: SqlStoreResource
+    max_input_bytes: int = Field(
+        default=_DEFAULT_INPUT_BYTES, gt=0, description="Refuse inputs with more bytes of journal content."
+    )
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        """Publish the output, unless it is committed already. Raises JournalNotFound for a group without journals."""
+        from coranto_consumers.outputs.log import OutputLog
+
+        group = group_of(context.asset_key, context.definition_metadata)
+        output = output_id(context)
+        log = OutputLog(self.store.store())
+        with self.journals.client() as client:
+            heads = _heads_of(client, self.journals.group(group))
+            done = log.find(output)
+            if done is None:
+                key = context.definition_metadata.get(KEY_METADATA)
+                done = self._publish(client, log, output, context, records_of(obj), list(heads), key)
+            # Readers drop acknowledgements that they have seen, so appending them again does no harm.
+            for journal, intent in done.intents.items():
+                client.append(journal, intent, retry_unknown=True)
+            after = _heads_of(client, self.journals.group(group))
+        metadata = GroupMetadataSet(
+            messages=done.messages,
+            bytes=sum(after.values()) - sum(heads.values()),
+            head=sum(after.values()),
+            heads=offsets_metadata(after),
+        )
+        context.add_output_metadata({**dict(metadata), "dagster/row_count": done.messages})
+
+    def _publish(
+        self,
+        client: SyncJournalClient,
+        log: "OutputLog",
+        output: str,
+        context: dg.OutputContext,
+        records: Iterable[Mapping[str, Any]],
+        journals: Sequence[str],
+        key: str | None,
+    ) -> "CommittedOutput":
+        from coranto_consumers.outputs.log import CommittedOutput
+
+        mapping = RendezvousMapping(journals)
+        only = mapping(output.encode())
+        publisher = sync_publisher(client, JsonLines())
+        count = 0
+        try:
+            for record in records:
+                if key is not None and key not in record:
+                    raise InvalidInput(f"record {count} has no field {key!r}, which chooses its journal", field=key)
+                journal = only if key is None else mapping(str(record[key]).encode())
+                publisher.add(journal, {**record})
+                count += 1
+            made = CommittedOutput(count, publisher.prepare())
+        except BaseException:
+            publisher.rollback()
+            raise
+        if log.commit(output, context.asset_key.to_user_string(), made):
+            return made
+        publisher.rollback()
+        quicker = log.find(output)
+        if quicker is None:
+            raise Unavailable(f"output {output} was committed by another attempt, and is gone from the store")
+        return quicker
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        """Return the committed messages. Raises InvalidInput for more than `max_input_bytes`."""
+        metadata = context.upstream_output.definition_metadata if context.upstream_output is not None else {}
+        group = self.journals.group(group_of(context.asset_key, metadata))
+        with self.journals.client() as client:
+            heads = client.heads(group.selector)
+            for each in heads.unknown:
+                raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
+            self._require_size(group, heads)
+            records = [
+                without_meta(envelope.message)
+                for each in heads
+                for envelope in committed_messages(client, each.journal, JsonLines(), begin=each.begin, end=each.head)
+            ]
+        read = {each.journal: each.head for each in heads}
+        context.add_input_metadata({"dagster-coranto/offsets_read": offsets_metadata(read)})
+        return as_type(records, context.dagster_type.typing_type)
+
+    def _require_size(self, group: JournalGroup, heads: Heads) -> None:
+        size = sum(each.head - each.begin for each in heads)
+        if size > self.max_input_bytes:
+            raise InvalidInput(
+                f"journals {group.name}/… hold {amount(size, 'bytes')}, and an input may have {self.max_input_bytes} "
+                "bytes; raise max_input_bytes, or consume them with Spark",
+                field="max_input_bytes",
+            )
+
+
+def group_of(key: dg.AssetKey, metadata: Mapping[str, Any]) -> JournalGroup:
+    """Return the group of journals that an asset stands for."""
+    return JournalGroup(JournalMetadataSet.extract(metadata).journal or "/".join(key.path))
+
+
+def output_id(context: dg.OutputContext) -> str:
+    """Return the identity of an output: equal for all attempts to write it, in its run and in runs that resume it."""
+    run = context.step_context.dagster_run
+    while run.tags.get(RESUME_RETRY_TAG) == "true" and (parent := run.tags.get(PARENT_RUN_ID_TAG)):
+        found = context.step_context.instance.get_run_by_id(parent)
+        if found is None:
+            break
+        run = found
+    partition = f"/{context.partition_key}" if context.has_asset_partitions else ""
+    return f"{run.run_id}/{context.asset_key.to_user_string()}{partition}"
+
+
+def records_of(obj: Any) -> Iterable[Mapping[str, Any]]:
+    """Return the records of an output. Raises InvalidInput for what has none."""
+    if obj is None:
+        return ()
+    if hasattr(obj, "to_pylist") and hasattr(obj, "schema"):  # A pyarrow Table or RecordBatch.
+        return list(obj.to_pylist())
+    if hasattr(obj, "to_dict") and hasattr(obj, "columns"):  # A pandas DataFrame.
+        return list(obj.to_dict(orient="records"))
+    if isinstance(obj, Iterable) and not isinstance(obj, str | bytes | Mapping):
+        return _checked(obj)
+    raise InvalidInput(f"an output is records, a pyarrow Table or a DataFrame, and not a {type(obj).__name__}")
+
+
+def _checked(records: Iterable[Any]) -> Iterable[Mapping[str, Any]]:
+    for index, record in enumerate(records):
+        if not isinstance(record, Mapping):
+            raise InvalidInput(f"record {index} of the output is a {type(record).__name__}, and not a mapping")
+        yield record
+
+
+def as_type(records: list[dict[str, Any]], kind: Any) -> "list[dict[str, Any]] | pa.Table | pd.DataFrame":
+    """Return records as a step's parameter wants them."""
+    module, _, name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}".rpartition(".")
+    if module.startswith("pyarrow") and name == "Table":
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(records)
+    if module.startswith("pandas") and name == "DataFrame":
+        import pandas as pd
+
+        return pd.DataFrame.from_records(records)
+    return records
+
+
+def without_meta(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without what its publisher added."""
+    return {name: value for name, value in message.items() if name != _META}
+
+
+def _heads_of(client: SyncJournalClient, group: JournalGroup) -> dict[str, int]:
+    heads = client.heads(group.selector)
+    if not len(heads):
+        raise JournalNotFound(f"no journal {group.name}/… exists")
+    for each in heads.unknown:
+        raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
+    return {each.journal: each.head for each in heads}

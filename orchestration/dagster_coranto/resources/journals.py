@@ -1,0 +1,159 @@
+"""The resource through which assets, checks and sensors reach a cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+from pydantic import Field, field_validator
+
+from coranto.client import ClientConfig, JournalClient, SyncJournalClient
+from coranto.client.groups import JournalGroup
+from coranto.client.heads import Heads
+from coranto.client.loop import run_blocking
+from coranto.cluster import locate
+from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR
+from coranto.errors import Unavailable
+from coranto.fragments.stores import StoreRegistry
+from coranto.names import check_prefix
+from dagster_coranto.resources.hidden import hide, reveal
+
+ENDPOINT_VARIABLE = "CORANTO_ENDPOINT"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPosition:
+    """A journal's write head, and the etcd revision that created it. A journal that is created anew begins at 0."""
+
+    head: int
+    create_revision: int
+
+
+class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
+    """A cluster of brokers.
+
+    With an empty `endpoint` the embedded cluster below `data_dir` is looked up each time a client is requested, because
+    its ports change with each start.
+
+    Values of empty fields come from the environment of the process that uses the resource, as for commands. Give
+    secrets as `dg.EnvVar("…")`; Dagster then shows the variable's name. A literal secret shows as `hidden`.
+    """
+
+    endpoint: str = Field(
+        default="",
+        description="Brokers, as host:port or a URL; several are separated by commas. Empty: $CORANTO_ENDPOINT, "
+        "otherwise those of the cluster below data_dir.",
+    )
+    file_root: str = Field(
+        default="",
+        description="Folder that file:/// fragment stores are rooted at, when readable here. Empty: look up.",
+    )
+    data_dir: str = Field(
+        default="", description="Folder of an embedded cluster. Empty: $CORANTO_DATA, otherwise ./.coranto."
+    )
+    prefix: str = Field(
+        default="",
+        description="Put in front of every journal name that assets speak of (such as 'rerun/'), so that the same "
+        "assets can run over another set of journals.",
+    )
+
+    zone: str = Field(
+        default="", description="Zone of this process, whose brokers are read from first. Empty: $CORANTO_ZONE."
+    )
+    auth_token: str = Field(
+        default="", repr=False, description="A bearer token for brokers. Empty: $CORANTO_AUTH_TOKEN."
+    )
+    auth_keys: str = Field(
+        default="",
+        repr=False,
+        description="Keys to sign tokens with, as base64, separated by commas. Empty: $CORANTO_AUTH_KEYS.",
+    )
+    tls_ca: str = Field(
+        default="", description="PEM file of the authorities to trust, for https endpoints. Empty: $CORANTO_TLS_CA."
+    )
+    tls_cert: str = Field(
+        default="", description="PEM file of the certificate to show to brokers. Empty: $CORANTO_TLS_CERT."
+    )
+    tls_key: str = Field(default="", description="PEM file of the certificate's key. Empty: $CORANTO_TLS_KEY.")
+
+    @field_validator("auth_token", "auth_keys", mode="before")
+    @classmethod
+    def _hide(cls, value: object) -> object:
+        return hide(value) if isinstance(value, str) else value
+
+    def client_config(self) -> ClientConfig:
+        """Return the configuration of a client for the cluster.
+
+        Raises ClusterError when the cluster must be looked up and does not run, and InvalidInput for invalid settings.
+        """
+        root = Path(self.file_root) if self.file_root else None
+        endpoint = self.endpoint or ("" if self.data_dir else os.environ.get(ENDPOINT_VARIABLE, ""))
+        if not endpoint:
+            found = locate(Path(self.data_dir) if self.data_dir else None)
+            endpoint, root = ",".join(found.endpoints), root or found.file_root
+        return ClientConfig.from_environment(endpoint, root, environment=self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment, with the fields that are set in place of its variables."""
+        environment = dict(os.environ)
+        auth = {"CORANTO_AUTH_TOKEN": reveal(self.auth_token), "CORANTO_AUTH_KEYS": reveal(self.auth_keys)}
+        if any(auth.values()):
+            environment |= auth
+        others = {
+            "CORANTO_ZONE": self.zone,
+            "CORANTO_TLS_CA": self.tls_ca,
+            "CORANTO_TLS_CERT": self.tls_cert,
+            "CORANTO_TLS_KEY": self.tls_key,
+        }
+        return environment | {name: value for name, value in others.items() if value}
+
+    def located_data_dir(self) -> Path:
+        """Return the folder of the embedded cluster, which need not run."""
+        return Path(self.data_dir or os.environ.get(DATA_VARIABLE) or DEFAULT_DATA_DIR)
+
+    def client(self) -> SyncJournalClient:
+        """Return a client of the cluster. Close it, or use it as a context manager."""
+        return SyncJournalClient.of(self.client_config())
+
+    def stores(self) -> StoreRegistry:
+        """Return the fragment stores, by the names that the cluster's brokers use."""
+        return StoreRegistry(self.client_config().file_root)
+
+    def name(self, name: str) -> str:
+        """Return a journal's full name, with the prefix."""
+        return check_prefix(self.prefix) + name
+
+    def group(self, group: JournalGroup) -> JournalGroup:
+        """Return a group below this resource's prefix."""
+        return group.under(self.prefix)
+
+    def positions(self, group: JournalGroup) -> dict[str, JournalPosition]:
+        """Return the positions of a group's journals, by full name and in its order. The prefix applies.
+
+        Raises Unavailable when the head of one of them is unknown.
+        """
+        heads = self.heads(group)
+        for each in heads.unknown:
+            raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
+        return positions_of(heads)
+
+    def heads(self, group: JournalGroup) -> Heads:
+        """Return all that brokers tell of a group's journals, by one call. The prefix applies."""
+        return run_blocking(self._heads(self.group(group)))
+
+    async def _heads(self, group: JournalGroup) -> Heads:
+        async with JournalClient.of(self.client_config()) as client:
+            return await client.heads(group.selector)
+
+
+def positions_of(heads: Heads) -> dict[str, JournalPosition]:
+    """Return the positions of journals whose heads are known, in order of their names."""
+    return {each.journal: JournalPosition(each.head, each.create_revision) for each in heads if each.known}
+
+
+def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:
+    """Return the offset vector of positions."""
+    return {journal: position.head for journal, position in positions.items()}

@@ -1,0 +1,1 @@
+"""Assets that apply specs of journals and shards, and checks that find drift from them."""

@@ -1,0 +1,99 @@
+"""An asset that applies journal specs from a YAML file, and a check that finds drift from it."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import dagster as dg
+from pydantic import Field
+
+from coranto.client import JournalClient
+from coranto.client.groups import JournalGroup
+from coranto.labels import NAME, label_selector
+from coranto.reconcile import JOURNALS, JournalSpecs, SpecReconciler, at_any_revision, under_prefix
+from coranto.specs.journal_tree import parse_tree
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.specs.reconciling import OpenReconciler, SpecsText, applied, apply, compare, drift, text_of
+
+
+class JournalSpecsConfig(dg.Config):
+    """The configuration of a run of the specs asset."""
+
+    prune: bool = Field(
+        default=False,
+        description="Also delete journals of the asset's `prune_groups` that the tree does not name. The drift check "
+        "lists them.",
+    )
+
+
+def build_journal_specs_asset(
+    specs: SpecsText,
+    *,
+    name: str = "journal_specs",
+    key_prefix: str | list[str] | None = None,
+    group_name: str | None = None,
+    description: str | None = None,
+    prune_groups: Sequence[JournalGroup] = (),
+    resource_key: str = "journals",
+) -> dg.AssetsDefinition:
+    """Return an asset that applies a tree of journal specs.
+
+    `specs` is the path of a YAML file, its text, or a function that returns the text. Applying is idempotent: the tree
+    is compared with the existing journals, and only differences are applied, in transactions of at most 128 journals.
+    A run that was interrupted goes on when it is repeated. If somebody else changes one of the journals meanwhile, the
+    comparison is repeated. Suspended journals stay suspended. Journals outside the tree are not changed: a run deletes
+    those of `prune_groups` only when its config says `prune: true`.
+
+    Metadata: counts, and a table of journals, those that change first. The data version is a digest of the tree.
+    """
+
+    @dg.asset(
+        name=name,
+        key_prefix=key_prefix,
+        group_name=group_name,
+        description=description or "The specs of journals, kept as a tree of YAML says.",
+        kinds={"journal", "yaml"},
+        required_resource_keys={resource_key},
+    )
+    def journal_specs(context: dg.AssetExecutionContext, config: JournalSpecsConfig) -> dg.MaterializeResult[None]:
+        journals: JournalResource = getattr(context.resources, resource_key)
+        if config.prune and not prune_groups:
+            raise dg.Failure("the run asks to prune, but the asset has no prune_groups", allow_retries=False)
+        return applied(apply(context.log, _opening(journals, specs, prune_groups if config.prune else ())))
+
+    return journal_specs
+
+
+def build_journal_specs_check(
+    specs: SpecsText,
+    *,
+    asset: dg.AssetKey | dg.AssetsDefinition | str = "journal_specs",
+    name: str = "journals_are_as_specified",
+    prune_groups: Sequence[JournalGroup] = (),
+    blocking: bool = False,
+    resource_key: str = "journals",
+) -> dg.AssetChecksDefinition:
+    """Return a check that journals are as a tree says. It changes nothing: run it to see what applying would do.
+
+    It fails with a warning when journals differ from the tree, or when there are journals of `prune_groups` that the
+    tree does not name. Metadata: the plan, as of the specs asset.
+    """
+
+    @dg.asset_check(asset=asset, name=name, blocking=blocking, required_resource_keys={resource_key})
+    def journals_are_as_specified(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        """Compare journals with their specs' tree: what would applying it do?"""
+        journals: JournalResource = getattr(context.resources, resource_key)
+        return drift(compare(_opening(journals, specs, prune_groups)))
+
+    return journals_are_as_specified
+
+
+def _opening(journals: JournalResource, specs: SpecsText, prune: Sequence[JournalGroup]) -> OpenReconciler:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[SpecReconciler]:
+        wanted = under_prefix(at_any_revision(parse_tree(text_of(specs))), journals.prefix)
+        groups = [(f"{NAME}:prefix", f"{journals.group(group).name}/") for group in prune]
+        selector = label_selector(include=groups) if groups else None
+        async with JournalClient.of(journals.client_config()) as client:
+            yield SpecReconciler(JOURNALS, JournalSpecs(client), wanted, source="the tree of specs", prune=selector)
+
+    return opened

@@ -1,0 +1,127 @@
+"""The reconciler of specs in Dagster: runs that apply a document, checks of drift, and plans as metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Final
+
+import dagster as dg
+
+from coranto.client.loop import run_blocking, run_reporting
+from coranto.reconcile import SpecAction, SpecPlan, SpecReconciler, SpecStep
+from coranto.telemetry import progress
+from coranto.wire import protocol_pb2 as pb
+from dagster_coranto.instance.log import DagsterLog
+from dagster_coranto.translation.metadata import JournalRow, table
+
+SpecsText = str | Path | Callable[[], str]
+"""A document: the path of a file, a text, or a function that returns the text."""
+
+OpenReconciler = Callable[[], AbstractAsyncContextManager[SpecReconciler]]
+"""Connects, and returns the reconciler of a document."""
+
+_LOGGED: Final = 100
+"""Most specs of a run that are logged one by one. Beyond that, each transaction is."""
+_WORDS: Final = {
+    SpecAction.CREATE: "created",
+    SpecAction.UPDATE: "changed",
+    SpecAction.DELETE: "deleted",
+    SpecAction.NONE: "unchanged",
+    SpecAction.GONE: "absent",
+}
+_SHOWN: Final[dict[str, dict[str, Callable[[Any], str]]]] = {
+    "journal": {
+        "replication": lambda spec: str(spec.replication),
+        "codec": lambda spec: pb.CompressionCodec.Name(spec.fragment.compression_codec),
+        "fragment_length": lambda spec: str(spec.fragment.length),
+        "stores": lambda spec: ", ".join(spec.fragment.stores),
+    },
+    "shard": {
+        "sources": lambda spec: ", ".join(source.journal for source in spec.sources),
+        "hot_standbys": lambda spec: str(spec.hot_standbys),
+        "disabled": lambda spec: str(spec.disable),
+    },
+}
+"""The columns of a plan's table, by kind, and how a spec tells them."""
+
+
+def text_of(specs: SpecsText) -> str:
+    """Return a document's text."""
+    if callable(specs):
+        return specs()
+    return specs.read_text() if isinstance(specs, Path) else specs
+
+
+def compare(opened: OpenReconciler) -> SpecPlan:
+    """Return the plan for a document, and change nothing."""
+
+    async def work() -> SpecPlan:
+        async with opened() as reconciler:
+            return await reconciler.plan()
+
+    return run_blocking(work())
+
+
+def apply(log: dg.DagsterLogManager, opened: OpenReconciler) -> SpecPlan:
+    """Apply a document and return what was done. Logs each change, and how far it is."""
+
+    async def work(report: Callable[[SpecPlan | Sequence[SpecStep]], None]) -> SpecPlan:
+        async with opened() as reconciler:
+            plan = await reconciler.plan()
+            report(plan)
+            return await reconciler.apply(plan, report)
+
+    with progress("Applying specs", unit="specs", log=DagsterLog(log)) as bar:
+        due = 0
+
+        def show(report: SpecPlan | Sequence[SpecStep]) -> None:
+            nonlocal due
+            if isinstance(report, SpecPlan):
+                due = len(report.due)
+                bar.expect(due)
+                return
+            bar.advance(len(report))
+            if due > _LOGGED:
+                log.info(f"applied {len(report)} specs, from {report[0].name} to {report[-1].name}")
+                return
+            for step in report:
+                log.info(f"{step.name}: {_WORDS[step.action]} {'; '.join(step.differences)}".rstrip())
+
+        return run_reporting(work, show)
+
+
+def applied(plan: SpecPlan) -> dg.MaterializeResult[None]:
+    """Return the result of a run that applied a document. The data version is the document's digest."""
+    return dg.MaterializeResult(data_version=dg.DataVersion(plan.digest), metadata=plan_metadata(plan))
+
+
+def drift(plan: SpecPlan) -> dg.AssetCheckResult:
+    """Return the result of a check: it warns if applying the document would do anything."""
+    pruned = sum(step.pruned for step in plan.due)
+    drifted, named = len(plan.due) - pruned, len(plan.steps) - pruned
+    specs = plan.kind.plural
+    parts = [f"{drifted} of {named} {specs} are not as the document says"] if drifted else []
+    parts += [f"{pruned} {specs} are not in the document"] if pruned else []
+    return dg.AssetCheckResult(
+        passed=not plan.due and not plan.conflicts,
+        severity=dg.AssetCheckSeverity.WARN,
+        description="; ".join([*parts, *plan.conflicts]) or f"{named} {specs} are as the document says",
+        metadata=plan_metadata(plan),
+    )
+
+
+def plan_metadata(plan: SpecPlan) -> dict[str, Any]:
+    """Return a plan as metadata: counts, and a table, those that change first."""
+    fields = _SHOWN[plan.kind.noun]
+    columns = dict.fromkeys((plan.kind.noun, "change", *fields, "differences"), "string")
+
+    def row(step: SpecStep) -> JournalRow:
+        told = {name: tell(step.spec) if step.spec is not None else None for name, tell in fields.items()}
+        named = {plan.kind.noun: step.name, "change": _WORDS[step.action]}
+        return {**named, **told, "differences": "; ".join(step.differences)}
+
+    counts = {word: plan.count(action) for action, word in _WORDS.items() if action is not SpecAction.GONE}
+    steps = sorted(plan.steps, key=lambda step: not step.due)
+    return {**counts, plan.kind.plural: table([row(step) for step in steps], columns)}

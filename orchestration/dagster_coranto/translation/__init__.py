@@ -1,0 +1,1 @@
+"""Journals and tables as asset specs: the translator, metadata, options of builders, facts of tables."""

@@ -1,0 +1,163 @@
+"""Asset checks by the audit of journals: cheap ones to run often, and deep ones that read content."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import dagster as dg
+
+from coranto.audit import AuditOptions, Check, Depth, Report, audit_journals
+from coranto.audit.journals import DEFAULT_BUDGET
+from coranto.client import JournalClient
+from coranto.client.groups import JournalGroup
+from coranto.client.loop import run_blocking
+from coranto.errors import CorantoError
+from coranto.fragments.stores import StoreRegistry
+from coranto.telemetry import amount
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.translation.metadata import JournalRow, table, verbatim
+from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
+
+_COLUMNS = {
+    "journal": "string",
+    "first": "int",
+    "persisted_head": "int",
+    "head": "int",
+    "fragments": "int",
+    "live_bytes": "int",
+    "problems": "int",
+}
+_SHOWN_FINDINGS: Final = 50
+
+MoreChecks = Callable[[JournalClient, StoreRegistry], Sequence[Check]]
+"""Makes further checks for the same report, such as one of a consumer's tables."""
+
+
+def build_audit_check(
+    group: JournalGroup,
+    *,
+    depth: Depth = Depth.CHEAP,
+    name: str = "",
+    budget: int | None = DEFAULT_BUDGET,
+    memory: str = "",
+    allow_empty: bool = False,
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
+    blocking: bool = False,
+    more: MoreChecks | None = None,
+    dagster_journal_translator: DagsterJournalTranslator | None = None,
+    resource_key: str = "journals",
+) -> dg.AssetChecksDefinition:
+    """Return a check of every journal of a group, on the group's asset: an audit, as `coranto audit` makes it.
+
+    It compares the journals with the last audit, which another run, another Dagster home or the command may have made.
+    So a loss fails this check and all later ones, until the content is back or somebody accepts the loss
+    (`coranto audit --accept`). It also fails if the group has no journals, unless `allow_empty`.
+
+    A CHEAP audit, named `audit` by default, reads no content, and suits an hourly schedule. A DEEP one, `deep_audit`,
+    reads stored content up to `budget` bytes (None: all of it), beginning with what was read longest ago, and all
+    spools. `memory` is the URL of the store with the records of audits, by default each journal's first store.
+    """
+    key = build_group_spec(group, dagster_journal_translator).key
+    options = AuditOptions(depth, budget, memory, allow_empty=allow_empty)
+
+    @dg.asset_check(
+        asset=key,
+        name=name or ("deep_audit" if depth is Depth.DEEP else "audit"),
+        blocking=blocking,
+        description="All content of the journals is there"
+        + (", and agrees with its SHA-1." if depth is Depth.DEEP else ", as far as listings tell."),
+        required_resource_keys={resource_key},
+    )
+    def audit(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        resource: JournalResource = getattr(context.resources, resource_key)
+        try:
+            report = run_blocking(_audit(resource, resource.group(group), options, more))
+        except CorantoError as error:
+            # Not an error of the step: the check says that it could not examine anything, and so does not pass.
+            return dg.AssetCheckResult(
+                passed=False,
+                severity=severity,
+                description="the journals could not be examined",
+                metadata={"findings": verbatim([f"- {error}"])},
+            )
+        return as_result(report, severity)
+
+    return audit
+
+
+def build_fragment_check(
+    group: JournalGroup,
+    *,
+    name: str = "fragments_agree",
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
+    blocking: bool = False,
+    dagster_journal_translator: DagsterJournalTranslator | None = None,
+    resource_key: str = "journals",
+) -> dg.AssetChecksDefinition:
+    """Return a deep audit of every journal of a group that reads all content each time (see `build_audit_check`)."""
+    return build_audit_check(
+        group,
+        depth=Depth.DEEP,
+        name=name,
+        budget=None,
+        severity=severity,
+        blocking=blocking,
+        dagster_journal_translator=dagster_journal_translator,
+        resource_key=resource_key,
+    )
+
+
+async def _audit(
+    resource: JournalResource, group: JournalGroup, options: AuditOptions, more: MoreChecks | None
+) -> Report:
+    stores = resource.stores()
+    async with JournalClient.of(resource.client_config()) as client:
+        checks = more(client, stores) if more is not None else ()
+        return await audit_journals(client, stores, group.selector_text, options, checks=checks)
+
+
+def as_result(report: Report, severity: dg.AssetCheckSeverity) -> dg.AssetCheckResult:
+    """Return the check's result. With errors it fails with `severity`, and with only warnings it fails as a warning."""
+    problems = [*report.errors, *report.warnings]
+    rows = [_row(report, name) for name in sorted(report.subjects)]
+    metadata: dict[str, dg.MetadataValue[Any] | int | str] = {
+        "journals": table(rows, _COLUMNS),
+        "stored_bytes": sum(_number(facts.get("stored_bytes")) for facts in report.subjects.values()),
+        "live_bytes": sum(_number(facts.get("live_bytes")) for facts in report.subjects.values()),
+        "fragments": sum(_number(facts.get("fragments")) for facts in report.subjects.values()),
+        "problems": len(problems),
+        "coverage": verbatim(
+            [
+                f"- {each.check}: {_count(each.examined, each.unit)} examined"
+                + (f", {_count(each.left_out, each.unit)} left out: {each.reason}" if each.left_out else "")
+                for each in report.coverage
+            ]
+        ),
+    }
+    if problems:
+        shown = [f"- {each.severity} {each.kind}: {each}" for each in problems[:_SHOWN_FINDINGS]]
+        if len(problems) > _SHOWN_FINDINGS:
+            shown.append(f"- and {len(problems) - _SHOWN_FINDINGS} more")
+        metadata["findings"] = verbatim(shown)
+        metadata["kinds"] = ", ".join(sorted({str(each.kind) for each in problems}))
+    return dg.AssetCheckResult(
+        passed=not problems,
+        severity=severity if report.errors else dg.AssetCheckSeverity.WARN,
+        metadata=metadata,
+        description=str(problems[0]) if problems else f"{len(report.subjects)} journals are sound",
+    )
+
+
+def _row(report: Report, name: str) -> JournalRow:
+    facts = report.subjects[name]
+    row: JournalRow = {column: _number(facts.get(column)) for column in _COLUMNS}
+    row["journal"] = name
+    row["problems"] = sum(1 for each in (*report.errors, *report.warnings) if each.subject.name == name)
+    return row
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _count(count: int, unit: str) -> str:
+    return amount(count, unit) if unit == "bytes" else f"{count} {unit}"

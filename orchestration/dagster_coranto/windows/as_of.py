@@ -1,0 +1,120 @@
+"""Time travel: what a materialisation has read, for a DataFrame of the same messages."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import dagster as dg
+
+from coranto.errors import InvalidInput
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.resources.sql_store import SqlStoreResource
+from dagster_coranto.translation.metadata import ConsumerMetadataSet, WindowMetadataSet, vector_version
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """Positions in journals at some moment. Journals that are not named had not been read.
+
+    `ends` are the offsets through which journals were read. `begins` are those from which, 0 if not named.
+    """
+
+    ends: Mapping[str, int]
+    begins: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def offsets(cls, ends: Mapping[str, int], begins: Mapping[str, int] | None = None) -> Self:
+        """Return the moment that offsets tell. Raises InvalidInput for offsets of no content."""
+        begins = begins or {}
+        for journal in (*ends, *begins):
+            if not 0 <= begins.get(journal, 0) <= ends.get(journal, -1):
+                raise InvalidInput(
+                    f"{journal} cannot be read from {begins.get(journal, 0)} to {ends.get(journal)}", field="offsets"
+                )
+        if not ends:
+            raise InvalidInput("name at least one journal", field="offsets")
+        return cls(dict(ends), dict(begins))
+
+    @classmethod
+    def run(cls, instance: dg.DagsterInstance, asset: dg.AssetKey, run_id: str) -> Self:
+        """Return what a run had read when it last materialised an asset. Raises InvalidInput if it did not."""
+        records = instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
+        found = [
+            made
+            for record in records
+            if (made := record.event_log_entry.asset_materialization) is not None and made.asset_key == asset
+        ]
+        return cls._latest(reversed(found), f"run {run_id} has not materialised {asset.to_user_string()}")
+
+    @classmethod
+    def time(cls, instance: dg.DagsterInstance, asset: dg.AssetKey, at: dt.datetime) -> Self:
+        """Return what had been read when an asset was materialised for the last time before `at`, or just then.
+
+        Raises InvalidInput if it was not, and for a time without a time zone.
+        """
+        if at.tzinfo is None:
+            raise InvalidInput(f"{at} has no time zone, such as datetime.UTC", field="time")
+        query = dg.AssetRecordsFilter(asset_key=asset, before_timestamp=at.timestamp() + 1e-6)
+        records = instance.fetch_materializations(query, limit=1).records
+        found = [made for record in records if (made := record.asset_materialization) is not None]
+        return cls._latest(found, f"{asset.to_user_string()} was not materialised until {at.isoformat()}")
+
+    @classmethod
+    def checkpoint(cls, store: SqlStoreResource, consumer: str) -> Self:
+        """Return what a consumer of this name has committed in its store. Raises InvalidInput if nothing yet."""
+        found = store.offsets(consumer)
+        if found is None:
+            raise InvalidInput(f"consumer {consumer!r} has no checkpoint in the store", field="consumer")
+        return cls.offsets(found)
+
+    @classmethod
+    def _latest(cls, found: Iterable[dg.AssetMaterialization], otherwise: str) -> Self:
+        made = next(iter(found), None)
+        if made is None:
+            raise InvalidInput(otherwise, field="as_of")
+        return cls._of(made)
+
+    @classmethod
+    def _of(cls, made: dg.AssetMaterialization) -> Self:
+        ends = _vector(ConsumerMetadataSet.extract(made.metadata).offsets_read)
+        begins = _vector(WindowMetadataSet.extract(made.metadata).offsets_from)
+        checked = {**{f"{journal}@": at for journal, at in begins.items()}, **ends}
+        version = (made.tags or {}).get("dagster/data_version")
+        if not ends or version != vector_version(checked).value:
+            raise InvalidInput(
+                "the materialisation does not tell all of its offsets: it is not one of a consumer's table, or there "
+                "are more than a hundred journals. Give a checkpoint or offsets instead",
+                field="as_of",
+            )
+        return cls.offsets(ends, begins)
+
+    def options(self, journals: JournalResource) -> dict[str, str]:
+        """Return options of `format("journal")` that read the committed messages of exactly this content.
+
+        The read fails where content is gone since. Of a window's content, messages whose transactions began before the
+        window are left out; materialise the window to have them.
+        """
+        from coranto_consumers.spark.options import client_options
+
+        return {
+            **client_options(journals.client_config()),
+            "assign": json.dumps(sorted(self.ends)),
+            "startingOffsets": json.dumps({journal: self.begins.get(journal, 0) for journal in sorted(self.ends)}),
+            "endingOffsets": json.dumps(dict(sorted(self.ends.items()))),
+        }
+
+    def read(self, spark: SparkSession, journals: JournalResource, schema: str) -> DataFrame:
+        """Return the committed messages of this content. `schema` is as of `format("journal")`."""
+        return spark.read.format("journal").options(**self.options(journals)).schema(schema).load()
+
+
+def _vector(value: Any) -> dict[str, int]:
+    data = getattr(value, "data", None)
+    return {str(journal): int(at) for journal, at in data.items()} if isinstance(data, Mapping) else {}

@@ -1,0 +1,232 @@
+"""Tables of a Spark consumer whose partitions are windows of offsets, and the sensor that keeps the partitions up."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack
+
+import dagster as dg
+
+from coranto.client.groups import JournalGroup
+from coranto.errors import CorantoError, Fenced, InvalidInput
+from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES, Window
+from dagster_coranto.consumers.definition import ConsumerSettings
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.resources.spark import SparkResource
+from dagster_coranto.resources.sql_store import SqlStoreResource
+from dagster_coranto.resources.typed import resource_arguments, resource_of, resource_parameters
+from dagster_coranto.translation.metadata import WindowMetadataSet, offsets_metadata, table, vector_version
+from dagster_coranto.translation.options import AssetOptions, SpecOptions, filled, op_options, spec_options, with_deps
+from dagster_coranto.translation.sql_tables import table_facts
+from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
+
+if TYPE_CHECKING:
+    from coranto_consumers.stores.windows import KnownWindow
+
+_COLUMNS = {"journal": "string", "begin": "int", "end": "int", "bytes": "int"}
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedConsumer:
+    """A consumer by windows: its assets, and what `build_window_sensor` needs to keep up their partitions."""
+
+    name: str
+    assets: dg.AssetsDefinition
+    partitions_def: dg.DynamicPartitionsDefinition
+    sources: tuple[JournalGroup, ...]
+    tables: tuple[dg.AssetSpec, ...]
+
+
+def build_windowed_consumer(
+    *,
+    name: str,
+    settings: Callable[..., ConsumerSettings],
+    sources: Iterable[JournalGroup],
+    tables: Sequence[dg.AssetSpec],
+    required_resource_keys: Set[str] = frozenset(),
+    dagster_journal_translator: DagsterJournalTranslator | None = None,
+    resource_key: str = "journals",
+    spark_resource_key: str = "spark",
+    **options: Unpack[AssetOptions],
+) -> WindowedConsumer:
+    """Return assets for tables that a Spark consumer fills window by window.
+
+    Each partition is a window: fixed ranges of offsets of the `sources`, made of whole stored fragments. Materialising
+    it reads exactly these bytes and replaces the window's rows, in one SQL transaction. So it has its effect once,
+    however often it is done, and beside consumers that go on with the same journals: it shares neither checkpoints nor
+    rows with them. A backfill over partitions launches a run for each.
+
+    `settings` is as of `build_spark_consumer_assets`. The application returns tables only, each with the column
+    `coranto_window` (BIGINT NOT NULL, part of its key), which is filled in. Its name and its selector play no part.
+
+    `build_window_sensor` adds partitions as journals grow. A run of a partition that was merged meanwhile materialises
+    the larger window. Metadata: WindowMetadataSet, and facts of the table. The data version is a digest of the
+    window's offsets.
+    """
+    sources = tuple(sources)
+    if options.get("partitions_def") is not None or options.get("backfill_policy") is not None:
+        raise InvalidInput(
+            "the partitions of a consumer by windows are its windows, with a run for each; leave the option out",
+            field="partitions_def" if options.get("partitions_def") is not None else "backfill_policy",
+        )
+    partitions = dg.DynamicPartitionsDefinition(name=f"coranto_{name}_windows")
+    deps = [build_group_spec(group, dagster_journal_translator).key for group in sources]
+    added: SpecOptions = {**spec_options(options), "kinds": {"spark", *options.get("kinds", ())}}
+    specs = tuple(with_deps(filled(spec, added), deps).replace_attributes(partitions_def=partitions) for spec in tables)
+
+    @dg.multi_asset(
+        name=name,
+        specs=specs,
+        required_resource_keys={
+            resource_key,
+            spark_resource_key,
+            *required_resource_keys,
+            *resource_parameters(settings),
+        },
+        can_subset=False,
+        **op_options(options),
+    )
+    def materialise_window(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        from coranto_consumers.spark.windows import WindowConsumer
+
+        chosen = settings(context, **resource_arguments(settings, context.resources))
+        consumer = WindowConsumer(
+            name,
+            chosen.application,
+            resource_of(context.resources, resource_key, JournalResource).client_config(),
+            chosen.store_url,
+            resource_of(context.resources, spark_resource_key, SparkResource).session,
+        )
+        try:
+            report = consumer.materialise(context.partition_key)
+        except Fenced as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        window = report.window
+        for spec in specs:
+            facts = table_facts(chosen.store_url, spec, count_rows=False)
+            metadata = {**window_metadata(window, report.messages, report.rows, report.fence), **facts}
+            if window.name != context.partition_key:
+                context.log.info(f"Window {context.partition_key} is a part of {window.name} now, which was read.")
+                context.instance.report_runless_asset_event(_event(spec.key, window, metadata))
+            yield dg.MaterializeResult(asset_key=spec.key, data_version=window_version(window), metadata=metadata)
+
+    return WindowedConsumer(name, materialise_window, partitions, sources, specs)
+
+
+def build_window_sensor(
+    consumer: WindowedConsumer,
+    *,
+    journals: JournalResource,
+    store: SqlStoreResource,
+    window_bytes: int = DEFAULT_WINDOW_BYTES,
+    max_windows: int = DEFAULT_MAX_WINDOWS,
+    launch: bool = False,
+    name: str = "",
+    minimum_interval_seconds: int = 60,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.SensorDefinition:
+    """Return a sensor that adds a partition when about `window_bytes` of content were stored, and merges old ones.
+
+    There are at most `max_windows` partitions. A merged one, such as `00000009-00000016`, counts as materialised if all
+    of its parts are; the windows themselves are in the SQL store, so another Dagster home sees the same. With `launch`
+    a run is requested for each new window.
+    """
+
+    @dg.sensor(
+        name=name or f"{consumer.name}__window_sensor",
+        asset_selection=dg.AssetSelection.assets(consumer.assets),
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description=f"Keeps up the windows of {consumer.name}.",
+    )
+    def keep_up(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        from coranto_consumers.stores.window_growth import grow
+        from coranto_consumers.stores.windows import WindowLog
+
+        try:
+            with journals.client() as client:
+                known = grow(
+                    WindowLog(store.store(), consumer.name),
+                    client,
+                    [journals.group(group).selector for group in consumer.sources],
+                    window_bytes=window_bytes,
+                    max_windows=max_windows,
+                )
+        except Fenced as error:
+            return dg.SkipReason(str(error))  # Another daemon was quicker.
+        return partitions_result(consumer, known, context.instance, launch=launch)
+
+    return keep_up
+
+
+def partitions_result(
+    consumer: WindowedConsumer, known: "Sequence[KnownWindow]", instance: dg.DagsterInstance, *, launch: bool
+) -> dg.SensorResult | dg.SkipReason:
+    """Return what makes Dagster's partitions those of the SQL store, whatever an earlier tick has left."""
+    there = set(instance.get_dynamic_partitions(_name_of(consumer.partitions_def)))
+    names = {each.window.name for each in known}
+    added = [each for each in known if each.window.name not in there]
+    gone = sorted(there - names)
+    if not added and not gone:
+        return dg.SkipReason("No window was added.")
+    requests: list[Any] = []
+    if added:
+        requests.append(consumer.partitions_def.build_add_request([each.window.name for each in added]))
+    if gone:
+        requests.append(consumer.partitions_def.build_delete_request(gone))
+    return dg.SensorResult(
+        dynamic_partitions_requests=requests,
+        asset_events=[
+            _event(spec.key, each.window, window_metadata(each.window))
+            for each in added
+            if each.materialised is not None
+            for spec in consumer.tables
+        ],
+        run_requests=[
+            dg.RunRequest(run_key=f"{consumer.name}/{each.window.name}", partition_key=each.window.name)
+            for each in added
+            if launch and each.materialised is None
+        ],
+    )
+
+
+def window_version(window: Window) -> dg.DataVersion:
+    """Return the data version of a window's rows: equal for equal bytes."""
+    begins = {f"{journal}@": span.begin for journal, span in window.spans.items()}
+    return vector_version({**begins, **{journal: span.end for journal, span in window.spans.items()}})
+
+
+def window_metadata(
+    window: Window, messages: int | None = None, rows: int | None = None, fence: int | None = None
+) -> dict[str, Any]:
+    """Return what a window's materialisation says of it."""
+    spans = sorted(window.spans.items())
+    return dict(
+        WindowMetadataSet(
+            window=window.name,
+            messages=messages,
+            rows_read=rows,
+            fence=fence,
+            bytes=window.length,
+            offsets_from=offsets_metadata({journal: span.begin for journal, span in spans}),
+            offsets_read=offsets_metadata({journal: span.end for journal, span in spans}),
+            journals=table(
+                [{"journal": name, "begin": at.begin, "end": at.end, "bytes": at.length} for name, at in spans],
+                _COLUMNS,
+            ),
+        )
+    )
+
+
+def _event(key: dg.AssetKey, window: Window, metadata: dict[str, Any]) -> dg.AssetMaterialization:
+    return dg.AssetMaterialization(
+        asset_key=key,
+        partition=window.name,
+        metadata=metadata,
+        tags={"dagster/data_version": window_version(window).value},
+    )
+
+
+def _name_of(partitions: dg.DynamicPartitionsDefinition) -> str:
+    if partitions.name is None:
+        raise CorantoError("the partitions of a consumer by windows have a name")
+    return partitions.name

@@ -1,0 +1,176 @@
+"""A Spark consumer as a service: within a run, and beside Dagster."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+from sqlalchemy import BigInteger, Column, MetaData, String, Table
+
+from coranto.client.loop import run_blocking
+from coranto.errors import Fenced, InvalidInput
+from coranto.testing.fake_broker import FakeBroker
+from coranto_consumers.spark import Add, Outputs, TableOutput
+from dagster_coranto import (
+    ConsumerMode,
+    ConsumerSettings,
+    JournalGroup,
+    JournalResource,
+    SparkResource,
+    SqlStoreResource,
+    build_spark_consumer_assets,
+)
+from dagster_coranto.instance.heartbeat import ALIVE_TAG
+from dagster_coranto.serve import serve
+
+pytestmark = pytest.mark.integration
+
+JOURNAL = "shop/orders/part-000"
+REVENUE = Table(
+    "revenue",
+    MetaData(),
+    Column("customer", String(20), primary_key=True),
+    Column("cents", BigInteger, nullable=False),
+)
+
+
+class Revenue:
+    """Sums orders by customer."""
+
+    name = "revenue"
+    sources = "name:prefix=shop/orders/"
+    value_schema = "customer STRING, cents BIGINT"
+
+    def outputs(self, committed):  # type: ignore[no-untyped-def]
+        rows = committed.groupBy("customer").sum("cents").withColumnRenamed("sum(cents)", "cents")
+        return Outputs(tables=[TableOutput(REVENUE, rows, keys=["customer"], merge={"cents": Add()})])
+
+
+def settings(context: dg.AssetExecutionContext, store: SqlStoreResource) -> ConsumerSettings:
+    return ConsumerSettings(Revenue(), store.url_with_password())
+
+
+consumer = build_spark_consumer_assets(
+    name="consume_orders",
+    settings=settings,
+    sources=[JournalGroup("shop/orders")],
+    tables=[dg.AssetSpec("revenue")],
+    mode=ConsumerMode.SERVICE,
+    report_seconds=0.5,
+)
+
+
+class Shop:
+    def __init__(self, broker: FakeBroker, journals: JournalResource, folder: Path) -> None:
+        self.broker = broker
+        self.store = SqlStoreResource(url=f"sqlite:///{folder / 'store.db'}")
+        self.resources = {"journals": journals, "spark": SparkResource(), "store": self.store}
+        self.definitions = dg.Definitions(assets=[consumer], resources=self.resources)
+        broker.create(JOURNAL)
+
+    def order(self, cents: int) -> None:
+        run_blocking(self.broker.write(JOURNAL, f'{{"customer": "ada", "cents": {cents}}}\n'.encode()))
+
+    def total(self) -> int:
+        """The cents in the store, as soon as it has the table."""
+        found = self.store.read("revenue")
+        if found is None or not found.checkpoint.sources:
+            return 0
+        with self.store.store().engine.connect() as connection:
+            return int(connection.execute(REVENUE.select()).one().cents)
+
+    def orders_meanwhile(self, done: threading.Event, stop: threading.Event) -> None:
+        """Place two orders, the second once the first is consumed; then let the service end."""
+        for cents in (100, 900):
+            before = self.total()
+            self.order(cents)
+            while self.total() < before + cents and not done.wait(0.05):
+                pass
+        stop.set()
+
+
+@pytest.fixture
+def shop(broker: FakeBroker, journals: JournalResource, tmp_path: Path) -> Shop:
+    return Shop(broker, journals, tmp_path)
+
+
+def materializations(instance: dg.DagsterInstance) -> list[dg.AssetMaterialization]:
+    records = instance.fetch_materializations(dg.AssetKey("revenue"), limit=10).records
+    return [made for record in reversed(records) if (made := record.asset_materialization) is not None]
+
+
+def test_a_service_run_reports_as_it_goes_and_ends_by_its_configuration(
+    spark: SparkSession, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dg.instance_for_test() as instance:
+        shop.order(100)
+        config: Any = {"ops": {"consume_orders": {"config": {"for_seconds": 3600}}}}
+        done, stop = threading.Event(), threading.Event()
+        # An hour has passed once both orders are consumed.
+        monkeypatch.setattr("dagster_coranto.consumers.assets.monotonic", lambda: 3600.0 if stop.is_set() else 0.0)
+        placing = threading.Thread(target=shop.orders_meanwhile, args=(done, stop))
+        placing.start()
+        result = dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=config)
+        done.set()
+        placing.join()
+        assert result.success
+        assert shop.total() == 1_100
+        made = materializations(instance)
+        assert len(made) >= 2, "while it ran, and in the end"
+        messages = [each.metadata["dagster-coranto/messages"].value for each in made]
+        assert messages == sorted(messages)
+        assert messages[-1] == 3
+        last = made[-1].metadata
+        assert last["dagster-coranto/lag_bytes"].value == 0
+        assert last["dagster/row_count"].value == 1
+        assert last["dagster/table_name"].value == "revenue"
+        schema: Any = last["dagster/column_schema"].value
+        assert [column.name for column in schema.columns] == ["customer", "cents"]
+        (run,) = instance.get_runs()
+        assert ALIVE_TAG in run.tags
+
+
+def test_a_process_beside_dagster_reports_without_runs(spark: SparkSession, shop: Shop) -> None:
+    with dg.instance_for_test() as instance:
+        done, stop = threading.Event(), threading.Event()
+        placing = threading.Thread(target=shop.orders_meanwhile, args=(done, stop))
+        placing.start()
+        serve(shop.definitions.get_repository_def(), "", instance, stop)
+        done.set()
+        placing.join()
+        assert shop.total() == 1_000
+        made = materializations(instance)
+        assert made[-1].metadata["dagster-coranto/messages"].value == 2
+        assert (made[-1].tags or {})["dagster/data_version"] != (made[0].tags or {})["dagster/data_version"]
+        assert instance.get_runs_count() == 0
+
+
+def test_a_service_that_another_instance_shuts_out_ends(spark: SparkSession, shop: Shop) -> None:
+    shop.order(100)
+    never = threading.Event()
+
+    def take_over() -> None:
+        while not shop.total():
+            never.wait(0.05)
+        shop.store.store().raise_fence("revenue")
+        shop.order(900)
+
+    other = threading.Thread(target=take_over)
+    other.start()
+    with dg.DagsterInstance.ephemeral() as instance, pytest.raises(Fenced, match="raised by a later owner"):
+        serve(shop.definitions.get_repository_def(), "consume_orders", instance, never)
+    other.join()
+    assert shop.total() == 100
+
+
+def test_names_of_no_consumer_and_unknown_modes_are_refused(shop: Shop) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        with pytest.raises(InvalidInput, match="'other' is no Spark consumer of these definitions; they have: consume"):
+            serve(shop.definitions.get_repository_def(), "other", instance, threading.Event())
+        config: Any = {"ops": {"consume_orders": {"config": {"mode": "for ever"}}}}
+        with pytest.raises(InvalidInput, match="'for ever' is no mode of a consumer; write drain or service"):
+            dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=config)

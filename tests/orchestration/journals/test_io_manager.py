@@ -1,0 +1,213 @@
+"""Records and tables go into journals exactly once, and come out of them committed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pandas as pd
+import pyarrow as pa
+import pytest
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG
+
+from coranto.client.loop import run_blocking
+from coranto.client.publishing import sync_publisher
+from coranto.errors import InvalidInput, SqlStoreError
+from coranto.messages.framing import JsonLines
+from coranto.testing.fake_broker import FakeBroker
+from coranto_consumers.outputs.log import CommittedOutput, OutputLog
+from dagster_coranto import JournalIOManager, JournalResource, SqlStoreResource
+
+ORDERS = [{"customer": "ada", "cents": 100}, {"customer": "bob", "cents": 200}, {"customer": "ada", "cents": 300}]
+JOURNALS = ("shop/orders/part-000", "shop/orders/part-001", "shop/orders/part-002")
+
+
+@dg.asset(key=["shop", "orders"], io_manager_key="journal", metadata={"dagster-coranto/key_field": "customer"})
+def orders() -> list[dict[str, Any]]:
+    return ORDERS
+
+
+@pytest.fixture
+def manager(broker: FakeBroker, journals: JournalResource, tmp_path: Path) -> JournalIOManager:
+    for name in JOURNALS:
+        broker.create(name)
+    return JournalIOManager(journals=journals, store=SqlStoreResource(url=f"sqlite:///{tmp_path / 'store.db'}"))
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def read(manager: JournalIOManager) -> list[dict[str, Any]]:
+    """The committed records, as an asset downstream gets them."""
+    seen: list[dict[str, Any]] = []
+
+    @dg.asset(ins={"records": dg.AssetIn(key=["shop", "orders"])})
+    def downstream(records: list[dict[str, Any]]) -> None:
+        seen.extend(records)
+
+    source = dg.AssetSpec(["shop", "orders"]).with_io_manager_key("journal")
+    result = dg.materialize([downstream, source], selection=[downstream], resources={"journal": manager})
+    assert result.success
+    return sorted(seen, key=lambda record: (record["customer"], record["cents"]))
+
+
+def test_records_go_in_and_come_out_in_order_within_their_key(manager: JournalIOManager, broker: FakeBroker) -> None:
+    result = dg.materialize([orders], resources={"journal": manager})
+    (made,) = result.asset_materializations_for_node("shop__orders")
+    assert made.metadata["dagster-coranto/messages"].value == 3
+    assert made.metadata["dagster/row_count"].value == 3
+    assert made.metadata["dagster-coranto/head"].value == sum(broker.journals[name].head for name in JOURNALS)
+    assert read(manager) == sorted(ORDERS, key=lambda record: (str(record["customer"]), record["cents"]))
+    of_ada = [name for name in JOURNALS if b"ada" in broker.journals[name].content]
+    assert len(of_ada) == 1
+
+
+@pytest.mark.parametrize("made", [pa.Table.from_pylist(ORDERS), pd.DataFrame(ORDERS), iter(ORDERS)], ids=type)
+def test_tables_go_in_and_come_out(manager: JournalIOManager, made: Any) -> None:
+    @dg.asset(key=["shop", "orders"], io_manager_key="journal")
+    def table() -> Any:
+        return made
+
+    seen: list[Any] = []
+
+    @dg.asset(ins={"rows": dg.AssetIn(key=["shop", "orders"])})
+    def as_arrow(rows: pa.Table) -> None:
+        seen.append(rows)
+
+    @dg.asset(ins={"rows": dg.AssetIn(key=["shop", "orders"])})
+    def as_frame(rows: pd.DataFrame) -> None:
+        seen.append(rows)
+
+    assert dg.materialize([table, as_arrow, as_frame], resources={"journal": manager}).success
+    arrow = next(each for each in seen if isinstance(each, pa.Table))
+    frame = next(each for each in seen if isinstance(each, pd.DataFrame))
+    assert arrow.to_pylist() == ORDERS
+    assert frame.to_dict(orient="records") == ORDERS
+
+
+@pytest.mark.parametrize("point", ["before the commit", "after the commit", "between acknowledgements"])
+def test_an_output_counts_once_wherever_its_step_is_interrupted(
+    manager: JournalIOManager, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, point: str
+) -> None:
+    """The step is tried again, by its retry policy."""
+    failures = iter([True])
+    commit, client = OutputLog.commit, JournalResource.client
+
+    def failing_commit(self: OutputLog, *arguments: Any) -> bool:
+        first = next(failures, False)
+        if first and point == "before the commit":
+            raise SqlStoreError("the store is away")
+        done = commit(self, *arguments)
+        if first and point == "after the commit":
+            raise SqlStoreError("the answer was lost")
+        if first:
+            monkeypatch.setattr(JournalResource, "client", lambda self: Interrupted(client(self)))
+            raise SqlStoreError("the answer was lost")
+        return done
+
+    class Interrupted:
+        """A client whose second acknowledgement fails; after that it is whole again."""
+
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+            self._appends = 0
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *arguments: object) -> None:
+            self._inner.close()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def append(self, *arguments: Any, **options: Any) -> Any:
+            self._appends += 1
+            if self._appends == 2:
+                monkeypatch.setattr(JournalResource, "client", client)
+                raise ConnectionError("the broker is away")
+            return self._inner.append(*arguments, **options)
+
+    monkeypatch.setattr(OutputLog, "commit", failing_commit)
+
+    @dg.asset(
+        key=["shop", "orders"],
+        io_manager_key="journal",
+        metadata={"dagster-coranto/key_field": "cents"},
+        retry_policy=dg.RetryPolicy(max_retries=3),
+    )
+    def retried() -> list[dict[str, Any]]:
+        return ORDERS
+
+    assert dg.materialize([retried], resources={"journal": manager}, instance=instance).success
+    assert read(manager) == sorted(ORDERS, key=lambda record: (str(record["customer"]), record["cents"]))
+
+
+def test_a_run_that_goes_on_from_a_failure_does_not_publish_again_and_a_new_run_does(
+    manager: JournalIOManager, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance
+) -> None:
+    commit = OutputLog.commit
+
+    def lost_answer(self: OutputLog, *arguments: Any) -> bool:
+        commit(self, *arguments)
+        raise SqlStoreError("the answer was lost")
+
+    monkeypatch.setattr(OutputLog, "commit", lost_answer)
+    options: Any = {"resources": {"journal": manager}, "instance": instance, "raise_on_error": False}
+    failed = dg.materialize([orders], **options)
+    assert not failed.success
+    assert read(manager) == [], "nothing is acknowledged yet"
+    monkeypatch.setattr(OutputLog, "commit", commit)
+    resumed = dg.materialize([orders], tags={PARENT_RUN_ID_TAG: failed.run_id, RESUME_RETRY_TAG: "true"}, **options)
+    assert resumed.success
+    assert len(read(manager)) == 3
+    assert dg.materialize([orders], tags={PARENT_RUN_ID_TAG: failed.run_id}, **options).success
+    assert len(read(manager)) == 6
+
+
+def test_of_two_attempts_at_once_one_counts(manager: JournalIOManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between looking and committing, another attempt commits the same output."""
+    commit = OutputLog.commit
+
+    def beaten(self: OutputLog, output: str, asset: str, made: Any) -> bool:
+        monkeypatch.setattr(OutputLog, "commit", commit)
+        with manager.journals.client() as client:
+            other = sync_publisher(client, JsonLines())
+            for record in ORDERS:
+                other.add(JOURNALS[0], {**record})
+            assert commit(self, output, asset, CommittedOutput(3, other.prepare()))
+        return commit(self, output, asset, made)
+
+    monkeypatch.setattr(OutputLog, "commit", beaten)
+    assert dg.materialize([orders], resources={"journal": manager}).success
+    assert read(manager) == sorted(ORDERS, key=lambda record: (str(record["customer"]), record["cents"]))
+
+
+def test_an_input_without_bound_is_refused(manager: JournalIOManager, broker: FakeBroker) -> None:
+    run_blocking(broker.write(JOURNALS[0], b'{"customer": "ada"}\n' * 10))
+    small = JournalIOManager(journals=manager.journals, store=manager.store, max_input_bytes=100)
+    with pytest.raises(InvalidInput, match="hold 200 B, and an input may have 100 bytes; raise max_input_bytes"):
+        read(small)
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        ([{"cents": 1}], "record 0 has no field 'customer', which chooses its journal"),
+        ([["ada", 1]], "record 0 of the output is a list, and not a mapping"),
+        ("text", "an output is records, a pyarrow Table or a DataFrame, and not a str"),
+    ],
+)
+def test_outputs_that_are_no_records_are_refused_and_leave_nothing(
+    manager: JournalIOManager, made: Any, problem: str
+) -> None:
+    @dg.asset(key=["shop", "orders"], io_manager_key="journal", metadata={"dagster-coranto/key_field": "customer"})
+    def bad() -> Any:
+        return made
+
+    with pytest.raises(InvalidInput, match=problem):
+        dg.materialize([bad], resources={"journal": manager})
+    assert read(manager) == []

@@ -1,0 +1,96 @@
+"""Texts that others chose (names of objects, words of stores) and secrets, in Dagster's pages."""
+
+from __future__ import annotations
+
+import base64
+import re
+import traceback
+
+import dagster as dg
+import pytest
+from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster._serdes import serialize_value
+from markdown_it import MarkdownIt
+
+from coranto.audit import Depth, Finding, Kind, Report, Severity, Subject
+from coranto.errors import InvalidInput
+from coranto.security.tokens import BearerToken
+from dagster_coranto import JournalResource
+from dagster_coranto.resources.hidden import hide, reveal
+from dagster_coranto.translation.metadata import verbatim
+from dagster_coranto.verification.checks import as_result
+
+HOSTILE = (
+    "![x](https://evil.example/pixel.png) [click](javascript:alert(1)) <img src=x onerror=alert(1)>"
+    " https://evil.example \n\n# Title\n```\n````\n"
+)
+KEY = base64.b64encode(b"k" * 32).decode()
+
+
+def test_findings_show_hostile_names_as_they_are() -> None:
+    """The check quotes names of objects, and what stores answer. Whoever writes to a store chooses both."""
+    found_it = Finding(Kind.CONTENT_UNREADABLE, Severity.ERROR, Subject.journal("a/journal"), HOSTILE)
+    report = Report("a/", Depth.DEEP, 0.0, 1.0, {"a/journal": {"head": 10}}, [found_it])
+    result = as_result(report, dg.AssetCheckSeverity.ERROR)
+    found = result.metadata["findings"]
+    assert isinstance(found, dg.MarkdownMetadataValue)
+    shown = MarkdownIt("commonmark", {"linkify": True}).parse(found.md_str or "")
+    assert [token.type for token in shown] == ["fence"], "nothing but one block of plain text"
+    assert "javascript:alert(1)" in shown[0].content
+
+
+def test_lines_stay_lines() -> None:
+    shown = MarkdownIt("commonmark").parse(verbatim(["- one", "- two `` three"]).md_str or "")
+    assert [token.content for token in shown] == ["- one\n- two `` three\n"]
+
+
+def test_secrets_of_a_resource_are_in_no_representation() -> None:
+    resource = JournalResource(endpoint="127.0.0.1:1", auth_token="header.secret-claims.signature", auth_keys=KEY)
+    shown = f"{resource!r} {resource}"
+    try:
+        raise ValueError(f"cannot use {resource}")
+    except ValueError:
+        shown += traceback.format_exc()
+    assert "secret-claims" not in shown
+    assert KEY not in shown
+    assert "127.0.0.1:1" in shown
+
+
+def test_literal_secrets_of_a_resource_are_in_nothing_that_dagster_stores_or_sends() -> None:
+    seen: list[str] = []
+
+    @dg.asset
+    def look(journals: JournalResource) -> None:
+        seen.append(f"{journals!r} {journals.model_dump()} {dict(journals)}")
+        dg.get_dagster_logger().info(f"reading with {journals!r}")
+        auth = journals.client_config().auth
+        assert auth == BearerToken.parse("header.secret-claims.signature"), "the asset itself has the token"
+
+    resource = JournalResource(endpoint="127.0.0.1:1", auth_token="header.secret-claims.signature")
+    definitions = dg.Definitions(assets=[look], resources={"journals": resource})
+    repository = definitions.get_repository_def()
+    job = definitions.resolve_implicit_global_asset_job_def()
+    seen += [
+        serialize_value(RepositorySnap.from_def(repository)),
+        serialize_value(job.get_job_snapshot()),
+    ]
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([look], resources={"journals": resource}, instance=instance)
+        seen += [serialize_value(entry) for entry in instance.all_logs(result.run_id)]
+        (run,) = instance.get_runs()
+        seen.append(serialize_value(run))
+    assert len(seen) > 5
+    assert not [text for text in seen if "secret-claims" in text]
+    assert re.search(r"\[hidden( \d+)?\]", seen[0]), "the stand-in shows that there is a secret"
+
+
+def test_two_secrets_have_two_stand_ins_and_variables_keep_their_names() -> None:
+    one, two = hide("first-secret-of-test", "db.example"), hide("second-secret-of-test", "db.example")
+    assert one == "[hidden] db.example"
+    assert two == "[hidden 2] db.example"
+    assert (reveal(one), reveal(two)) == ("first-secret-of-test", "second-secret-of-test")
+    assert hide(one) == one
+    variable = dg.EnvVar("TEAM_TOKEN")
+    assert hide(variable) is variable
+    with pytest.raises(InvalidInput, match="does not know"):
+        reveal("[hidden 99] elsewhere")

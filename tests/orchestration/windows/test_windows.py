@@ -1,0 +1,243 @@
+"""Partitions that are windows of offsets: the sensor keeps them up, and a backfill of them counts each message once."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from sqlalchemy import BigInteger, Column, MetaData, String, Table
+
+from coranto.client.loop import run_blocking
+from coranto.errors import InvalidInput
+from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.testing.fake_broker import FakeBroker
+from coranto_consumers.stores.windows import WindowLog, shard_of
+from dagster_coranto import (
+    AsOf,
+    ConsumerSettings,
+    JournalGroup,
+    JournalResource,
+    SqlStoreResource,
+    build_window_sensor,
+    build_windowed_consumer,
+)
+from dagster_coranto.translation.metadata import ConsumerMetadataSet, offsets_metadata, vector_version
+from dagster_coranto.windows.assets import window_metadata, window_version
+
+JOURNAL = "shop/orders/part-000"
+REVENUE = dg.AssetKey("revenue_by_window")
+TABLE = Table(
+    "revenue_by_window",
+    MetaData(),
+    Column("coranto_window", BigInteger, primary_key=True, autoincrement=False),
+    Column("customer", String(20), primary_key=True),
+    Column("cents", BigInteger, nullable=False),
+)
+
+
+class Revenue:
+    """Sums orders by customer and window."""
+
+    name = "revenue"
+    sources = "name:prefix=shop/orders/"
+    value_schema = "customer STRING, cents BIGINT"
+
+    def outputs(self, committed):  # type: ignore[no-untyped-def]
+        from coranto_consumers.spark import Add, Outputs, TableOutput
+
+        rows = committed.groupBy("customer").sum("cents").withColumnRenamed("sum(cents)", "cents")
+        return Outputs(tables=[TableOutput(TABLE, rows, keys=["customer"], merge={"cents": Add()})])
+
+
+def settings(context: dg.AssetExecutionContext, store: SqlStoreResource) -> ConsumerSettings:
+    return ConsumerSettings(Revenue(), store.url_with_password())
+
+
+windowed = build_windowed_consumer(
+    name="revenue_windows",
+    settings=settings,
+    sources=[JournalGroup("shop/orders")],
+    tables=[dg.AssetSpec("revenue_by_window")],
+)
+PARTITIONS = "coranto_revenue_windows_windows"
+
+
+class Shop:
+    """A broker, a store, Dagster's instance, and the sensor, whose results are applied as a daemon does."""
+
+    def __init__(self, broker: FakeBroker, journals: JournalResource, instance: dg.DagsterInstance, folder: Path):
+        self.broker = broker
+        self.journals = journals
+        self.instance = instance
+        self.folder = folder
+        self.store = SqlStoreResource(url=f"sqlite:///{folder / 'store.db'}")
+        broker.create(JOURNAL)
+
+    def order(self, cents: int) -> None:
+        """Place an order, which becomes a stored fragment."""
+        run_blocking(self.broker.write(JOURNAL, f'{{"customer": "ada", "cents": {cents}}}\n'.encode()))
+        self.broker.journals[JOURNAL].roll(self.folder)
+
+    def tick(self, instance: dg.DagsterInstance | None = None, **options: Any) -> dg.SensorResult | dg.SkipReason:
+        instance = instance or self.instance
+        sensor = build_window_sensor(
+            windowed, journals=self.journals, store=self.store, **{"window_bytes": 1, "max_windows": 3, **options}
+        )
+        result: Any = sensor(dg.build_sensor_context(instance=instance))
+        if isinstance(result, dg.SensorResult):
+            for request in result.dynamic_partitions_requests or ():
+                if type(request).__name__.startswith("Add"):
+                    instance.add_dynamic_partitions(PARTITIONS, list(request.partition_keys))
+                else:
+                    for key in request.partition_keys:
+                        instance.delete_dynamic_partition(PARTITIONS, key)
+            for event in result.asset_events or ():
+                instance.report_runless_asset_event(event)
+        assert isinstance(result, dg.SensorResult | dg.SkipReason)
+        return result
+
+    def partitions(self, instance: dg.DagsterInstance | None = None) -> list[str]:
+        return sorted((instance or self.instance).get_dynamic_partitions(PARTITIONS))
+
+    def materialised(self, instance: dg.DagsterInstance | None = None) -> set[str]:
+        return set((instance or self.instance).get_materialized_partitions(REVENUE))
+
+    def claim(self) -> None:
+        """Let all windows be materialised, as a backfill does."""
+        store = self.store.store()
+        log = WindowLog(store, windowed.name)
+        for each in log.load():
+            shard = shard_of(windowed.name, each.window)
+            fence, _ = store.raise_fence(shard)
+            with store.transaction(shard, fence) as transaction:
+                log.claim(transaction.connection, each.window, Checkpoint({}), 1.0)
+                transaction.commit(Checkpoint({}))
+
+
+@pytest.fixture
+def shop(broker: FakeBroker, journals: JournalResource, tmp_path: Path) -> Iterator[Shop]:
+    with dg.instance_for_test() as instance:
+        yield Shop(broker, journals, instance, tmp_path)
+
+
+def test_partitions_follow_the_windows_and_a_merged_one_keeps_its_state(shop: Shop) -> None:
+    for cents in (1, 2, 3):
+        shop.order(cents)
+    shop.tick()
+    assert shop.partitions() == ["00000001", "00000002", "00000003"]
+    assert isinstance(shop.tick(), dg.SkipReason)
+    assert shop.materialised() == set()
+
+    shop.claim()
+    shop.order(4)
+    result = shop.tick(launch=True)
+    assert shop.partitions() == ["00000001-00000002", "00000003", "00000004"]
+    assert shop.materialised() == {"00000001-00000002"}, "both of its parts were"
+    assert isinstance(result, dg.SensorResult)
+    assert [request.partition_key for request in result.run_requests or ()] == ["00000004"]
+
+
+def test_another_home_sees_the_same_windows(shop: Shop) -> None:
+    for cents in (1, 2, 3, 4):
+        shop.order(cents)
+    shop.tick()
+    with dg.instance_for_test() as other:
+        shop.tick(other)
+        assert shop.partitions(other) == shop.partitions() == ["00000001-00000002", "00000003", "00000004"]
+
+
+def test_options_that_contradict_windows_are_refused() -> None:
+    options: list[dict[str, Any]] = [
+        {"partitions_def": dg.StaticPartitionsDefinition(["a"])},
+        {"backfill_policy": dg.BackfillPolicy.single_run()},
+    ]
+    for each in options:
+        with pytest.raises(InvalidInput, match="its windows, with a run for each"):
+            build_windowed_consumer(name="x", settings=settings, sources=[], tables=[], **each)
+
+
+def read_through(head: int) -> dg.MaterializeResult[None]:
+    offsets = {JOURNAL: head}
+    metadata = dict(ConsumerMetadataSet(messages=1, offsets_read=offsets_metadata(offsets)))
+    return dg.MaterializeResult(data_version=vector_version(offsets), metadata=metadata)
+
+
+def test_as_of_finds_what_a_run_and_a_time_had_read() -> None:
+    heads = iter((10, 30))
+
+    @dg.asset
+    def revenue() -> dg.MaterializeResult[None]:
+        return read_through(next(heads))
+
+    with dg.instance_for_test() as instance:
+        began = dt.datetime.now(dt.UTC)
+        first = dg.materialize([revenue], instance=instance).run_id
+        between = dt.datetime.now(dt.UTC)
+        second = dg.materialize([revenue], instance=instance).run_id
+        key = dg.AssetKey("revenue")
+        assert AsOf.run(instance, key, first) == AsOf({JOURNAL: 10})
+        assert AsOf.run(instance, key, second) == AsOf({JOURNAL: 30})
+        assert AsOf.time(instance, key, between) == AsOf({JOURNAL: 10})
+        assert AsOf.time(instance, key, dt.datetime.now(dt.UTC)) == AsOf({JOURNAL: 30})
+        with pytest.raises(InvalidInput, match="was not materialised until"):
+            AsOf.time(instance, key, began)
+        with pytest.raises(InvalidInput, match="has not materialised"):
+            AsOf.run(instance, dg.AssetKey("other"), first)
+        with pytest.raises(InvalidInput, match="no time zone"):
+            AsOf.time(instance, key, dt.datetime(2026, 1, 1))
+
+
+def test_as_of_refuses_a_materialisation_that_does_not_tell_all_offsets() -> None:
+    offsets = {f"shop/orders/part-{number:03d}": number for number in range(101)}
+
+    @dg.asset
+    def many() -> dg.MaterializeResult[None]:
+        metadata = dict(ConsumerMetadataSet(offsets_read=offsets_metadata(offsets)))
+        return dg.MaterializeResult(data_version=vector_version(offsets), metadata=metadata)
+
+    @dg.asset
+    def other() -> None: ...
+
+    with dg.instance_for_test() as instance:
+        run = dg.materialize([many, other], instance=instance).run_id
+        for name in ("many", "other"):
+            with pytest.raises(InvalidInput, match="does not tell all of its offsets"):
+                AsOf.run(instance, dg.AssetKey(name), run)
+
+
+def test_as_of_reads_a_window_from_its_begin(shop: Shop) -> None:
+    for cents in (1, 2):
+        shop.order(cents)
+    shop.tick()
+    window = WindowLog(shop.store.store(), windowed.name).load()[1].window
+
+    @dg.asset
+    def by_window() -> dg.MaterializeResult[None]:
+        return dg.MaterializeResult(data_version=window_version(window), metadata=window_metadata(window, 1, 1, 1))
+
+    run = dg.materialize([by_window], instance=shop.instance).run_id
+    found = AsOf.run(shop.instance, dg.AssetKey("by_window"), run)
+    span = window.spans[JOURNAL]
+    assert found == AsOf({JOURNAL: span.end}, {JOURNAL: span.begin})
+    options = found.options(shop.journals)
+    assert json.loads(options["startingOffsets"]) == {JOURNAL: span.begin}
+    assert json.loads(options["endingOffsets"]) == {JOURNAL: span.end}
+    assert json.loads(options["assign"]) == [JOURNAL]
+
+
+def test_as_of_a_checkpoint_and_of_offsets(shop: Shop) -> None:
+    with pytest.raises(InvalidInput, match="has no checkpoint"):
+        AsOf.checkpoint(shop.store, "live")
+    store = shop.store.store()
+    fence, _ = store.raise_fence("live")
+    with store.transaction("live", fence) as transaction:
+        transaction.commit(Checkpoint({JOURNAL: Source(12)}))
+    assert AsOf.checkpoint(shop.store, "live") == AsOf.offsets({JOURNAL: 12}) == AsOf({JOURNAL: 12})
+    for ends, begins in (({}, {}), ({JOURNAL: 3}, {JOURNAL: 4}), ({JOURNAL: -1}, {}), ({JOURNAL: 3}, {"x": 1})):
+        with pytest.raises(InvalidInput):
+            AsOf.offsets(ends, begins)
