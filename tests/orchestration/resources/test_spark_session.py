@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import coranto_consumers.spark.session
-import dagster_coranto.spark
+import dagster_coranto.resources.spark
 from dagster_coranto import SparkResource
 
 
@@ -40,7 +40,7 @@ def test_the_last_of_two_runs_stops_the_session_that_the_first_started(monkeypat
         return started[-1]
 
     monkeypatch.setattr(coranto_consumers.spark.session, "new_session", new_session)
-    monkeypatch.setattr(dagster_coranto.spark, "_has_session", lambda: bool(started) and started[-1].running)
+    monkeypatch.setattr(dagster_coranto.resources.spark, "_has_session", lambda: bool(started) and started[-1].running)
     first, second = SparkResource(), SparkResource()
     assert first.session() is second.session()
     first.teardown_after_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
