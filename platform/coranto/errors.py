@@ -129,6 +129,20 @@ class CorruptMessage(CorruptData):
         self.offset = offset
 
 
+class LedgerDamaged(CorruptData):
+    """A ledger of publications may have lost records.
+
+    A publication whose record is gone would be published again. Recover the journal (`coranto audit`), or accept the
+    loss (`accept_loss`).
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            f"{message}. Run `coranto audit` on it and recover what is lost; or accept that publications without a "
+            "record are published again (accept_loss)."
+        )
+
+
 class CorruptSpool(CorruptData):
     """A durable spool cannot be recovered as it is, or one of its files is damaged."""
 

@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "messages.md"
 
 
 def test_the_examples_run(remote: RemoteBroker) -> None:
-    for journal in ("orders/part-000", "orders/part-001", "measurements"):
+    for journal in ("orders/part-000", "orders/part-001", "orders-publications", "measurements"):
         remote.fake.create(journal)
     text = PAGE.read_text()
     examples = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))

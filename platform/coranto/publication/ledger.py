@@ -1,0 +1,228 @@
+"""The ledger of publications: a journal that records which ones are decided.
+
+It has one JSON object per line:
+
+- a decision: `{"publication": writer_id, "producer": hex, "messages": n, "time": Unix seconds, "intents": {journal:
+  base64}}`
+- that its acknowledgements are in their journals: `{"acknowledged": writer_id}`
+
+A decision is appended on the condition that the ledger still ends where the process has read it to. So two processes
+cannot both decide a publication. An append whose answer was lost may be repeated: if it was applied, the ledger ends
+elsewhere.
+
+A ledger needs all its records, so it has no retention. Its registers have `coranto.dev/held` from the first record on.
+If all brokers lose the registers, they may have lost records too; then `LedgerDamaged` is raised.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from coranto.client import SyncJournalClient
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CorruptData,
+    EtcdTransactionFailed,
+    InvalidInput,
+    JournalNotFound,
+    LedgerDamaged,
+    OffsetJump,
+    RegisterMismatch,
+    WrongAppendOffset,
+)
+from coranto.labels import CONTENT_TYPE, JSON_LINES, NAME, label_selector, label_set, value_of
+from coranto.names import validate_journal
+from coranto.streams.model.stream import HELD_LABEL
+from coranto.wire import protocol_pb2 as pb
+
+MAX_WRITER_ID = 1024
+"""The largest number of characters of a writer id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A publication that has happened: the producer whose messages count, their number, and when (Unix seconds)."""
+
+    writer_id: str
+    producer: str
+    messages: int
+    time: float
+    intents: Mapping[str, bytes]
+
+    def to_line(self) -> bytes:
+        intents = {journal: base64.b64encode(intent).decode() for journal, intent in sorted(self.intents.items())}
+        return _line(
+            {
+                "publication": self.writer_id,
+                "producer": self.producer,
+                "messages": self.messages,
+                "time": self.time,
+                "intents": intents,
+            }
+        )
+
+
+class Ledger:
+    """The ledger in a journal, as this process has read it. For one thread."""
+
+    def __init__(self, client: SyncJournalClient, journal: str) -> None:
+        self.journal = journal
+        self._client = client
+        self._known_revision = 0
+        self._offset = 0
+        self._decisions: dict[str, Decision] = {}
+        self._acknowledged: set[str] = set()
+
+    @classmethod
+    def open(cls, client: SyncJournalClient, journal: str, *, like: str, accept_loss: bool = False) -> Ledger:
+        """Return the ledger as it is now. A journal that does not exist is created, with the settings of `like`.
+
+        Raises LedgerDamaged when records may be missing. With `accept_loss` it is used nevertheless: a publication
+        whose record is gone is then published again.
+        """
+        ledger = cls(client, validate_journal(journal))
+        if not ledger._exists():
+            ledger._create(like)
+        ledger._check(accept_loss)
+        ledger.refresh()
+        return ledger
+
+    def find(self, writer_id: str) -> Decision | None:
+        """Return the decision of a publication, or None if it was undecided when the ledger was last read."""
+        return self._decisions.get(writer_id)
+
+    def unacknowledged(self) -> Iterator[Decision]:
+        """Yield the decisions whose acknowledgements may not be in their journals yet."""
+        for writer_id, decision in list(self._decisions.items()):
+            if writer_id not in self._acknowledged:
+                yield decision
+
+    def is_acknowledged(self, writer_id: str) -> bool:
+        """Return whether the acknowledgements of a decision are known to be in their journals."""
+        return writer_id in self._acknowledged
+
+    def decide(self, decision: Decision) -> Decision:
+        """Record a decision, unless the publication is decided already. Returns the decision that counts.
+
+        Raises AppendOutcomeUnknown when the answers of brokers were lost for the client's patience: open the ledger
+        later to learn which decision counts.
+        """
+        self._append_if(decision.to_line(), lambda: decision.writer_id not in self._decisions)
+        return self._decisions[decision.writer_id]
+
+    def acknowledge(self, writer_id: str) -> None:
+        """Record that the acknowledgements of a decision are in their journals."""
+        line = _line({"acknowledged": writer_id})
+        self._append_if(line, lambda: writer_id not in self._acknowledged)
+
+    def refresh(self) -> None:
+        """Read the records that were added since the ledger was last read. Raises CorruptData and LedgerDamaged."""
+        head = self._client.head(self.journal)
+        if head < self._offset:
+            raise LedgerDamaged(f"ledger {self.journal} was read up to offset {self._offset}, but now ends at {head}")
+        if head == self._offset:
+            return
+        partial, begin = b"", self._offset
+        try:
+            for chunk in self._client.read(self.journal, self._offset, end_offset=head, fail_on_jump=True):
+                *lines, partial = (partial + chunk.content).split(b"\n")
+                for line in lines:
+                    self._take(line, begin)
+                    begin += len(line) + 1
+        except OffsetJump as error:
+            raise LedgerDamaged(f"ledger {self.journal} has lost content: {error}") from error
+        if partial or begin != head:
+            raise CorruptData(f"ledger {self.journal} at offset {begin}: content up to {head} is no whole record")
+        self._offset = head
+
+    def _take(self, line: bytes, offset: int) -> None:
+        try:
+            record = json.loads(line)
+            if "acknowledged" in record:
+                self._acknowledged.add(str(record["acknowledged"]))
+                return
+            intents = {str(name): base64.b64decode(text, validate=True) for name, text in record["intents"].items()}
+            decision = Decision(
+                str(record["publication"]),
+                str(record["producer"]),
+                int(record["messages"]),
+                float(record["time"]),
+                intents,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
+            raise CorruptData(f"ledger {self.journal} at offset {offset}: no record of a publication") from error
+        self._decisions.setdefault(decision.writer_id, decision)
+
+    def _append_if(self, line: bytes, due: Callable[[], bool]) -> None:
+        """Append a record as long as it is due, each time on the condition that nobody else has appended."""
+        is_unknown = False
+        while due():
+            try:
+                self._append(line)
+            except (WrongAppendOffset, RegisterMismatch):
+                self._check(accept_loss=False)
+            except AppendOutcomeUnknown:
+                if is_unknown:
+                    raise
+                is_unknown = True
+            self.refresh()
+
+    def _append(self, line: bytes) -> None:
+        if self._offset:
+            held = label_selector(include=[(HELD_LABEL, "")])
+            self._client.append(self.journal, line, offset=self._offset, check_registers=held)
+        else:  # No offset can be demanded of an empty journal; its registers tell that it is one.
+            empty = label_selector(exclude=[(HELD_LABEL, "")])
+            self._client.append(self.journal, line, check_registers=empty, union_registers=_HELD)
+
+    def _exists(self) -> bool:
+        return bool(self._client.list(label_selector(include=[(NAME, self.journal)])).journals)
+
+    def _create(self, like: str) -> None:
+        found = self._client.list(label_selector(include=[(NAME, like)])).journals
+        if not found:
+            raise JournalNotFound(like)
+        template = found[0].spec
+        spec = pb.JournalSpec(name=self.journal, replication=template.replication, flags=template.flags)
+        spec.labels.CopyFrom(label_set({CONTENT_TYPE: JSON_LINES}))
+        spec.fragment.CopyFrom(template.fragment)
+        spec.fragment.ClearField("retention")
+        try:
+            self._client.apply([pb.ApplyRequest.Change(upsert=spec)])
+        except EtcdTransactionFailed as error:  # Another publisher was faster. Ask brokers that know that.
+            self._known_revision = error.header.etcd.revision if error.header is not None else 0
+
+    def _check(self, accept_loss: bool) -> None:
+        """Raise LedgerDamaged if the brokers have content of the ledger, but not its registers."""
+        at = self._client.append(self.journal, b"", min_etcd_revision=self._known_revision)
+        if not at.end or value_of(at.registers, HELD_LABEL):
+            return
+        if accept_loss:
+            untouched = label_selector(exclude=[(HELD_LABEL, "")])
+            accepted = _line({"acknowledged": ""})
+            self._client.append(self.journal, accepted, check_registers=untouched, union_registers=_HELD)
+            return
+        raise LedgerDamaged(
+            f"journal {self.journal} has content but not the registers of a ledger: it is none, or all its brokers "
+            "were lost, and its last records perhaps with them"
+        )
+
+
+_HELD = label_set({HELD_LABEL: "true"})
+
+
+def checked_writer_id(writer_id: str) -> str:
+    """Return the writer id. Raises InvalidInput if it is empty, too long or not printable."""
+    if not writer_id or len(writer_id) > MAX_WRITER_ID or not writer_id.isprintable():
+        raise InvalidInput(
+            f"{writer_id[:100]!r} is no writer id; give 1 to {MAX_WRITER_ID} printable characters", field="writer_id"
+        )
+    return writer_id
+
+
+def _line(record: Mapping[str, object]) -> bytes:
+    return json.dumps(record, separators=(",", ":"), sort_keys=True).encode() + b"\n"

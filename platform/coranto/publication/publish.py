@@ -1,0 +1,159 @@
+"""`publish_once`: publishes a finite set of messages exactly once, whoever tries how often.
+
+    undecided ──all appended, recorded in the ledger──> decided ──acknowledgements appended──> visible
+
+A process that dies while the publication is undecided leaves an open transaction, which readers ignore. One that dies
+after that leaves a decision, and any later publication with the same ledger completes it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from coranto.client import SyncJournalClient
+from coranto.errors import CorantoError, InvalidInput, JournalNotFound
+from coranto.messages import (
+    Flags,
+    ProducerClock,
+    RendezvousMapping,
+    TransactionBuilder,
+    format_uuid,
+    new_producer_id,
+)
+from coranto.messages.framing import Framing
+from coranto.publication.ledger import Decision, Ledger, checked_writer_id
+from coranto.telemetry import ProgressReport
+
+M = TypeVar("M")
+
+BATCH_BYTES = 256 << 10
+"""The size of appends, in bytes."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """The outcome: the number of messages that are published under this writer id, when, and whether just now.
+
+    `time` is the Unix time in seconds of the decision. If `is_new` is False, an earlier attempt has published, and this
+    call has added nothing.
+    """
+
+    writer_id: str
+    messages: int
+    time: float
+    is_new: bool
+
+
+def publish_once(
+    client: SyncJournalClient,
+    journals: Sequence[str],
+    messages: Iterable[M],
+    *,
+    writer_id: str,
+    key: Callable[[M], bytes],
+    framing: Framing[M],
+    ledger: str,
+    accept_loss: bool = False,
+    report: ProgressReport | None = None,
+) -> Publication:
+    """Publish messages to journals, unless a publication of this `writer_id` is decided in the ledger.
+
+    All messages become visible together, to readers of committed messages, when this returns at the latest. Messages of
+    one key go to one journal, in the order given. `messages` is read once, and only as far as needed: not at all if the
+    publication is decided. So an attempt with other messages than an earlier one changes nothing. What was published is
+    the first attempt that was complete. Several processes may try at once.
+
+    Messages are not held in memory, and readers keep those of an open transaction aside. So a publication may be large,
+    but is visible only at its end.
+
+    Raises InvalidInput, JournalNotFound when there are no journals, LedgerDamaged when the ledger may have lost
+    records, and the errors of appends. After any error, call it again with the same writer id. The framing must have
+    UUIDs: without them, readers would see the messages of all attempts.
+    """
+    checked_writer_id(writer_id)
+    if not framing.acknowledgement(format_uuid(new_producer_id(os.urandom), 0, Flags.ACK_TXN)):
+        raise InvalidInput("messages without UUIDs cannot be published once; give the framing a pointer to them")
+    if not journals:
+        raise JournalNotFound("no journal to publish to; create one (`coranto journals apply`)")
+    if ledger in journals:
+        raise InvalidInput(f"{ledger} cannot be both the ledger and a journal to publish to", field="ledger")
+    kept = Ledger.open(client, ledger, like=sorted(journals)[0], accept_loss=accept_loss)
+    for decision in kept.unacknowledged():
+        _acknowledge(client, kept, decision)
+    if (known := kept.find(writer_id)) is not None:
+        return Publication(writer_id, known.messages, known.time, is_new=False)
+    attempt = _Attempt(client, journals, key, framing)
+    count = attempt.append(messages, report)
+    mine = Decision(writer_id, attempt.producer, count, time.time(), attempt.intents())
+    counts = kept.decide(mine)
+    if counts.producer != mine.producer:
+        attempt.abandon()
+    _acknowledge(client, kept, counts)
+    return Publication(writer_id, counts.messages, counts.time, is_new=counts.producer == mine.producer)
+
+
+def _acknowledge(client: SyncJournalClient, ledger: Ledger, decision: Decision) -> None:
+    """Append a decision's acknowledgements. Readers do not mind if another process does so too."""
+    if ledger.is_acknowledged(decision.writer_id):
+        return
+    for journal, intent in decision.intents.items():
+        try:
+            client.append(journal, intent, retry_unknown=True)
+        except JournalNotFound:
+            # Its messages are gone with it. Publications to the other journals must not wait for it for ever.
+            _log.warning("publication.journal_gone", writer_id=decision.writer_id, journal=journal)
+    ledger.acknowledge(decision.writer_id)
+
+
+class _Attempt(Generic[M]):
+    """One attempt: an open transaction of a producer of its own."""
+
+    def __init__(
+        self, client: SyncJournalClient, journals: Sequence[str], key: Callable[[M], bytes], framing: Framing[M]
+    ) -> None:
+        producer = new_producer_id(os.urandom)
+        self.producer = producer.hex()
+        self._client = client
+        self._key = key
+        self._journal_of = RendezvousMapping(sorted(journals))
+        self._builder: TransactionBuilder[M] = TransactionBuilder(producer, ProducerClock(time.time_ns), framing)
+
+    def append(self, messages: Iterable[M], report: ProgressReport | None) -> int:
+        """Append all messages, and return their number. After an error the attempt is abandoned."""
+        count = 0
+        try:
+            with self._client.append_service() as service:
+                for message in messages:
+                    journal = self._journal_of(self._key(message))
+                    self._builder.add(journal, message)
+                    count += 1
+                    if report is not None:
+                        report.advance()
+                    if self._builder.pending_bytes(journal) >= BATCH_BYTES:
+                        service.append(journal, self._builder.take(journal, BATCH_BYTES))
+                for journal, batch in self._builder.take_batches(BATCH_BYTES):
+                    service.append(journal, batch)
+        except BaseException:
+            self.abandon()
+            raise
+        return count
+
+    def intents(self) -> dict[str, bytes]:
+        """Return the acknowledgements of what was appended."""
+        return self._builder.ack_intents()
+
+    def abandon(self) -> None:
+        """Tell readers to drop what was appended. If that fails, they keep it aside until retention removes it."""
+        try:
+            for journal, intent in self._builder.rollback_intents().items():
+                self._client.append(journal, intent, retry_unknown=True)
+        except CorantoError as error:
+            _log.warning("publication.not_rolled_back", producer=self.producer, reason=str(error))
