@@ -32,7 +32,7 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import CorantoError, CorruptData, InvalidInput, JournalNotFound
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.spark.application import Application
-from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins
+from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins, head_of
 from coranto_consumers.spark.frames import error_of_task, parse_schema
 from coranto_consumers.spark.inputs import InputReader
 from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
@@ -252,11 +252,13 @@ class SparkConsumer:
             raise self._store.failure("stale staged rows could not be deleted", error) from error
 
     def _new_sources(
-        self, client: SyncJournalClient, journals: Iterable[str], known: Mapping[str, Source]
+        self, client: SyncJournalClient, heads: Mapping[str, int], known: Mapping[str, Source]
     ) -> dict[str, Source]:
         """Return the sources that are not known yet. They are read from their earliest offset."""
         return {
-            journal: Source(earliest(fragment_begins(client, journal))) for journal in journals if journal not in known
+            journal: Source(earliest(fragment_begins(client, journal), head))
+            for journal, head in heads.items()
+            if journal not in known
         }
 
 
@@ -273,7 +275,7 @@ def errors_of_tasks() -> Iterator[None]:
 
 
 def _heads(client: SyncJournalClient, journals: Iterable[str]) -> dict[str, int]:
-    return {journal: client.head(journal) for journal in journals}
+    return {journal: head_of(client, journal) for journal in journals}
 
 
 def _require_content(sources: Mapping[str, Source], heads: Mapping[str, int]) -> None:

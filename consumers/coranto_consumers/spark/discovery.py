@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from coranto.client import JournalInfo, SyncJournalClient
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, JournalSuspended
 from coranto.labels import CONTENT_TYPE, JSON_LINES, NAME, label_selector, value_of
+from coranto.wire import protocol_pb2 as pb
 
 
 def find_journals(client: SyncJournalClient, wanted: str | Sequence[str], *, field: str) -> tuple[str, ...]:
@@ -56,10 +57,28 @@ def _require_json_lines(info: JournalInfo, field: str) -> None:
 
 
 def fragment_begins(client: SyncJournalClient, journal: str) -> list[int]:
-    """Return the offsets at which the journal's fragments begin, sorted."""
-    return sorted({info.fragment.begin for info in client.fragments(journal)})
+    """Return the offsets at which the journal's fragments begin, sorted. A fully suspended journal has none."""
+    try:
+        return sorted({info.fragment.begin for info in client.fragments(journal)})
+    except JournalSuspended:
+        return []
 
 
-def earliest(begins: Sequence[int]) -> int:
-    """Return the first offset that can be read, given the begins of the journal's fragments."""
-    return begins[0] if begins else 0
+def head_of(client: SyncJournalClient, journal: str) -> int:
+    """Return the journal's write head, also if it is fully suspended."""
+    try:
+        return client.head(journal)
+    except JournalSuspended:
+        # It has no content and no broker, and its spec tells where it goes on.
+        for info in client.list(label_selector(include=[(NAME, journal)])).journals:
+            if info.spec.suspend.level == pb.JournalSpec.Suspend.FULL:
+                return info.spec.suspend.offset
+        return client.head(journal)  # An append has just woken it.
+
+
+def earliest(begins: Sequence[int], head: int) -> int:
+    """Return the first offset that can be read, given a head and the begins of fragments, which were asked for later.
+
+    Without fragments, all content before the head is gone.
+    """
+    return begins[0] if begins else head

@@ -18,7 +18,6 @@ from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.pruning import Pruning
 from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import ProducerId
-from coranto_consumers.spark.discovery import earliest
 from coranto_consumers.spark.frames import choose_committed, collect_summaries, parse_values, read_plan, take_in
 from coranto_consumers.spark.ranges import Range, ReadPlan, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
@@ -100,7 +99,9 @@ class InputReader:
         summaries = collect_summaries(rows, plan)
         parts = _by_journal(summaries)
         if pruning is None:
-            pruning = Pruning(time.time(), first_offsets={journal: earliest(cuts[journal]) for journal in cuts})
+            pruning = Pruning(
+                time.time(), first_offsets={journal: begins[0] for journal, begins in cuts.items() if begins}
+            )
         results = {
             journal: sequence(journal, sources[journal], parts[journal], pruning=pruning) for journal in sorted(parts)
         }

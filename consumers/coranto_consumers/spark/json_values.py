@@ -6,11 +6,8 @@ lines have no values, also where Spark would accept them (names in single quotes
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterator
-from json.decoder import JSONDecoder
 from typing import Final
 
 from pyspark.sql.types import (
@@ -25,9 +22,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from coranto.messages.json_text import Number, fields_of
+
 _BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
-_SPACE: Final = " \t\r\n"
 _WORDS: Final = {
     "NaN": math.nan,
     **dict.fromkeys(("Infinity", "+Infinity", "+INF"), math.inf),
@@ -37,15 +35,6 @@ MISFIT: Final = object()
 """Stands for a value that does not fit its column's type."""
 
 
-class _Number(str):
-    """The text of a number."""
-
-    __slots__ = ()
-
-
-_DECODER: Final = JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number)
-
-
 def values_of(line: bytes, schema: StructType) -> tuple[list[object], bool]:
     """Return the values of a line for the columns of a schema, and True if all of them fit.
 
@@ -53,7 +42,7 @@ def values_of(line: bytes, schema: StructType) -> tuple[list[object], bool]:
     value that fits counts.
     """
     try:
-        fields = list(_fields(line.decode()))
+        fields = list(fields_of(line.decode()))
     except (ValueError, RecursionError):
         return [None] * len(schema.fields), False
     kinds = {field.name: field.dataType for field in schema.fields}
@@ -70,43 +59,6 @@ def values_of(line: bytes, schema: StructType) -> tuple[list[object], bool]:
     return list(found.values()), fits
 
 
-def _fields(text: str) -> Iterator[tuple[str, object, str]]:
-    """Yield the object's names and values, each value with its exact text. Raises ValueError."""
-    at = _expect(text, 0, "{")
-    if text[_skip(text, at) :][:1] == "}":
-        _end(text, _expect(text, at, "}"))
-        return
-    while True:
-        at = _expect(text, at, '"')
-        name, at = _DECODER.raw_decode(text, at - 1)
-        begin = _skip(text, _expect(text, at, ":"))
-        value, at = _DECODER.raw_decode(text, begin)
-        yield name, value, text[begin:at]
-        at = _skip(text, at)
-        if text[at : at + 1] == "}":
-            _end(text, at + 1)
-            return
-        at = _expect(text, at, ",")
-
-
-def _skip(text: str, at: int) -> int:
-    while text[at : at + 1] and text[at] in _SPACE:
-        at += 1
-    return at
-
-
-def _expect(text: str, at: int, character: str) -> int:
-    at = _skip(text, at)
-    if text[at : at + 1] != character:
-        raise json.JSONDecodeError(f"expected {character}", text, at)
-    return at + 1
-
-
-def _end(text: str, at: int) -> None:
-    if _skip(text, at) != len(text):
-        raise json.JSONDecodeError("text behind the object", text, at)
-
-
 def _value(kind: DataType, value: object, text: str) -> object:
     """Return a JSON value as a column's type has it, or MISFIT. `text` is the value as it is written."""
     if value is None:
@@ -118,7 +70,7 @@ def _value(kind: DataType, value: object, text: str) -> object:
         return value if isinstance(value, bool) else MISFIT
     if isinstance(kind, DoubleType):
         return _double(value)
-    if not isinstance(value, _Number) or _INTEGER.fullmatch(value) is None:
+    if not isinstance(value, Number) or _INTEGER.fullmatch(value) is None:
         return MISFIT
     number, limit = int(value), 1 << (_BITS[type(kind)] - 1)
     if isinstance(kind, ByteType) and limit <= number < 2 * limit:
@@ -131,7 +83,7 @@ def _double(value: object) -> object:
         return MISFIT
     if value in _WORDS:
         return _WORDS[value]
-    if not isinstance(value, _Number):
+    if not isinstance(value, Number):
         return MISFIT
     if _INTEGER.fullmatch(value) is None:
         return float(value)

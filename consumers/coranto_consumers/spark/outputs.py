@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, StructType, VariantType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType, VariantType
 from sqlalchemy import Connection, Table
 
 from coranto.client import SyncJournalClient
@@ -19,6 +20,12 @@ from coranto_consumers.spark.tasks import PUBLISHED, STAGED, PublishTask, StageT
 from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staging import stage_of
+
+_EXACT: Final = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Options of Spark's writer of JSON, which writes milliseconds otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +79,27 @@ def _keys_and_values(output: JournalOutput) -> DataFrame:
     wanted = {"value"} if output.mapping == "random" else {"key", "value"}
     if missing := sorted(wanted - set(rows.columns)):
         raise InvalidInput(f"the rows have no column {missing[0]!r}; add it", field="journal output")
-    value = F.col("value")
-    if isinstance(rows.schema["value"].dataType, StructType | VariantType):
-        value = F.to_json(value)
+    value, kind = F.col("value"), rows.schema["value"].dataType
+    if isinstance(kind, StructType | MapType | VariantType):
+        _require_json_type(kind, "value")
+        value = F.to_json(value, dict(_EXACT))
     key = F.col("key") if "key" in rows.columns else F.lit(None)
     return rows.select(key.cast(BinaryType()).alias("key"), value.cast("string").alias("value"))
+
+
+def _require_json_type(kind: DataType, place: str) -> None:
+    """Raise InvalidInput for a type that would not arrive in a message as it left."""
+    match kind:
+        case StructType():
+            for field in kind.fields:
+                _require_json_type(field.dataType, f"{place}.{field.name}")
+        case ArrayType():
+            _require_json_type(kind.elementType, f"{place}[]")
+        case MapType():
+            if not isinstance(kind.keyType, StringType):
+                raise InvalidInput(
+                    f"{place} is {kind.simpleString()}, and names in JSON are texts: cast its keys to STRING, or write "
+                    "its entries as an array of structs (map_entries)",
+                    field="journal output",
+                )
+            _require_json_type(kind.valueType, f"{place}{{}}")

@@ -23,12 +23,15 @@ _SETTINGS: Mapping[str, str] = {
     "spark.driver.memory": "2g",
     # Aggregates of one transaction are small, so more partitions than cores only cost time.
     "spark.sql.shuffle.partitions": "2",
-    # Staging writes to the store all the time, so a second attempt beside the first would only load the store.
-    "spark.speculation": "false",
 }
 
 _LOCAL_SETTINGS: Mapping[str, str] = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 """Settings without executors on other machines, which have to reach the driver."""
+
+
+def settings_for(master: str) -> dict[str, str]:
+    """Return the settings for consumers on a master. They leave to Spark what depends on the cluster."""
+    return {**_SETTINGS, **(_LOCAL_SETTINGS if _is_local(master) else {})}
 
 
 def new_session(app_name: str, *, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -41,11 +44,15 @@ def new_session(app_name: str, *, master: str = "local[2]", settings: Mapping[st
         raise InvalidInput("Spark needs Java 17 or later: install it (openjdk-17-jre-headless), or set JAVA_HOME")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    local = master.startswith("local")
-    if local:
+    if _is_local(master):
         # Otherwise Spark looks up this machine's name, and logs a warning.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(app_name).master(master)
-    for key, value in {**_SETTINGS, **(_LOCAL_SETTINGS if local else {}), **(settings or {})}.items():
+    for key, value in {**settings_for(master), **(settings or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _is_local(master: str) -> bool:
+    """Return True if all executors are on this machine."""
+    return master.startswith("local")

@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 from coranto.client import SyncJournalClient
 from coranto.client.disk_cache import DiskCache
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins, match_journals
+from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins, head_of, match_journals
 from coranto_consumers.spark.options import EARLIEST, LATEST, Isolation, SourceOptions
 from coranto_consumers.spark.ranges import Range, ReadPlan, Slice, split
 from coranto_consumers.spark.reading import read_lines
@@ -147,8 +147,9 @@ def plan_read(client: SyncJournalClient, options: SourceOptions) -> list[Range]:
             )
     ranges = []
     for journal in journals:
-        begins, head = fragment_begins(client, journal), client.head(journal)
-        first = earliest(begins)
+        head = head_of(client, journal)
+        begins = fragment_begins(client, journal)
+        first = earliest(begins, head)
         start = EARLIEST if options.starting is None else options.starting[journal]
         end = LATEST if options.ending is None else options.ending[journal]
         start = first if start == EARLIEST else start

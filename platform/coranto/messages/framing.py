@@ -174,9 +174,10 @@ class JsonLines:
         self.pointer = pointer
         self.require_uuid = require_uuid
         self.max_line_bytes = max_line_bytes
-        self._path = () if pointer is None else _parse_pointer(pointer)
-        self._open = "".join(f"{{{json.dumps(token)}:" for token in self._path) + '"' if self._path else ""
-        self._close = '"' + "}" * (len(self._path) - 1) if self._path else ""
+        self.path = () if pointer is None else _parse_pointer(pointer)
+        """The object keys that lead to the UUID; empty without a pointer."""
+        self._open = "".join(f"{{{json.dumps(token)}:" for token in self.path) + '"' if self.path else ""
+        self._close = '"' + "}" * (len(self.path) - 1) if self.path else ""
         self.uuid_prefix: bytes = self._open.encode()
         """The bytes of a line before its UUID; empty when lines have none."""
         self._encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
@@ -188,17 +189,17 @@ class JsonLines:
         """Return the line of `message` with `uuid` at the pointer. `message` is not changed. Raises InvalidInput."""
         head = f"{self._open}{uuid}{self._close}"
         try:
-            if not self._path:
+            if not self.path:
                 text = self._encode(message) + "\n"
                 if text[0] != "{":
                     raise InvalidInput(f"a message must be a JSON object, not {type(message).__name__}; pass a dict")
-            elif self._path[0] not in message:
+            elif self.path[0] not in message:
                 body = self._encode(message)
                 if body[0] != "{":
                     raise InvalidInput(f"a message must be a JSON object, not {type(message).__name__}; pass a dict")
                 text = f"{head}}}\n" if body == "{}" else f"{head},{body[1:]}\n"
             else:
-                text = self._encode(self._place(message, self._path, f"{uuid}")) + "\n"
+                text = self._encode(self._place(message, self.path, f"{uuid}")) + "\n"
             return text.encode()
         except InvalidInput:
             raise
@@ -206,7 +207,7 @@ class JsonLines:
             raise InvalidInput(f"message cannot be written as JSON: {error}") from error
 
     def acknowledgement(self, uuid: str | UUID) -> bytes:
-        return f"{self._open}{uuid}{self._close}}}\n".encode() if self._path else b""
+        return f"{self._open}{uuid}{self._close}}}\n".encode() if self.path else b""
 
     def unmarshal(self, content: bytes) -> JsonObject:
         try:
@@ -233,7 +234,7 @@ class JsonLines:
             if line[start + 36 : start + 37] == b'"':
                 return parse_uuid_text(line[start : start + 36])
         value: object = self.unmarshal(line)
-        for token in self._path:
+        for token in self.path:
             if not isinstance(value, dict):
                 raise InvalidInput(f"the parent of {token!r} in {self.pointer} is not an object")
             value = value.get(token)

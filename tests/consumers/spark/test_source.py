@@ -14,7 +14,6 @@ from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher, TransactionBuilder
 from coranto.messages.uuids import Flags, ProducerClock, new_producer_id
-from coranto_consumers.spark import new_session
 from coranto_consumers.spark.source import JournalDataSource
 
 pytestmark = pytest.mark.integration
@@ -271,9 +270,3 @@ def test_journals_of_other_content_are_refused(broker):
 def test_spark_passes_errors_on(spark, topic):
     with pytest.raises(PySparkException, match=r"option isolatoin: .*; did you mean isolation\?"):
         load(spark, topic, isolatoin="read_committed")
-
-
-def test_without_java_a_session_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(InvalidInput, match="Java 17"):
-        new_session("none")

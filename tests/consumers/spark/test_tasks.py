@@ -72,9 +72,11 @@ def test_a_random_mapping_needs_no_keys(sink):
     ("key", "value", "problem"),
     [
         (None, "{}", "no key to map it by"),
-        (b"k", None, "None is not JSON"),
+        (b"k", None, "a row has no value"),
         (b"k", "{", "is not JSON"),
         (b"k", "[1]", "is not a JSON object"),
+        (b"k", '{"n": NaN}', "NaN is not JSON"),
+        (b"k", '{"n": 1} x', "is not JSON"),
     ],
 )
 def test_what_is_no_message_is_refused(sink, key, value, problem):

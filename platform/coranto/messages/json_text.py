@@ -1,0 +1,126 @@
+"""JSON messages as texts whose values are never decoded: numbers of any size and precision stay as they are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from json.decoder import JSONDecoder
+from typing import Final
+from uuid import UUID
+
+from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines, JsonLinesDecoder
+
+_SPACE: Final = " \t\r\n"
+
+
+class Number(str):
+    """The text of a number, or of a word for none (`NaN`)."""
+
+    __slots__ = ()
+
+
+DECODER: Final = JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Number)
+"""Decodes JSON, but leaves numbers as their texts."""
+
+
+def fields_of(text: str) -> Iterator[tuple[str, object, str]]:
+    """Yield an object's names and values, each value with its exact text. Raises ValueError for anything else.
+
+    Numbers are texts (`Number`). A name that occurs twice is yielded twice.
+    """
+    at = _expect(text, 0, "{")
+    if text[_skip(text, at) :][:1] == "}":
+        _end(text, _expect(text, at, "}"))
+        return
+    while True:
+        at = _expect(text, at, '"')
+        name, at = DECODER.raw_decode(text, at - 1)
+        begin = _skip(text, _expect(text, at, ":"))
+        value, at = DECODER.raw_decode(text, begin)
+        yield name, value, text[begin:at]
+        at = _skip(text, at)
+        if text[at : at + 1] == "}":
+            _end(text, at + 1)
+            return
+        at = _expect(text, at, ",")
+
+
+class JsonTexts:
+    """The `Framing` of `JsonLines` for messages that are given as the texts of JSON objects.
+
+    Values are written exactly as they are given; only newlines between them become spaces.
+    """
+
+    def __init__(self, lines: JsonLines | None = None) -> None:
+        self._lines = lines or JsonLines()
+        self.content_type = self._lines.content_type
+
+    def marshal(self, message: str, uuid: str | UUID) -> bytes:
+        """Return the line of a message with `uuid`. Raises InvalidInput."""
+        try:
+            decoded = _STRICT.decode(message)
+            if not isinstance(decoded, dict):
+                raise InvalidInput(f"{message[:200]!r} is not a JSON object; pass one")
+            text = message.strip(_SPACE).replace("\n", " ")  # Texts of JSON have no newline in them.
+            if path := self._lines.path:
+                inner = text[1:].lstrip(_SPACE)
+                if path[0] in decoded:
+                    text = _placed(text, path, f"{uuid}")
+                else:
+                    head = self._lines.acknowledgement(uuid)[:-2].decode()
+                    text = f"{head}{inner}" if inner == "}" else f"{head},{inner}"
+            return text.encode() + b"\n"
+        except InvalidInput:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"{message[:200]!r} is not JSON: {error}") from error
+
+    def acknowledgement(self, uuid: str | UUID) -> bytes:
+        return self._lines.acknowledgement(uuid)
+
+    def unmarshal(self, content: bytes) -> str:
+        try:
+            return content.decode()
+        except ValueError as error:
+            raise InvalidInput(f"not a line of JSON: {error}") from error
+
+    def decoder(self, journal: str, offset: int) -> JsonLinesDecoder[str]:
+        return JsonLinesDecoder(self, self._lines, journal, offset)
+
+
+def _no_number(word: str) -> object:
+    raise ValueError(f"{word} is not JSON")
+
+
+_STRICT: Final = JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=_no_number)
+
+
+def _placed(text: str, path: tuple[str, ...], uuid: str) -> str:
+    """Return an object with the UUID at `path`. The keys of the path come first. Raises ValueError."""
+    token, rest = path[0], path[1:]
+    fields = list(fields_of(text))
+    child = json.dumps(uuid)
+    if rest:
+        below = next((found for name, _, found in reversed(fields) if name == token), "null")
+        child = _placed("{}" if below == "null" else below, rest, uuid)
+    others = [(name, found) for name, _, found in fields if name != token]
+    return "{" + ",".join(f"{json.dumps(name)}:{found}" for name, found in [(token, child), *others]) + "}"
+
+
+def _skip(text: str, at: int) -> int:
+    while text[at : at + 1] and text[at] in _SPACE:
+        at += 1
+    return at
+
+
+def _expect(text: str, at: int, character: str) -> int:
+    at = _skip(text, at)
+    if text[at : at + 1] != character:
+        raise json.JSONDecodeError(f"expected {character}", text, at)
+    return at + 1
+
+
+def _end(text: str, at: int) -> None:
+    if _skip(text, at) != len(text):
+        raise json.JSONDecodeError("text behind the object", text, at)

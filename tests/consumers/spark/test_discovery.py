@@ -1,0 +1,64 @@
+"""The offsets to read of journals in any state."""
+
+import pytest
+
+from coranto.client import SyncJournalClient
+from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.spark import SparkConsumer
+from coranto_consumers.spark.options import SourceOptions
+from coranto_consumers.spark.source import plan_read
+
+AWAKE, ASLEEP = "a/awake", "a/asleep"
+
+
+@pytest.fixture
+def journals(broker):
+    """One journal with content, and one that is fully suspended: it has had content, and has none."""
+    broker.create(AWAKE)
+    broker.write(AWAKE, b'{"n":1}\n')
+    broker.fake.create(
+        ASLEEP,
+        labels=label_set([(CONTENT_TYPE, JSON_LINES)]),
+        suspend=pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=120),
+    )
+    return broker
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [{}, {"startingOffsets": '{"a/awake": -2, "a/asleep": 120}'}, {"endingOffsets": '{"a/awake": -1, "a/asleep": -1}'}],
+)
+def test_a_fully_suspended_journal_has_nothing_to_read(journals, offsets):
+    options = SourceOptions.parse({"endpoint": journals.endpoint, "selector": "name:prefix=a/", **offsets})
+    with SyncJournalClient.of(journals.config) as client:
+        assert [(part.journal, part.begin, part.end) for part in plan_read(client, options)] == [(AWAKE, 0, 8)]
+
+
+class Nothing:
+    name = "nothing"
+    sources = f"name={ASLEEP}"
+    value_schema = "n BIGINT"
+
+    def outputs(self, committed):
+        raise AssertionError("there is nothing to consume")
+
+
+def test_a_consumer_begins_where_a_fully_suspended_journal_goes_on(journals, tmp_path):
+    def no_spark():
+        raise AssertionError("there is nothing to read")
+
+    report = SparkConsumer(Nothing(), journals.config, f"sqlite:///{tmp_path}/s.db", no_spark).run_until_caught_up()
+    assert report.offsets == report.heads == {ASLEEP: 120}
+
+
+def test_a_journal_whose_content_is_all_gone_is_read_from_its_head(broker):
+    broker.create(AWAKE)
+    broker.write(AWAKE, b'{"n":1}\n')
+    broker.fake.journals[AWAKE].roll()
+    broker.fake.journals[AWAKE].drop_before(8)
+    options = SourceOptions.parse({"endpoint": broker.endpoint, "subscribe": AWAKE})
+    with SyncJournalClient.of(broker.config) as client:
+        assert plan_read(client, options) == []
+        broker.write(AWAKE, b'{"n":2}\n')
+        assert [(part.begin, part.end) for part in plan_read(client, options)] == [(8, 16)]
