@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 from coranto.client import JournalClient
 from coranto.client.values import AppendResult
-from coranto.errors import CorantoError, CorruptData, OffsetJump, Outcome, RegisterMismatch, StatusError
+from coranto.errors import CorantoError, CorruptData, OffsetJump
 from coranto.labels import label_set
 from coranto.testing.sim.history import Observation, Operation, OperationKind, OperationOutcome, unique_content
 from coranto.wire import protocol_pb2 as pb
@@ -173,18 +173,10 @@ class Workload:
         coverage = self._world.coverage
         try:
             await work
-        except CorruptData as error:
-            operation.outcome = OperationOutcome.INFO
-            operation.error = str(error)
-            self._world.problems.append(f"{operation}: {error}")
         except CorantoError as error:
-            unknown = error.outcome is Outcome.UNKNOWN
-            operation.outcome = OperationOutcome.INFO if unknown else OperationOutcome.FAIL
-            operation.error = f"{type(error).__name__}: {error}"
-            if isinstance(error, StatusError):
-                operation.refusal = error.status
-            if isinstance(error, RegisterMismatch):
-                operation.registers = error.registers
+            operation.failed(error)
+            if isinstance(error, CorruptData):
+                self._world.problems.append(f"{operation}: {error}")
             coverage.sometimes(f"{operation.kind.value}: {type(error).__name__}")
         operation.returned = self._world.loop.time()
         self._world.loop.note(str(operation))

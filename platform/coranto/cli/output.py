@@ -1,10 +1,14 @@
-"""Output of commands: aligned tables, and JSON for programs."""
+"""Input and output of commands: files, aligned tables, and JSON for programs."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal
 
 import typer
 from google.protobuf.json_format import MessageToDict
@@ -47,6 +51,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], console: 
         typer.echo(
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(), err=console.stderr
         )
+
+
+@contextlib.contextmanager
+def opened(name: str, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
+    """Open a file. `-` is standard input or output, which stays open."""
+    if name == "-":
+        yield sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
+        return
+    with Path(name).open(mode) as file:
+        yield file
 
 
 def print_json(message: Message, *, on_one_line: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
@@ -15,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from coranto.client import heads
 from coranto.client.appender import Appender
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
-from coranto.client.connection import Connection, cancelled_from_outside
+from coranto.client.connection import Connection
 from coranto.client.direct import DirectReader
 from coranto.client.disk_cache import DiskCache
 from coranto.client.dispatch import Connect, Dispatcher
@@ -132,21 +131,13 @@ class JournalClient:
         journals: list[JournalInfo] = []
         way = self._dispatcher.to_seed()
         call = way.stub.List(request, metadata=way.tokens.over(Capability.LIST, request.selector))
-        try:
+        with way.calling(subject, call):
             async for response in call:
                 if header is None:
                     header = check_answer(response, subject)
                 elif not response.journals:
                     raise CorruptData(f"{subject}: the broker violated the protocol: a later message has no journals")
                 journals.extend(map(JournalInfo.of, response.journals))
-        except grpc.aio.AioRpcError as error:
-            raise way.failure(subject, error) from error
-        except asyncio.CancelledError:
-            if cancelled_from_outside():
-                raise
-            raise Unavailable(f"{subject}: the connection was closed; try again") from None
-        finally:
-            call.cancel()
         if header is None:
             raise CorruptData(f"{subject}: the broker violated the protocol: it answered nothing")
         return Listing(header, tuple(journals))
@@ -403,7 +394,7 @@ class JournalClient:
         # Ask the primary, so that a client that has appended sees its own append.
         way = self._dispatcher.to_primary(request.journal)
         call = way.stub.Read(request, metadata=way.tokens.about(Capability.READ, request.journal))
-        try:
+        with way.calling(subject, call):
             async for response in call:
                 way.answered(response.status, response.header)
                 if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
@@ -413,14 +404,6 @@ class JournalClient:
                 members, primary = header.route.members, header.route.primary
                 is_primary = 0 <= primary < len(members) and members[primary] == header.process_id
                 return response.write_head, header.etcd.revision, is_primary
-        except grpc.aio.AioRpcError as error:
-            raise way.failure(subject, error) from error
-        except asyncio.CancelledError:
-            if cancelled_from_outside():
-                raise
-            raise Unavailable(f"{subject}: the connection was closed; try again") from None
-        finally:
-            call.cancel()
         raise Unavailable(f"{subject}: the broker ended the read without an answer; try again")
 
     async def fragments(
@@ -459,12 +442,9 @@ class JournalClient:
         while True:
             way = self._dispatcher.to_primary(request.journal)
             try:
-                try:
-                    response = await way.stub.ListFragments(
-                        request, metadata=way.tokens.about(Capability.READ, request.journal)
-                    )
-                except grpc.aio.AioRpcError as error:
-                    raise way.failure(subject, error) from error
+                call = way.stub.ListFragments(request, metadata=way.tokens.about(Capability.READ, request.journal))
+                with way.calling(subject, call):
+                    response = await call
                 way.answered(response.status, response.header)
                 check_answer(response, subject)
                 check_well_formed(response, subject)
@@ -490,12 +470,11 @@ class JournalClient:
         while True:
             way = self._dispatcher.to_seed()
             try:
-                try:
-                    response = await way.stub.FragmentStoreHealth(
-                        request, metadata=way.tokens.over(Capability.READ | Capability.APPLY, pb.LabelSelector())
-                    )
-                except grpc.aio.AioRpcError as error:
-                    raise way.failure(subject, error) from error
+                call = way.stub.FragmentStoreHealth(
+                    request, metadata=way.tokens.over(Capability.READ | Capability.APPLY, pb.LabelSelector())
+                )
+                with way.calling(subject, call):
+                    response = await call
                 if response.status != pb.OK:
                     raise status_error(response.status, subject, response.header, response.store_health_error)
                 return

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 from zlib import crc32
@@ -24,7 +25,7 @@ import grpc.aio
 import structlog
 
 from coranto.client.config import ChannelTarget, ClientConfig, parse_endpoint
-from coranto.client.connection import CONNECT_ADVICE, Connection
+from coranto.client.connection import CONNECT_ADVICE, Connection, cancelled_from_outside
 from coranto.client.routes import KnownRoute, RouteCache
 from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, InvalidInput, Unavailable
@@ -76,6 +77,23 @@ class ChosenConnection:
         if self._dispatcher is not None:
             self._dispatcher.failed(self, error.code())
         return self.connection.failure(subject, error)
+
+    @contextmanager
+    def calling(self, subject: str, call: grpc.aio.RpcContext) -> Iterator[None]:
+        """Cancel the call at the end of the block, and raise its failures as errors of the client about `subject`.
+
+        A call that ends because its channel is closed fails with Unavailable.
+        """
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self.failure(subject, error) from error
+        except asyncio.CancelledError:
+            if cancelled_from_outside():
+                raise
+            raise Unavailable(f"{subject}: the connection was closed; try again") from None
+        finally:
+            call.cancel()
 
 
 Connect: TypeAlias = Callable[[ClientConfig, Clock, CallTokens], Connection]

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 
-from coranto.client.connection import cancelled_from_outside
 from coranto.client.responses import check_answer
 from coranto.client.values import JournalInfo
-from coranto.errors import CorantoError, CorruptData, StatusError, Unavailable
+from coranto.errors import CorantoError, CorruptData, StatusError
 from coranto.security.tokens import Capability
 from coranto.specs.validation import effective_replication
 from coranto.wire import protocol_pb2 as pb
@@ -144,22 +143,17 @@ async def ask(way: ChosenConnection, request: HeadsRequest) -> Heads | None:
     header: pb.Header | None = None
     found: dict[str, JournalHead] = {}
     call = way.connection.heads_stub.Heads(request, metadata=way.tokens.over(Capability.READ, request.selector))
-    try:
-        async for response in call:
-            if header is None:
-                header = check_answer(response, subject)
-            for head in map(JournalHead.of, response.heads):
-                found[head.journal] = head
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return None
-        raise way.failure(subject, error) from error
-    except asyncio.CancelledError:
-        if cancelled_from_outside():
+    with way.calling(subject, call):
+        try:
+            async for response in call:
+                if header is None:
+                    header = check_answer(response, subject)
+                for head in map(JournalHead.of, response.heads):
+                    found[head.journal] = head
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
             raise
-        raise Unavailable(f"{subject}: the connection was closed") from None
-    finally:
-        call.cancel()
     if header is None:
         raise CorruptData(f"{subject}: the broker violated the protocol: it answered nothing")
     return Heads(header, tuple(found[name] for name in sorted(found)))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-import grpc.aio
 import structlog
 
-from coranto.client.connection import cancelled_from_outside
 from coranto.client.direct import DirectReader
 from coranto.client.dispatch import Dispatcher
 from coranto.client.read_progress import Located, ReadProgress, ReadStatus
@@ -167,7 +164,7 @@ class Reader:
         )
         way = self._way
         call = way.stub.Read(request, metadata=way.tokens.about(Capability.READ, options.journal))
-        try:
+        with way.calling(f"read of {progress.journal}", call):
             without_content = None
             async for response in call:
                 if response.HasField("header"):
@@ -186,14 +183,6 @@ class Reader:
             if without_content is not None and request.do_not_proxy:
                 # Persisted in a store that only brokers can read.
                 self._direct_from = max(self._direct_from, without_content.fragment.end)
-        except grpc.aio.AioRpcError as error:
-            raise way.failure(f"read of {progress.journal}", error) from error
-        except asyncio.CancelledError:
-            if cancelled_from_outside():
-                raise
-            raise Unavailable(f"read of {progress.journal}: the connection was closed; try again") from None
-        finally:
-            call.cancel()
 
     async def _fragment(self, located: Located) -> AsyncGenerator[Chunk]:
         progress, fragment = self._progress, located.fragment

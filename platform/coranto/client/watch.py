@@ -9,14 +9,11 @@ so that no change is reported twice or missed.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncGenerator
 
-import grpc.aio
 import structlog
 
-from coranto.client.connection import cancelled_from_outside
 from coranto.client.dispatch import Dispatcher
 from coranto.client.reader import TRANSIENT
 from coranto.client.responses import check_answer
@@ -101,16 +98,8 @@ class Watch:
             metadata=way.tokens.over(Capability.LIST, self._selector),
         )
         builder = SnapshotBuilder()
-        try:
+        with way.calling(_SUBJECT, call):
             async for response in call:
                 if (listing := builder.accept(response)) is not None:
                     yield listing
-        except grpc.aio.AioRpcError as error:
-            raise way.failure(_SUBJECT, error) from error
-        except asyncio.CancelledError:
-            if cancelled_from_outside():
-                raise
-            raise Unavailable(f"{_SUBJECT}: the connection was closed; try again") from None
-        finally:
-            call.cancel()
         raise Unavailable(f"{_SUBJECT}: the broker ended it; try again")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -17,6 +15,7 @@ import typer
 from coranto.cli.connect import Endpoint, connect
 from coranto.cli.journals.records import RecordFraming, read_records, with_keys
 from coranto.cli.journals.selection import Selection, Selector, select_now
+from coranto.cli.output import opened
 from coranto.client import Appended, SyncJournalClient
 from coranto.client.config import DEFAULT_PATIENCE
 from coranto.errors import InvalidInput
@@ -73,7 +72,8 @@ def append(
         raise InvalidInput(
             "only keys that are lines can be in base64; leave --base64 out, or give --framing lines", field="--base64"
         )
-    with connect(endpoint) as client, _opened(file) as (source, size):
+    with connect(endpoint) as client, opened(file, "rb") as source:
+        size = Path(file).stat().st_size if file != "-" and Path(file).is_file() else None
         # A named journal needs no listing.
         journals = named or [info.name for info in select_now(client, Selection((), selector or ""))]
         if framing is RecordFraming.NONE:
@@ -81,17 +81,6 @@ def append(
         else:
             pairs = _pairs(source, framing, mapping, is_base64=is_base64)
             _append_records(client, pairs, _mapping(mapping, journals))
-
-
-@contextlib.contextmanager
-def _opened(file: str) -> Iterator[tuple[BinaryIO, int | None]]:
-    """Yield the input, and its size if known."""
-    if file == "-":
-        yield sys.stdin.buffer, None
-    else:
-        path = Path(file)
-        with path.open("rb") as source:
-            yield source, path.stat().st_size if path.is_file() else None
 
 
 def _append(client: SyncJournalClient, journal: str, source: BinaryIO, size: int | None) -> None:

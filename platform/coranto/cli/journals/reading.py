@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -16,7 +13,7 @@ from coranto.cli.journals.multiplex import Multiplexer, MultiplexOptions
 from coranto.cli.journals.offsets import OffsetsFile, load_offsets
 from coranto.cli.journals.selection import Names, Selection, Selector, chosen, select
 from coranto.cli.journals.times import parse_time
-from coranto.cli.output import note
+from coranto.cli.output import note, opened
 from coranto.client import JournalClient
 from coranto.client.committed import committed_messages
 from coranto.errors import InvalidInput
@@ -75,12 +72,12 @@ def read(
     if committed:
         if not is_one or offsets or offsets_out or begin:
             raise InvalidInput("reads one journal, without --offsets, --offsets-out and --from", field="--committed")
-        with _opened(output) as file:
+        with opened(output, "wb") as file:
             _read_committed(selection.names[0], reading, file, endpoint)
         return
     saved = load_offsets(offsets) if offsets else {}
     target = OffsetsFile(offsets_out) if offsets_out else None
-    with _opened(output) as file, ended_by_sigterm():
+    with opened(output, "wb") as file, ended_by_sigterm():
 
         async def work(client: JournalClient) -> None:
             reader = Multiplexer(client, file, reading, saved, target.save if target else lambda _: None, note)
@@ -105,15 +102,6 @@ async def _read(reader: Multiplexer, selection: Selection, client: JournalClient
             attempt = selection.attempts[0]
             note("no journal matches yet")
         await reader.follow(attempt)
-
-
-@contextlib.contextmanager
-def _opened(output: str) -> Iterator[BinaryIO]:
-    if output == "-":
-        yield sys.stdout.buffer
-    else:
-        with Path(output).open("wb") as file:
-            yield file
 
 
 def _read_committed(journal: str, reading: MultiplexOptions, file: BinaryIO, endpoint: str | None) -> None:

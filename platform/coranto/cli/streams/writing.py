@@ -8,15 +8,14 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
-from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import structlog
 import typer
 
 from coranto.cli.connect import PATIENCE, Endpoint, connect, ended_by_sigterm
 from coranto.cli.journals.records import RecordFraming, read_records
-from coranto.cli.output import note
+from coranto.cli.output import note, opened
 from coranto.cli.streams.event_feed import EventFeed
 from coranto.client import JournalClient
 from coranto.client.loop import shared_loop
@@ -86,7 +85,7 @@ def write(
         parse = _parser(key, key_field, is_json=isinstance(format, JsonEvents))
         handing: EventFeed | None = None
         try:
-            with _opened(file) as source, progress(f"Writing to {name}", unit="events") as report:
+            with opened(file, "rb") as source, progress(f"Writing to {name}", unit="events") as report:
                 pairs = (
                     parse(line[:-1], number) for number, line in enumerate(read_records(source, RecordFraming.LINES), 1)
                 )
@@ -221,12 +220,3 @@ def _object(line: bytes, number: int) -> dict[str, Any]:
 
 def _events(count: int) -> str:
     return f"{count} event{'' if count == 1 else 's'}"
-
-
-@contextlib.contextmanager
-def _opened(file: str) -> Iterator[BinaryIO]:
-    if file == "-":
-        yield sys.stdin.buffer
-    else:
-        with Path(file).open("rb") as source:
-            yield source

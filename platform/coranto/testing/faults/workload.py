@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from coranto.client import AppendService, ClientConfig, JournalClient
 from coranto.client.append_service import Appended
 from coranto.client.values import AppendResult
-from coranto.errors import CorantoError, CorruptData, OffsetJump, Outcome, RegisterMismatch, StatusError
+from coranto.errors import CorantoError, CorruptData, OffsetJump
 from coranto.labels import label_set
 from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.laboratory.processes import until
@@ -241,15 +241,8 @@ class Workload:
         """Await an operation and record its outcome."""
         try:
             await work
-        except CorruptData as error:
-            operation.outcome, operation.error = OperationOutcome.INFO, str(error)
-            self.problems.append(f"{operation}: {error}")
         except CorantoError as error:
-            unknown = error.outcome is Outcome.UNKNOWN
-            operation.outcome = OperationOutcome.INFO if unknown else OperationOutcome.FAIL
-            operation.error = f"{type(error).__name__}: {error}"
-            if isinstance(error, StatusError):
-                operation.refusal = error.status
-            if isinstance(error, RegisterMismatch):
-                operation.registers = error.registers
+            operation.failed(error)
+            if isinstance(error, CorruptData):
+                self.problems.append(f"{operation}: {error}")
         operation.returned = self._now()

@@ -13,6 +13,7 @@ import random
 import re
 from dataclasses import dataclass, field
 
+from coranto.errors import CorantoError, CorruptData, Outcome, RegisterMismatch, StatusError
 from coranto.wire import protocol_pb2 as pb
 
 HEADER = re.compile(rb"@(\d{6}):(\d{5}):")
@@ -57,6 +58,16 @@ class Operation:
     registers: pb.LabelSet | None = None
     refusal: pb.Status.ValueType = pb.OK
     error: str = ""
+
+    def failed(self, error: CorantoError) -> None:
+        """Record an error as the outcome."""
+        unknown = isinstance(error, CorruptData) or error.outcome is Outcome.UNKNOWN
+        self.outcome = OperationOutcome.INFO if unknown else OperationOutcome.FAIL
+        self.error = f"{type(error).__name__}: {error}"
+        if isinstance(error, StatusError):
+            self.refusal = error.status
+        if isinstance(error, RegisterMismatch):
+            self.registers = error.registers
 
     def __str__(self) -> str:
         what = f"{self.kind.value} {self.number} of {self.client} to {self.journal} at {self.invoked:.3f}"
