@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from coranto.client.positions import heads_of
 from coranto.telemetry import Log, progress
 from dagster_coranto.consumers.definition import ConsumerSettings, Materialized, SparkConsumerDefinition
-from dagster_coranto.resources.journals import JournalResource, heads_of
+from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.translation.metadata import (
     ConsumerMetadataSet,

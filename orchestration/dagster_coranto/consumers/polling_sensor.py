@@ -16,11 +16,12 @@ from dagster._record import record
 from dagster._serdes import deserialize_value, serialize_value, whitelist_for_serdes
 
 from coranto.client.groups import JournalGroup
+from coranto.client.positions import JournalPosition, grown_bytes, present_positions
 from coranto.errors import ClusterError, Unavailable
 from coranto.telemetry import amount
 from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS
 from dagster_coranto.instance.underway import Target, limit_pools, pools_of, runs_under_way
-from dagster_coranto.resources.journals import JournalPosition, JournalResource, positions_of
+from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import bound
 
 _REVISION, _HEAD = 0, 1
@@ -74,12 +75,12 @@ class JournalPollingSensorCursor:
 
     def grown_bytes(self, since: JournalPollingSensorCursor) -> int:
         """Return the bytes by which journals have grown, those that were created since included."""
-        grown = 0
-        for journal, at in self.positions.items():
-            before = since.positions.get(journal)
-            known = before[_HEAD] if before is not None and before[_REVISION] == at[_REVISION] else 0
-            grown += max(0, at[_HEAD] - known)
-        return grown
+        return grown_bytes(self.journals, since.journals)
+
+    @property
+    def journals(self) -> dict[str, JournalPosition]:
+        """The positions by name."""
+        return {journal: JournalPosition(at[_HEAD], at[_REVISION]) for journal, at in self.positions.items()}
 
     @property
     def digest(self) -> str:
@@ -167,13 +168,10 @@ def _present(
     resource: JournalResource, groups: Iterable[JournalGroup], before: JournalPollingSensorCursor
 ) -> JournalPollingSensorCursor:
     """Return the present positions. A journal whose head nobody can tell is taken to be where it was."""
-    found: dict[str, list[int]] = {}
+    found: dict[str, JournalPosition] = {}
     for heads in map(resource.heads, groups):
-        found |= {journal: [at.create_revision, at.head] for journal, at in positions_of(heads).items()}
-        found |= {
-            each.journal: before.positions[each.journal] for each in heads.unknown if each.journal in before.positions
-        }
-    return JournalPollingSensorCursor(positions=dict(sorted(found.items())))
+        found |= present_positions(heads, before.journals)
+    return JournalPollingSensorCursor.of(found)
 
 
 def _failure(instance: dg.DagsterInstance, run_key: str) -> float | None:

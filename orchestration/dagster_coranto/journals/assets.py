@@ -8,8 +8,9 @@ import dagster as dg
 
 from coranto.client import SyncJournalClient
 from coranto.client.groups import JournalGroup
+from coranto.client.positions import heads_of
 from coranto.errors import JournalNotFound
-from dagster_coranto.resources.journals import JournalResource, heads_of
+from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_arguments, resource_of, resource_parameters
 from dagster_coranto.translation.metadata import GroupMetadataSet, JournalRow, offsets_metadata, table, vector_version
 from dagster_coranto.translation.options import AssetOptions, filled, op_options, spec_options, with_deps

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
@@ -14,22 +12,13 @@ from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.client.groups import JournalGroup
 from coranto.client.heads import Heads
 from coranto.client.loop import run_blocking
-from coranto.cluster import locate
+from coranto.client.positions import JournalPosition, positions_of
+from coranto.cluster import reach
 from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR
 from coranto.errors import Unavailable
 from coranto.fragments.stores import StoreRegistry
 from coranto.names import check_prefix
 from dagster_coranto.resources.hidden import hide, reveal
-
-ENDPOINT_VARIABLE = "CORANTO_ENDPOINT"
-
-
-@dataclass(frozen=True, slots=True)
-class JournalPosition:
-    """A journal's write head, and the etcd revision that created it. A journal that is created anew begins at 0."""
-
-    head: int
-    create_revision: int
 
 
 class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
@@ -89,26 +78,15 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
 
         Raises ClusterError when the cluster must be looked up and does not run, and InvalidInput for invalid settings.
         """
-        root = Path(self.file_root) if self.file_root else None
-        endpoint = self.endpoint or ("" if self.data_dir else os.environ.get(ENDPOINT_VARIABLE, ""))
-        if not endpoint:
-            found = locate(Path(self.data_dir) if self.data_dir else None)
-            endpoint, root = ",".join(found.endpoints), root or found.file_root
-        return ClientConfig.from_environment(endpoint, root, environment=self._environment())
-
-    def _environment(self) -> dict[str, str]:
-        """Return the environment, with the fields that are set in place of its variables."""
-        environment = dict(os.environ)
-        auth = {"CORANTO_AUTH_TOKEN": reveal(self.auth_token), "CORANTO_AUTH_KEYS": reveal(self.auth_keys)}
-        if any(auth.values()):
-            environment |= auth
-        others = {
+        settings = {
+            "CORANTO_AUTH_TOKEN": reveal(self.auth_token),
+            "CORANTO_AUTH_KEYS": reveal(self.auth_keys),
             "CORANTO_ZONE": self.zone,
             "CORANTO_TLS_CA": self.tls_ca,
             "CORANTO_TLS_CERT": self.tls_cert,
             "CORANTO_TLS_KEY": self.tls_key,
         }
-        return environment | {name: value for name, value in others.items() if value}
+        return reach(self.endpoint, data_dir=self.data_dir, file_root=self.file_root, settings=settings)
 
     def located_data_dir(self) -> Path:
         """Return the folder of the embedded cluster, which need not run."""
@@ -147,13 +125,3 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     async def _heads(self, group: JournalGroup) -> Heads:
         async with JournalClient.of(self.client_config()) as client:
             return await client.heads(group.selector)
-
-
-def positions_of(heads: Heads) -> dict[str, JournalPosition]:
-    """Return the positions of journals whose heads are known, in order of their names."""
-    return {each.journal: JournalPosition(each.head, each.create_revision) for each in heads if each.known}
-
-
-def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:
-    """Return the offset vector of positions."""
-    return {journal: position.head for journal, position in positions.items()}

@@ -8,9 +8,7 @@ from pydantic import Field
 
 from coranto.client import JournalClient
 from coranto.client.groups import JournalGroup
-from coranto.labels import NAME, label_selector
-from coranto.reconcile import JOURNALS, JournalSpecs, SpecReconciler, at_any_revision, under_prefix
-from coranto.specs.journal_tree import parse_tree
+from coranto.reconcile import SpecReconciler, tree_reconciler
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.specs.reconciling import OpenReconciler, SpecsText, applied, apply, compare, drift, text_of
 
@@ -90,10 +88,7 @@ def build_journal_specs_check(
 def _opening(journals: JournalResource, specs: SpecsText, prune: Sequence[JournalGroup]) -> OpenReconciler:
     @asynccontextmanager
     async def opened() -> AsyncIterator[SpecReconciler]:
-        wanted = under_prefix(at_any_revision(parse_tree(text_of(specs))), journals.prefix)
-        groups = [(f"{NAME}:prefix", f"{journals.group(group).name}/") for group in prune]
-        selector = label_selector(include=groups) if groups else None
         async with JournalClient.of(journals.client_config()) as client:
-            yield SpecReconciler(JOURNALS, JournalSpecs(client), wanted, source="the tree of specs", prune=selector)
+            yield tree_reconciler(client, text_of(specs), prefix=journals.prefix, prune=prune)
 
     return opened

@@ -3,27 +3,21 @@
 The engine is `coranto.recovery`. Here are only its jobs, and a sensor that has a plan made when an audit fails.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import dagster as dg
 from pydantic import Field
 
-from coranto.audit import Check, Report, run_checks
-from coranto.client import JournalClient
 from coranto.client.groups import JournalGroup
 from coranto.client.loop import run_blocking
 from coranto.errors import CorantoError
-from coranto.fragments.stores import StoreRegistry
-from coranto.recovery import Doctor, JournalDoctor, NotApproved, Plan, Recovery, carry_out, make_plan
+from coranto.recovery import JournalsRecovery, MoreAudits, MoreDoctors, NotApproved, Plan, Recovery
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.translation.metadata import JournalRow, table, verbatim
 
-MoreDoctors = Callable[[JournalClient, StoreRegistry], Sequence[Doctor]]
-"""Makes further doctors, such as those of consumers (`coranto_consumers.recovery`)."""
-MoreAudits = Callable[[JournalClient, StoreRegistry], Sequence[Check]]
-"""Makes further checks for the audit behind a recovery."""
+T = TypeVar("T")
 
 OP: Final = "recover"
 _COLUMNS: Final = {"step": "int", "kind": "string", "of": "string", "action": "string", "gives_up": "string"}
@@ -65,40 +59,23 @@ def build_journal_recovery(
 
     `memory` is the URL of the store with the records of audits. `doctors` and `audits` add consumers.
     """
-    audited = audits or (lambda client, stores: ())
-    more = doctors or (lambda client, stores: ())
 
-    async def work(resource: JournalResource, approved: str | None) -> Plan | Recovery:
-        stores = resource.stores()
+    def work(resource: JournalResource) -> JournalsRecovery:
         selector = resource.group(group).selector_text
-        async with JournalClient.of(resource.client_config()) as client:
-            journals = JournalDoctor(client, stores, selector, memory=memory)
-            every = [journals, *more(client, stores)]
-            if approved is None:
-                return await make_plan(every)
-
-            async def verify() -> Report:
-                report = await journals.audit()
-                if checks := audited(client, stores):
-                    report = report.joined(await run_checks(selector, checks))
-                return report
-
-            return await carry_out(every, approved, verify=verify)
+        return JournalsRecovery(resource.client_config(), selector, memory, doctors, audits)
 
     @dg.op(name="plan", required_resource_keys={resource_key}, description="Find damage, and plan its repair.")
     def plan_recovery(context: dg.OpExecutionContext) -> None:
-        plan = _run(work(getattr(context.resources, resource_key), None))
-        assert isinstance(plan, Plan)
+        plan = _run(work(getattr(context.resources, resource_key)).plan())
         context.log.info(plan.summary)
         context.add_output_metadata(plan_metadata(plan))
 
     @dg.op(name=OP, required_resource_keys={resource_key}, description="Carry out the plan of the approved hash.")
     def recover(context: dg.OpExecutionContext, config: RecoveryConfig) -> None:
         try:
-            recovery = _run(work(getattr(context.resources, resource_key), config.approved.strip()))
+            recovery = _run(work(getattr(context.resources, resource_key)).carry_out(config.approved.strip()))
         except NotApproved as error:
             raise dg.Failure(str(error), metadata=plan_metadata(error.plan), allow_retries=False) from error
-        assert isinstance(recovery, Recovery)
         metadata = recovery_metadata(recovery)
         if not recovery.succeeded:
             raise dg.Failure("the recovery left something to do", metadata=metadata, allow_retries=False)
@@ -115,14 +92,13 @@ def build_journal_recovery(
     return JournalRecovery(job, plan_job)
 
 
-def _run(work: Any) -> Plan | Recovery:
+def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
-        found: Plan | Recovery = run_blocking(work)
+        return run_blocking(work)
     except NotApproved:
         raise
     except CorantoError as error:
         raise dg.Failure(f"nothing could be examined: {error}", allow_retries=False) from error
-    return found
 
 
 def plan_metadata(plan: Plan) -> dict[str, Any]:

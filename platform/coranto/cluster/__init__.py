@@ -18,5 +18,6 @@ from coranto.cluster.embedded import EmbeddedCluster
 from coranto.cluster.etcd_server import EtcdServer
 from coranto.cluster.foreground import run_foreground
 from coranto.cluster.info import ClusterInfo, locate
+from coranto.cluster.reach import reach
 
-__all__ = ["ClusterInfo", "EmbeddedCluster", "EtcdServer", "locate", "run_foreground"]
+__all__ = ["ClusterInfo", "EmbeddedCluster", "EtcdServer", "locate", "reach", "run_foreground"]

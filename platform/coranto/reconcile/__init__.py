@@ -1,4 +1,4 @@
-"""Makes specs in etcd what a document says, of journals and shards alike, for commands and for Dagster.
+"""Makes specs in etcd what a document says, of journals and shards alike, for commands and for orchestrators.
 
 `kinds` tells what differs between kinds of specs, `plan` compares (pure), and `reconciler` applies in transactions.
 """
@@ -7,6 +7,7 @@ from coranto.reconcile.journals import JOURNALS, JournalSpecs, under_prefix
 from coranto.reconcile.kinds import PresentSpec, SpecAccess, SpecChange, SpecKind, at_any_revision
 from coranto.reconcile.plan import SpecAction, SpecPlan, SpecStep, make_plan
 from coranto.reconcile.reconciler import SpecReconciler
+from coranto.reconcile.trees import tree_reconciler
 
 __all__ = [
     "JOURNALS",
@@ -21,5 +22,6 @@ __all__ = [
     "SpecStep",
     "at_any_revision",
     "make_plan",
+    "tree_reconciler",
     "under_prefix",
 ]

@@ -4,9 +4,9 @@ import dagster as dg
 import pytest
 
 from coranto.client.loop import run_blocking
+from coranto.client.positions import JournalPosition
 from coranto.testing.fake_broker import FakeBroker
 from dagster_coranto import JournalGroup, JournalPollingSensorCursor, JournalResource, build_journal_polling_sensor
-from dagster_coranto.resources.journals import JournalPosition
 
 EVENTS = JournalGroup("flights/events")
 PART = "flights/events/part-000"

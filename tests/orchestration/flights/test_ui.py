@@ -18,12 +18,12 @@ from dagster._core.loader import LoadingContextForTest
 from playwright.sync_api import BrowserContext, Locator, Page, expect, sync_playwright
 
 from coranto.client.loop import run_blocking
+from coranto.client.positions import heads_of
 from coranto_flights.data import expected_alerts, load_flights
 from dagster_coranto import JournalResource
 from dagster_coranto.flights.definitions import EVENTS, defs, flights_observation
 from dagster_coranto.flights.materialize import Job, materialize
 from dagster_coranto.flights.ui import DagsterUi
-from dagster_coranto.resources.journals import heads_of
 
 ROOT = Path(__file__).parents[3]
 FLIGHTS = 2000

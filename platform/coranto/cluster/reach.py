@@ -1,0 +1,36 @@
+"""The configuration of a client by the settings of an orchestrator: given, from the environment, or looked up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from coranto.client import ClientConfig
+from coranto.cluster.info import locate
+
+ENDPOINT_VARIABLE: Final = "CORANTO_ENDPOINT"
+_AUTH: Final = ("CORANTO_AUTH_TOKEN", "CORANTO_AUTH_KEYS")
+
+
+def reach(
+    endpoint: str = "", *, data_dir: str = "", file_root: str = "", settings: Mapping[str, str] | None = None
+) -> ClientConfig:
+    """Return the configuration for a cluster.
+
+    Without an `endpoint` it is $CORANTO_ENDPOINT, unless `data_dir` is given; otherwise that of the embedded cluster
+    below `data_dir`, $CORANTO_DATA or ./.coranto, whose ports change with each start. `settings` are values of
+    variables such as CORANTO_TLS_CA, which replace those of the environment; empty ones do not. A token or keys among
+    them replace both. Raises ClusterError when the cluster must be looked up and does not run, and InvalidInput.
+    """
+    root = Path(file_root) if file_root else None
+    found = endpoint or ("" if data_dir else os.environ.get(ENDPOINT_VARIABLE, ""))
+    if not found:
+        cluster = locate(Path(data_dir) if data_dir else None)
+        found, root = ",".join(cluster.endpoints), root or cluster.file_root
+    given = {name: value for name, value in (settings or {}).items() if value}
+    environment = dict(os.environ)
+    if any(name in given for name in _AUTH):
+        environment = {name: value for name, value in environment.items() if name not in _AUTH}
+    return ClientConfig.from_environment(found, root, environment=environment | given)
