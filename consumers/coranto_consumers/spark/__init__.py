@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
     from coranto_consumers.spark.session import new_session
     from coranto_consumers.spark.source import register
+    from coranto_consumers.spark.task_errors import error_of_task, errors_of_tasks
     from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
 
 _HOMES = {
@@ -23,6 +24,7 @@ _HOMES = {
     **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.progress"),
     **dict.fromkeys(("new_session",), "coranto_consumers.spark.session"),
     **dict.fromkeys(("register",), "coranto_consumers.spark.source"),
+    **dict.fromkeys(("error_of_task", "errors_of_tasks"), "coranto_consumers.spark.task_errors"),
     **dict.fromkeys(("Add", "Max", "MergeRule", "Min", "Quotient", "Replace"), "coranto_consumers.stores.merge"),
 }
 
@@ -41,6 +43,8 @@ __all__ = [
     "SparkConsumer",
     "Step",
     "TableOutput",
+    "error_of_task",
+    "errors_of_tasks",
     "new_session",
     "register",
 ]

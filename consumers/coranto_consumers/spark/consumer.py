@@ -19,12 +19,10 @@ Pending messages of the failed transaction are never acknowledged.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -33,11 +31,12 @@ from coranto.errors import CorantoError, CorruptData, InvalidInput, JournalNotFo
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.spark.application import Application
 from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins, head_of
-from coranto_consumers.spark.frames import error_of_task, parse_schema
+from coranto_consumers.spark.frames import parse_schema
 from coranto_consumers.spark.inputs import InputReader
 from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import Range, plan_transaction
+from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staging import delete_staged, delete_stale
 
@@ -260,18 +259,6 @@ class SparkConsumer:
             for journal, head in heads.items()
             if journal not in known
         }
-
-
-@contextmanager
-def errors_of_tasks() -> Iterator[None]:
-    """Raise Coranto's error that ended a task of Spark's in place of Spark's own."""
-    try:
-        yield
-    except PySparkException as error:
-        ours = error_of_task(error)
-        if ours is None:
-            raise
-        raise ours from error
 
 
 def _heads(client: SyncJournalClient, journals: Iterable[str]) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from coranto.client import ClientConfig
-from coranto.errors import CorantoError, CorruptMessage, InvalidInput, OffsetJump
+from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.spark.options import Isolation, client_options
 from coranto_consumers.spark.parsing import is_parsed
 from coranto_consumers.spark.ranges import Range, ReadPlan
@@ -124,20 +123,3 @@ def take_in(parsed: DataFrame, schema: StructType) -> tuple[DataFrame, int]:
         journal, offset = found.first
         raise CorruptMessage(journal, offset, f"its value does not fit the columns {columns}")
     return parsed.drop(_TEXT), int(found.messages)
-
-
-_CORRUPT_MESSAGE = re.compile(r"CorruptMessage: journal (\S+) at offset (\d+): ([^\n]*)")
-_OFFSET_JUMP = re.compile(r"OffsetJump: journal (\S+) has no content in \[(\d+), (\d+)\)")
-_INVALID_INPUT = re.compile(r"InvalidInput: (?:([^\n:]*): )?([^\n]*)")
-
-
-def error_of_task(error: PySparkException) -> CorantoError | None:
-    """Return the error that a task raised, parsed from Spark's text. None when it was not an error of Coranto's."""
-    text = str(error)
-    if found := _CORRUPT_MESSAGE.search(text):
-        return CorruptMessage(found[1], int(found[2]), found[3].rstrip())
-    if found := _OFFSET_JUMP.search(text):
-        return OffsetJump(found[1], int(found[2]), int(found[3]))
-    if found := _INVALID_INPUT.search(text):
-        return InvalidInput(found[2].rstrip(), field=found[1] or "")
-    return None

@@ -14,6 +14,8 @@ from sqlalchemy import Connection, Table
 
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
+from coranto.security.tokens import Capability
+from coranto_consumers.spark.access import for_tasks
 from coranto_consumers.spark.application import JournalOutput, TableOutput
 from coranto_consumers.spark.discovery import find_journals
 from coranto_consumers.spark.tasks import PUBLISHED, STAGED, PublishTask, StageTask
@@ -66,7 +68,7 @@ def publish_journal_outputs(outputs: Sequence[JournalOutput], client: SyncJourna
     messages = 0
     for output in outputs:
         journals = find_journals(client, output.journals, field="journal output")
-        task = PublishTask(client.config, journals, output.mapping)
+        task = PublishTask(for_tasks(client.config, Capability.APPEND, journals), journals, output.mapping)
         won = _keys_and_values(output).mapInArrow(task, PUBLISHED).collect()
         for row in won:
             intents[row.journal] += bytes(row.intent)

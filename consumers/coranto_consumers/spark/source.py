@@ -19,8 +19,8 @@ not discover it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,9 +29,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from coranto.client import SyncJournalClient
+from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.disk_cache import DiskCache
 from coranto.errors import InvalidInput
+from coranto.security.tokens import Capability
+from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins, head_of, match_journals
 from coranto_consumers.spark.options import EARLIEST, LATEST, Isolation, SourceOptions
 from coranto_consumers.spark.ranges import Range, ReadPlan, Slice, split
@@ -47,6 +49,7 @@ from coranto_consumers.spark.rows import (
     raw_layout,
 )
 from coranto_consumers.spark.scanning import read_committed, read_sequenced
+from coranto_consumers.spark.task_errors import told_to_driver
 
 
 @dataclass
@@ -54,6 +57,8 @@ class JournalPartition(InputPartition):
     """The ranges that one task reads."""
 
     parts: Slice
+    client: ClientConfig = field(repr=False)
+    """For this task: with a token for its journals instead of keys."""
 
 
 class JournalDataSource(DataSource):
@@ -64,7 +69,8 @@ class JournalDataSource(DataSource):
         return "journal"
 
     def schema(self) -> StructType:
-        options = SourceOptions.parse(self.options)
+        with told_to_driver():
+            options = SourceOptions.parse(self.options)
         names = [name for name in FIELDS if options.include_uuid or name not in UUID_FIELDS]
         fields = [FIELDS[name] for name in names]
         if options.isolation is Isolation.SEQUENCED:
@@ -72,12 +78,13 @@ class JournalDataSource(DataSource):
         return StructType(fields)
 
     def reader(self, schema: StructType) -> JournalReader:
-        options = SourceOptions.parse(self.options)
-        if options.parses_lines or not is_raw(schema):
-            layout = parsed_layout(schema, options.text_column, options.misfits)
-        else:
-            layout = raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED)
-        return JournalReader(options, layout)
+        with told_to_driver():
+            options = SourceOptions.parse(self.options)
+            if options.parses_lines or not is_raw(schema):
+                layout = parsed_layout(schema, options.text_column, options.misfits)
+            else:
+                layout = raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED)
+            return JournalReader(options, layout)
 
 
 def register(spark: SparkSession) -> None:
@@ -92,20 +99,35 @@ class JournalReader(DataSourceReader):
         self._options = options
         self._layout = layout
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out keys: executors have no use for them."""
+        options = replace(self._options, client=without_keys(self._options.client))
+        return {"_options": options, "_layout": self._layout}
+
     def partitions(self) -> list[InputPartition]:
-        if self._options.isolation is Isolation.SEQUENCED:
-            return [JournalPartition(slice_) for slice_ in ReadPlan.loads(self._options.slices).slices]
-        with SyncJournalClient.of(self._options.client) as client:
-            parts = plan_read(client, self._options)
-        return [JournalPartition((part,)) for part in parts]
+        with told_to_driver():
+            if self._options.isolation is Isolation.SEQUENCED:
+                slices: Sequence[Slice] = ReadPlan.loads(self._options.slices).slices
+            else:
+                with SyncJournalClient.of(self._options.client) as client:
+                    slices = [(part,) for part in plan_read(client, self._options)]
+            return [self._partition(parts) for parts in slices]
+
+    def _partition(self, parts: Slice) -> JournalPartition:
+        journals = {part.journal for part in parts}
+        return JournalPartition(parts, for_tasks(self._options.client, Capability.READ, journals))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         # Spark replaces an empty list of partitions by a single one that is None or a plain InputPartition.
         if not isinstance(partition, JournalPartition):
             return
+        with told_to_driver():
+            yield from self._read(partition)
+
+    def _read(self, partition: JournalPartition) -> Iterator[pa.RecordBatch]:
         options = self._options
         batches = BatchBuilder(self._layout)
-        config = replace(options.client, disk_cache=_disk_cache(options.cache_bytes))
+        config = replace(partition.client, disk_cache=_disk_cache(options.cache_bytes))
         with SyncJournalClient.of(config, timeout=config.patience) as client:
             match options.isolation:
                 case Isolation.READ_UNCOMMITTED:

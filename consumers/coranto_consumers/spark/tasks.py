@@ -25,6 +25,7 @@ from coranto.messages.mapping import Mapping, ModuloMapping, RandomMapping, Rend
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark.application import MappingName
+from coranto_consumers.spark.task_errors import told_to_driver
 from coranto_consumers.stores.staging import StageWriter
 
 Batches = Iterator[Any]
@@ -44,6 +45,10 @@ class StageTask:
     fence: int
 
     def __call__(self, batches: Batches) -> Batches:
+        with told_to_driver():
+            yield from self._stage(batches)
+
+    def _stage(self, batches: Batches) -> Batches:
         attempt, rows = uuid.uuid4().hex, 0
         first = next(batches, None)
         if first is None:
@@ -67,6 +72,10 @@ class PublishTask:
     mapping: MappingName
 
     def __call__(self, batches: Batches) -> Batches:
+        with told_to_driver():
+            yield from self._publish(batches)
+
+    def _publish(self, batches: Batches) -> Batches:
         first = next(batches, None)
         if first is None:
             return

@@ -29,13 +29,14 @@ from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application, TableOutput
-from coranto_consumers.spark.consumer import DEFAULT_PARTITION_BYTES, errors_of_tasks
+from coranto_consumers.spark.consumer import DEFAULT_PARTITION_BYTES
 from coranto_consumers.spark.discovery import find_journals, fragment_begins
 from coranto_consumers.spark.frames import parse_schema
 from coranto_consumers.spark.inputs import InputReader
 from coranto_consumers.spark.outputs import Staged, stage_table_output
 from coranto_consumers.spark.progress import Hooks, Step
 from coranto_consumers.spark.ranges import Range
+from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staging import delete_shards, delete_staged, delete_stale
 from coranto_consumers.stores.windows import KnownWindow, WindowLog, is_merged, shard_of, sources_before

@@ -1,0 +1,78 @@
+"""Errors of tasks. They reach the driver with their types and fields, although Spark passes on nothing but text.
+
+A task's error gets a note of one line of JSON, which tracebacks print behind the error's own text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+
+from coranto.errors import CorantoError, Outcome
+
+_MARK: Final = "coranto-error: "
+_LINE: Final = re.compile(re.escape(_MARK) + r"(\{.*\})")
+
+
+@contextmanager
+def told_to_driver() -> Iterator[None]:
+    """Note errors of Coranto's such that `error_of_task` finds them again. Use it around all that a task does."""
+    try:
+        yield
+    except CorantoError as error:
+        if not any(note.startswith(_MARK) for note in getattr(error, "__notes__", ())):
+            error.add_note(f"{_MARK}{_dumps(error)}")
+        raise
+
+
+@contextmanager
+def errors_of_tasks() -> Iterator[None]:
+    """Raise the error of Coranto's that ended a task or a query in place of Spark's own."""
+    try:
+        yield
+    except PySparkException as error:
+        ours = error_of_task(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def error_of_task(error: BaseException) -> CorantoError | None:
+    """Return the error of Coranto's that ended a task or a query. None when it was no error of Coranto's.
+
+    Fields that are texts, numbers or flags are those of the original.
+    """
+    # What comes before the last one may be a quotation.
+    for found in reversed(_LINE.findall(str(error))):
+        try:
+            told = json.loads(found)
+            kind, text, fields = _kinds()[told["type"]], told["text"], told["fields"]
+            ours = kind.__new__(kind, text)
+            ours.outcome = Outcome(told["outcome"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        for name, value in fields.items():
+            setattr(ours, name, value)
+        return ours
+    return None
+
+
+def _dumps(error: CorantoError) -> str:
+    fields = {name: value for name, value in vars(error).items() if isinstance(value, str | int | float | bool | None)}
+    told: dict[str, Any] = {"type": type(error).__name__, "text": str(error), "fields": fields}
+    return json.dumps({**told, "outcome": error.outcome.value})
+
+
+def _kinds() -> dict[str, type[CorantoError]]:
+    kinds: dict[str, type[CorantoError]] = {}
+    left: list[type[CorantoError]] = [CorantoError]
+    while left:
+        kind = left.pop()
+        kinds[kind.__name__] = kind
+        left += kind.__subclasses__()
+    return kinds
