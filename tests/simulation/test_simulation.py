@@ -26,7 +26,7 @@ from coranto_broker.append import decision
 from coranto_broker.append import registers as of_registers
 from coranto_broker.append.decision import Snapshot
 from coranto_broker.append.fsm import AppendFsm
-from coranto_broker.append.states import TRANSITIONS, Event, State, Way
+from coranto_broker.append.states import TRANSITIONS, AppendEvent, State, Way
 from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.fragments.persister import FragmentPersister, _Reading
@@ -44,7 +44,7 @@ from coranto_broker.spool.flush import Flusher
 from coranto_broker.spool.in_sync import Judgement, Takeover
 from coranto_broker.spool.recovery import Recovered
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.spool.spool import Decision, ProposalEffect, Spool
+from coranto_broker.spool.spool import ProposalDecision, ProposalEffect, Spool
 
 SEEDS = 200
 
@@ -102,14 +102,17 @@ INTERESTING = {
 """Paths that some run must have taken, lest the others prove nothing."""
 
 
-TAKEN: set[tuple[State, Event]] = set()
+TAKEN: set[tuple[State, AppendEvent]] = set()
 """Transitions of the append state machine that some run of this process has taken."""
 
 OPERATORS = {
-    (State.RESOLVE, Event.SUSPENSION_MUST_CHANGE),  # A full suspension is woken.
-    (State.VALIDATE_PRECONDITIONS, Event.MUST_ROLL),  # Rolled to an explicit offset.
-    (State.VALIDATE_PRECONDITIONS, Event.ETCD_CHANGED),  # Replicas could not be recorded after a confirmed loss.
-    (State.STREAM_CONTENT, Event.LOSS_CONFIRMED),  # A loss is confirmed.
+    (State.RESOLVE, AppendEvent.SUSPENSION_MUST_CHANGE),  # A full suspension is woken.
+    (State.VALIDATE_PRECONDITIONS, AppendEvent.MUST_ROLL),  # Rolled to an explicit offset.
+    (
+        State.VALIDATE_PRECONDITIONS,
+        AppendEvent.ETCD_CHANGED,
+    ),  # Replicas could not be recorded after a confirmed loss.
+    (State.STREAM_CONTENT, AppendEvent.LOSS_CONFIRMED),  # A loss is confirmed.
 }
 """Paths that need an operator. Runs have none; `tests/broker/append/test_fsm.py` covers these paths."""
 
@@ -118,7 +121,7 @@ OPERATORS = {
 def report_of(seed: int) -> RunReport:
     real = AppendFsm._on
 
-    def noted(self: AppendFsm, event: Event) -> None:
+    def noted(self: AppendFsm, event: AppendEvent) -> None:
         TAKEN.add((self.state, event))
         real(self, event)
 
@@ -317,7 +320,7 @@ def test_replicas_that_show_content_that_others_may_lack_are_caught(monkeypatch:
     # Replicas as of an earlier version, and of Gazette: content is shown as soon as it has committed there.
     real = DurableSpool.propose
 
-    def show(self: DurableSpool, *arguments: Any, **options: Any) -> Decision:
+    def show(self: DurableSpool, *arguments: Any, **options: Any) -> ProposalDecision:
         decision = real(self, *arguments, **options)
         if decision.effect is ProposalEffect.COMMIT and not options["primary"]:
             self.publish(decision.committed.fragment)

@@ -31,7 +31,7 @@ DEFAULT_FLUSH_SECONDS: Final = 24 * 60 * 60
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class JournalSnapshot:
     """The journal, as its primary knows it when it decides an append.
 
     The primary's spool is synchronized with all replicas. `known` summarizes all known fragments. `now` is wall time in
@@ -102,7 +102,7 @@ class ChangeSuspension:
 AppendDecision = Commit | Refuse | Wait | Synchronize | ChangeSuspension
 
 
-def decide(request: pb.AppendRequest, snapshot: Snapshot, length: int | None = None) -> AppendDecision:
+def decide(request: pb.AppendRequest, snapshot: JournalSnapshot, length: int | None = None) -> AppendDecision:
     """Decide an append of `length` bytes (None: not known yet; the first content is then judged by `judge_content`).
 
     Raises InvalidInput if the append would be wrong on any journal.
@@ -178,7 +178,7 @@ def is_plain(request: pb.AppendRequest) -> bool:
     return len(request.ListFields()) == 1 + request.do_not_proxy + (request.min_etcd_revision != 0)
 
 
-def steady(snapshot: Snapshot) -> Steady | None:
+def steady(snapshot: JournalSnapshot) -> Steady | None:
     """Return the range in which every plain append commits without a roll, or None if this one would not."""
     spec, fragment, known, now = snapshot.spec, snapshot.committed.fragment, snapshot.known, snapshot.now
     if not fragment.length or known.empty:
@@ -203,7 +203,7 @@ def extend(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | N
 _PLAIN: Final = pb.AppendRequest()
 
 
-def _check(request: pb.AppendRequest, snapshot: Snapshot) -> Refuse | Synchronize | ChangeSuspension | int:
+def _check(request: pb.AppendRequest, snapshot: JournalSnapshot) -> Refuse | Synchronize | ChangeSuspension | int:
     """Check registers, offset and suspension, in this order. Returns the offset to roll to (0: no roll) to go on.
 
     An index that reaches beyond the spool means that consistency was lost. Then only an append with that explicit
@@ -232,7 +232,7 @@ def _check(request: pb.AppendRequest, snapshot: Snapshot) -> Refuse | Synchroniz
     return fragment.end if fragment.begin == known.begin else 0
 
 
-def _check_suspension(request: pb.AppendRequest, snapshot: Snapshot) -> Refuse | ChangeSuspension | None:
+def _check_suspension(request: pb.AppendRequest, snapshot: JournalSnapshot) -> Refuse | ChangeSuspension | None:
     """Check the request's suspend mode for a journal that is not fully suspended. None: go on."""
     spec, known, registers = snapshot.spec, snapshot.known, snapshot.committed.registers
     end, suspended = snapshot.committed.fragment.end, spec.suspend.level != Suspend.NONE
@@ -254,7 +254,7 @@ def _check_suspension(request: pb.AppendRequest, snapshot: Snapshot) -> Refuse |
     return None
 
 
-def _roll(snapshot: Snapshot, roll_to: int) -> Fragment | None:
+def _roll(snapshot: JournalSnapshot, roll_to: int) -> Fragment | None:
     """Return the fragment that must begin first, or None if the present one goes on."""
     found = next_fragment(snapshot.committed, roll_to, snapshot.spec.fragment, snapshot.now)
     return found if found != snapshot.committed.fragment else None

@@ -16,7 +16,7 @@ from coranto.effects import Clock
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import registers as of_registers
-from coranto_broker.append.decision import Snapshot, extend, is_plain, steady
+from coranto_broker.append.decision import JournalSnapshot, extend, is_plain, steady
 from coranto_broker.append.states import Way
 from coranto_broker.replication.pipeline import Pipeline, SteadyPipeline
 from coranto_broker.replication.resolver import Resolution, Resolver
@@ -140,7 +140,9 @@ def _decide_steady(
     if environment.limits_rates or spec.max_append_rate:
         return None  # Appends pay for their bytes one at a time.
     found = steady(
-        Snapshot(spec, pipeline.spool.committed, index.known, now, listed=index.refreshed, recorded=pipeline.recorded)
+        JournalSnapshot(
+            spec, pipeline.spool.committed, index.known, now, listed=index.refreshed, recorded=pipeline.recorded
+        )
     )
     store = spec.fragment.stores[0] if spec.fragment.stores else ""  # New fragments go to the first store.
     return None if found is None else SteadyPipeline(found, index.changes, store)

@@ -23,9 +23,9 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import (
     ChangeSuspension,
     Commit,
+    JournalSnapshot,
     Need,
     Refuse,
-    Snapshot,
     Synchronize,
     decide,
     judge_content,
@@ -34,7 +34,7 @@ from coranto_broker.append.decision import (
 from coranto_broker.append.group_commit import PROPOSALS_IN_FLIGHT, GroupPlan, Tokens, gather
 from coranto_broker.append.held_pipeline import HeldPipeline
 from coranto_broker.append.in_sync_update import find_takeover, record_replicas
-from coranto_broker.append.states import TERMINAL, TRANSITIONS, Event, State, Way
+from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, State, Way
 from coranto_broker.append.streamed_content import StreamedContent
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.ownership import Invalidated, Signal
@@ -170,9 +170,9 @@ class AppendFsm:
             self._on(await _HANDLERS[self.state](self))
         except CorantoError as error:
             self.error = self.error or error
-            self._on(Event.FAILED)
+            self._on(AppendEvent.FAILED)
 
-    def _on(self, event: Event) -> None:
+    def _on(self, event: AppendEvent) -> None:
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise RuntimeError(f"append state machine: {event.name} must not occur in state {self.state.name}")
@@ -180,7 +180,7 @@ class AppendFsm:
 
     # -- RESOLVE to AWAIT_DESIRED_REPLICAS: a pipeline to all replicas, whose Route etcd has --------------------------
 
-    async def _resolve(self) -> Event:
+    async def _resolve(self) -> AppendEvent:
         """Find the primary in a key space that is recent enough."""
         if self._await_change:
             self._await_change = False
@@ -197,17 +197,17 @@ class AppendFsm:
         if resolution.status == pb.SUSPENDED and self.request.suspend == pb.AppendRequest.SUSPEND_RESUME:
             offset = resolution.spec.suspend.offset
             self._suspend = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.NONE, offset=offset)
-            return Event.SUSPENSION_MUST_CHANGE
+            return AppendEvent.SUSPENSION_MUST_CHANGE
         if resolution.status != pb.OK:
             return self._refused(resolution.status)
         if not resolution.is_local:
             self.release()
-            return Event.PRIMARY_IS_ELSEWHERE
+            return AppendEvent.PRIMARY_IS_ELSEWHERE
         if self._held.owner is not None and self._held.owner.replica is not resolution.replica:
             self.release()
-        return Event.PRIMARY_IS_HERE if self._held.owner is None else Event.PIPELINE_IS_OWNED
+        return AppendEvent.PRIMARY_IS_HERE if self._held.owner is None else AppendEvent.PIPELINE_IS_OWNED
 
-    async def _acquire_pipeline(self) -> Event:
+    async def _acquire_pipeline(self) -> AppendEvent:
         """Wait for exclusive ownership of the replica's pipeline."""
         resolution = self._resolved
         try:
@@ -217,11 +217,11 @@ class AppendFsm:
             else:
                 await self._acquire_in_line(resolution, self.whole)
         except TakenAlong:
-            return Event.TAKEN_ALONG
+            return AppendEvent.TAKEN_ALONG
         except Invalidated:
-            return Event.INVALIDATED
+            return AppendEvent.INVALIDATED
         # From here on, the append commits before anybody who sees changed flags looks at the journal's end.
-        return Event.PIPELINE_ACQUIRED if self._env.resolver.flags_hold(resolution) else Event.INVALIDATED
+        return AppendEvent.PIPELINE_ACQUIRED if self._env.resolver.flags_hold(resolution) else AppendEvent.INVALIDATED
 
     async def _acquire_in_line(self, resolution: Resolution, whole: Whole) -> None:
         """Wait for the pipeline in the line, where leaders find members. Raises TakenAlong or Invalidated."""
@@ -238,7 +238,7 @@ class AppendFsm:
             await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, until)
             await replica.line.gathered()
 
-    async def _follow(self) -> Event:
+    async def _follow(self) -> AppendEvent:
         """Wait for the outcome of the group."""
         member = self._member
         assert member is not None
@@ -252,9 +252,9 @@ class AppendFsm:
             return self._refused(answer.status)
         self.commit = member.commit
         self.total_chunks = member.whole.chunks
-        return Event.COMMITTED
+        return AppendEvent.COMMITTED
 
-    async def _start_pipeline(self) -> Event:
+    async def _start_pipeline(self) -> AppendEvent:
         """Use the pipeline if it follows our Route. Otherwise take the replica's spool and build a new pipeline."""
         resolution, pipeline = self._resolved, self._held.pipeline
         if pipeline is not None:
@@ -262,12 +262,12 @@ class AppendFsm:
             current = fits or routes_equivalent(pipeline.route, resolution.header.route)
             if current and pipeline.is_usable(self._env.clock.monotonic()):
                 self.registers = pipeline.spool.registers
-                return Event.PIPELINE_FITS if fits else Event.PIPELINE_FOLLOWS_ROUTE
+                return AppendEvent.PIPELINE_FITS if fits else AppendEvent.PIPELINE_FOLLOWS_ROUTE
             self._held.shut_down()
         try:
             spool = await resolution.require_replica.spool.take(resolution.invalidated)
         except Invalidated:
-            return Event.INVALIDATED
+            return AppendEvent.INVALIDATED
         try:
             reading = await self._env.verify(resolution, spool)
         except BaseException:
@@ -276,9 +276,9 @@ class AppendFsm:
         self.registers = spool.registers
         self._held.pipeline = self._env.build_pipeline(resolution, spool, reading)
         self._synchronizing = True
-        return Event.PIPELINE_BUILT
+        return AppendEvent.PIPELINE_BUILT
 
-    async def _send_pipeline_sync(self) -> Event:
+    async def _send_pipeline_sync(self) -> AppendEvent:
         """Propose the current fragment (perhaps rolled) to every replica."""
         self._synchronizing = True
         pipeline = self._pipeline
@@ -287,9 +287,9 @@ class AppendFsm:
             pipeline.spool.committed, self._roll_to, self._resolved.spec.fragment, self._env.clock.now()
         )
         pipeline.propose(proposal, self.registers, acknowledge=True)
-        return Event.PROPOSED
+        return AppendEvent.PROPOSED
 
-    async def _recv_pipeline_sync(self) -> Event:
+    async def _recv_pipeline_sync(self) -> AppendEvent:
         """Read the replicas' answers to the proposal."""
         pipeline = self._pipeline
         result = await pipeline.gather_sync()
@@ -302,16 +302,16 @@ class AppendFsm:
             self._roll_to = result.roll_to
             if result.registers is not None:
                 self.registers = result.registers
-            return Event.MUST_ROLL
+            return AppendEvent.MUST_ROLL
         self._roll_to = 0
         self._synchronizing = False
         if result.read_through:
             self._read_through = result.read_through
             self._held.shut_down()
-            return Event.ROUTE_IS_OLD
-        return Event.REPLICAS_AGREE
+            return AppendEvent.ROUTE_IS_OLD
+        return AppendEvent.REPLICAS_AGREE
 
-    async def _update_assignments(self) -> Event:
+    async def _update_assignments(self) -> AppendEvent:
         """Write to etcd that the Route is consistent, and its members to the in-sync record, unless etcd has both.
 
         One transaction writes both.
@@ -328,36 +328,36 @@ class AppendFsm:
                 record = pipeline.reading.record
                 assert record is not None
                 self._roll_to, self.registers = record.floor, record.registers or pb.LabelSet()
-                return Event.MUST_ROLL
+                return AppendEvent.MUST_ROLL
             may_record = found is Takeover.CLEAN
         if may_record and not await self._record(pipeline, advertise):
-            return Event.ETCD_CHANGED
+            return AppendEvent.ETCD_CHANGED
         if not stale:
-            return Event.ETCD_IS_CURRENT
+            return AppendEvent.ETCD_IS_CURRENT
         if not may_record:
             # This may lose against the allocator. Then the later revision shows the allocator's change, and we retry.
             compares = [unmodified(each.kv) for each in resolution.assignments]
             self._read_through = (await self._env.coordinator.txn(compares, advertise)).header.revision
-        return Event.ETCD_CHANGED
+        return AppendEvent.ETCD_CHANGED
 
-    async def _await_desired_replicas(self) -> Event:
+    async def _await_desired_replicas(self) -> AppendEvent:
         """Go on only with as many replicas as the journal should have."""
         resolution = self._resolved
         members = len(resolution.header.route.members)
         if members > resolution.replication:
             self._await_change = True
-            return Event.TOO_MANY_REPLICAS
+            return AppendEvent.TOO_MANY_REPLICAS
         if members < resolution.replication:
             return self._refused(pb.INSUFFICIENT_JOURNAL_BROKERS)
         if not resolution.is_local:
-            return Event.PRIMARY_IS_ELSEWHERE
+            return AppendEvent.PRIMARY_IS_ELSEWHERE
         if self._held.pipeline is not None:
             self._held.pipeline.found_to_fit(resolution)
-        return Event.REPLICAS_SUFFICE
+        return AppendEvent.REPLICAS_SUFFICE
 
     # -- VALIDATE_PRECONDITIONS and UPDATE_SUSPEND: the decision ------------------------------------------------------
 
-    async def _validate_preconditions(self) -> Event:
+    async def _validate_preconditions(self) -> AppendEvent:
         """Do what the decision says, and wait for what it needs."""
         resolution, length = self._resolved, len(self.whole.content) if self.whole is not None else None
         store_problem: str | None = None
@@ -366,18 +366,18 @@ class AppendFsm:
             match found:
                 case Commit():
                     self._decided = found
-                    return Event.MAY_STREAM
+                    return AppendEvent.MAY_STREAM
                 case Refuse():
                     self.store_health_error, self.registers = found.reason, found.registers
                     return self._refused(found.status)
                 case Synchronize():
                     self._roll_to = found.offset
-                    return Event.MUST_ROLL
+                    return AppendEvent.MUST_ROLL
                 case ChangeSuspension():
                     if found.roll is not None:
                         await self._begin_fragment(found.roll)
                     self._suspend = found.suspend
-                    return Event.SUSPENSION_MUST_CHANGE
+                    return AppendEvent.SUSPENSION_MUST_CHANGE
             try:
                 match found.need:
                     case Need.STORE:
@@ -388,20 +388,20 @@ class AppendFsm:
                         await resolution.require_replica.wait_refreshed(resolution.invalidated)
                     case Need.EMPTY_APPEND:
                         self._decided = None
-                        return Event.MAY_STREAM
+                        return AppendEvent.MAY_STREAM
                     case Need.RECORD:
                         if not await self._record(self._pipeline):
-                            return Event.ETCD_CHANGED
+                            return AppendEvent.ETCD_CHANGED
             except Invalidated:
-                return Event.INVALIDATED
+                return AppendEvent.INVALIDATED
             except StoreError as error:
                 self.store_health_error = error.told
                 return self._refused(pb.FRAGMENT_STORE_UNHEALTHY)
 
-    def _snapshot(self, store_problem: str | None = "") -> Snapshot:
+    def _snapshot(self, store_problem: str | None = "") -> JournalSnapshot:
         resolution, pipeline = self._resolved, self._pipeline
         index = resolution.require_replica.index
-        return Snapshot(
+        return JournalSnapshot(
             resolution.spec,
             pipeline.spool.committed,
             index.known,
@@ -412,7 +412,7 @@ class AppendFsm:
             self._loss_confirmed,
         )
 
-    async def _update_suspend(self) -> Event:
+    async def _update_suspend(self) -> AppendEvent:
         """Change the suspension in the journal's spec, then resolve again at the resulting revision.
 
         This may lose against another change. The later revision then shows that change.
@@ -434,7 +434,7 @@ class AppendFsm:
         else:
             result = await self._env.coordinator.txn(compares, [put])
         self._read_through = result.header.revision
-        return Event.ETCD_CHANGED
+        return AppendEvent.ETCD_CHANGED
 
     # -- STREAM_CONTENT: the client's messages ------------------------------------------------------------------------
 
@@ -456,7 +456,7 @@ class AppendFsm:
             self._streamed.write(content)
         if problem is not None or self._pipeline.error is not None:
             return self._end_of_input(problem)
-        self._on(Event.CLIENT_SENT)
+        self._on(AppendEvent.CLIENT_SENT)
         return True
 
     def client_ended(self) -> bool:
@@ -470,7 +470,7 @@ class AppendFsm:
                 return self._end_of_input(problem)
         if self._decided is None:
             self._loss_confirmed = True
-            self._on(Event.LOSS_CONFIRMED)
+            self._on(AppendEvent.LOSS_CONFIRMED)
             return False
         return self._end_of_input(None)
 
@@ -547,7 +547,7 @@ class AppendFsm:
 
     # -- READ_ACKNOWLEDGEMENTS ----------------------------------------------------------------------------------------
 
-    async def _read_acknowledgements(self) -> Event:
+    async def _read_acknowledgements(self) -> AppendEvent:
         """Hand the pipeline on, wait for our turn, and read every replica's answer to our proposal."""
         pipeline, proposal = self._pipeline, self._proposal
         assert proposal is not None
@@ -563,10 +563,10 @@ class AppendFsm:
             turn.done()
             self._answer_members(problem)
         if self.error is not None or self.status != pb.OK:
-            return Event.REFUSED
+            return AppendEvent.REFUSED
         if problem is not None:
             raise problem
-        return Event.COMMITTED
+        return AppendEvent.COMMITTED
 
     # -- Shared by several states -------------------------------------------------------------------------------------
 
@@ -585,9 +585,9 @@ class AppendFsm:
         assert self._content is not None  # `prepare_stream` comes before the client's messages.
         return self._content
 
-    def _refused(self, status: pb.Status.ValueType) -> Event:
+    def _refused(self, status: pb.Status.ValueType) -> AppendEvent:
         self.status = status
-        return Event.REFUSED
+        return AppendEvent.REFUSED
 
     async def _record(self, pipeline: Pipeline, advertise: list[Put] | None = None) -> bool:
         """Record the pipeline's replicas as in sync. Returns False if something changed meanwhile."""
@@ -616,7 +616,7 @@ class AppendFsm:
         pipeline.propose(proposal, registers, acknowledge=True)
         if pipeline.error is not None and pipeline.local_only:
             self._undone = self._undone or rolled_back(pipeline.error)  # No other replica was asked.
-        self._on(Event.PROPOSED)
+        self._on(AppendEvent.PROPOSED)
 
     def _answer_members(self, problem: CorantoError | None) -> None:
         """Tell the members of our group the outcome of the proposal."""
@@ -625,7 +625,7 @@ class AppendFsm:
             member.settle(problem)
 
 
-_HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[Event]]] = {
+_HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[AppendEvent]]] = {
     State.RESOLVE: AppendFsm._resolve,
     State.ACQUIRE_PIPELINE: AppendFsm._acquire_pipeline,
     State.FOLLOW: AppendFsm._follow,

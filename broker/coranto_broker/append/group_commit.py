@@ -24,7 +24,7 @@ from typing import Protocol
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.decision import Commit, Refuse, Snapshot, decide, extend, is_plain, steady
+from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, decide, extend, is_plain, steady
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.replication.waiting_appends import AppendRange, Refusal, Resolved, WaitingAppend
 from coranto_broker.spool.spool import CommittedState
@@ -47,7 +47,7 @@ _FINAL_REFUSALS = (pb.REGISTER_MISMATCH, pb.WRONG_APPEND_OFFSET)
 class GroupPlan:
     """The journal as it will be once all appends admitted so far have committed."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: JournalSnapshot) -> None:
         """`snapshot` is that on which the leader was decided."""
         self._leader = snapshot
         self._committed = snapshot.committed
@@ -79,7 +79,7 @@ class GroupPlan:
             return None
         return self._admit(length, found.registers)
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> JournalSnapshot:
         return replace(self._leader, committed=self._committed, known=self._known)
 
     def _is_steady(self) -> bool:

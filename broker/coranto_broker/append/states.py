@@ -32,7 +32,7 @@ class State(enum.Enum):
     FINISHED = "finished"
 
 
-class Event(enum.Enum):
+class AppendEvent(enum.Enum):
     """The reason why an append leaves a state."""
 
     __hash__ = object.__hash__
@@ -74,90 +74,90 @@ class Way(enum.Enum):
 
 TERMINAL = frozenset({State.ERROR, State.PROXY, State.FINISHED})
 
-_EVENTS: Mapping[State, Mapping[Event, State]] = {
+_EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
     # Find the primary in a key space that is recent enough.
     State.RESOLVE: {
-        Event.PRIMARY_IS_HERE: State.ACQUIRE_PIPELINE,
-        Event.PIPELINE_IS_OWNED: State.START_PIPELINE,
-        Event.PRIMARY_IS_ELSEWHERE: State.AWAIT_DESIRED_REPLICAS,  # Before we proxy to it.
-        Event.SUSPENSION_MUST_CHANGE: State.UPDATE_SUSPEND,  # The journal is fully suspended: wake it.
-        Event.REFUSED: State.ERROR,
-        Event.FAILED: State.ERROR,
+        AppendEvent.PRIMARY_IS_HERE: State.ACQUIRE_PIPELINE,
+        AppendEvent.PIPELINE_IS_OWNED: State.START_PIPELINE,
+        AppendEvent.PRIMARY_IS_ELSEWHERE: State.AWAIT_DESIRED_REPLICAS,  # Before we proxy to it.
+        AppendEvent.SUSPENSION_MUST_CHANGE: State.UPDATE_SUSPEND,  # The journal is fully suspended: wake it.
+        AppendEvent.REFUSED: State.ERROR,
+        AppendEvent.FAILED: State.ERROR,
     },
     # One append at a time sends to the replicas, so that their order is the journal's order.
     State.ACQUIRE_PIPELINE: {
-        Event.PIPELINE_ACQUIRED: State.START_PIPELINE,
-        Event.TAKEN_ALONG: State.FOLLOW,
-        Event.INVALIDATED: State.RESOLVE,
-        Event.FAILED: State.ERROR,
+        AppendEvent.PIPELINE_ACQUIRED: State.START_PIPELINE,
+        AppendEvent.TAKEN_ALONG: State.FOLLOW,
+        AppendEvent.INVALIDATED: State.RESOLVE,
+        AppendEvent.FAILED: State.ERROR,
     },
     # Not of the seed: the append commits in the group of another.
     State.FOLLOW: {
-        Event.COMMITTED: State.FINISHED,
-        Event.REFUSED: State.ERROR,
-        Event.FAILED: State.ERROR,
+        AppendEvent.COMMITTED: State.FINISHED,
+        AppendEvent.REFUSED: State.ERROR,
+        AppendEvent.FAILED: State.ERROR,
     },
     State.START_PIPELINE: {
-        Event.PIPELINE_FITS: State.VALIDATE_PRECONDITIONS,
-        Event.PIPELINE_FOLLOWS_ROUTE: State.UPDATE_ASSIGNMENTS,
-        Event.PIPELINE_BUILT: State.SEND_PIPELINE_SYNC,
-        Event.INVALIDATED: State.RESOLVE,
-        Event.FAILED: State.ERROR,
+        AppendEvent.PIPELINE_FITS: State.VALIDATE_PRECONDITIONS,
+        AppendEvent.PIPELINE_FOLLOWS_ROUTE: State.UPDATE_ASSIGNMENTS,
+        AppendEvent.PIPELINE_BUILT: State.SEND_PIPELINE_SYNC,
+        AppendEvent.INVALIDATED: State.RESOLVE,
+        AppendEvent.FAILED: State.ERROR,
     },
     # Replicas of a new pipeline may hold different content, or none. They agree before anything is appended.
     State.SEND_PIPELINE_SYNC: {
-        Event.PROPOSED: State.RECV_PIPELINE_SYNC,
-        Event.FAILED: State.ERROR,
+        AppendEvent.PROPOSED: State.RECV_PIPELINE_SYNC,
+        AppendEvent.FAILED: State.ERROR,
     },
     State.RECV_PIPELINE_SYNC: {
-        Event.REPLICAS_AGREE: State.UPDATE_ASSIGNMENTS,
-        Event.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # One is ahead, or cannot extend our fragment: propose again.
-        Event.ROUTE_IS_OLD: State.RESOLVE,
-        Event.FAILED: State.ERROR,
+        AppendEvent.REPLICAS_AGREE: State.UPDATE_ASSIGNMENTS,
+        AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # One is ahead, or cannot extend our fragment: propose again.
+        AppendEvent.ROUTE_IS_OLD: State.RESOLVE,
+        AppendEvent.FAILED: State.ERROR,
     },
     # When the allocator sees that it may remove a replica, the others can already go on without it.
     State.UPDATE_ASSIGNMENTS: {
-        Event.ETCD_IS_CURRENT: State.AWAIT_DESIRED_REPLICAS,
-        Event.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # The journal was closed at a later offset: go on there.
-        Event.ETCD_CHANGED: State.RESOLVE,
-        Event.FAILED: State.ERROR,
+        AppendEvent.ETCD_IS_CURRENT: State.AWAIT_DESIRED_REPLICAS,
+        AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # The journal was closed at a later offset: go on there.
+        AppendEvent.ETCD_CHANGED: State.RESOLVE,
+        AppendEvent.FAILED: State.ERROR,
     },
     # A commit with fewer replicas would be less durable than the journal's spec promises.
     State.AWAIT_DESIRED_REPLICAS: {
-        Event.REPLICAS_SUFFICE: State.VALIDATE_PRECONDITIONS,
-        Event.PRIMARY_IS_ELSEWHERE: State.PROXY,
-        Event.TOO_MANY_REPLICAS: State.RESOLVE,
-        Event.REFUSED: State.ERROR,  # Too few.
-        Event.FAILED: State.ERROR,
+        AppendEvent.REPLICAS_SUFFICE: State.VALIDATE_PRECONDITIONS,
+        AppendEvent.PRIMARY_IS_ELSEWHERE: State.PROXY,
+        AppendEvent.TOO_MANY_REPLICAS: State.RESOLVE,
+        AppendEvent.REFUSED: State.ERROR,  # Too few.
+        AppendEvent.FAILED: State.ERROR,
     },
     # `coranto_broker.append.decision` decides.
     State.VALIDATE_PRECONDITIONS: {
-        Event.MAY_STREAM: State.STREAM_CONTENT,
-        Event.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # To an explicit offset, or the one where the journal was suspended.
-        Event.SUSPENSION_MUST_CHANGE: State.UPDATE_SUSPEND,
-        Event.ETCD_CHANGED: State.RESOLVE,  # While the replicas were being recorded.
-        Event.INVALIDATED: State.RESOLVE,  # While the stores were being probed or listed.
-        Event.REFUSED: State.ERROR,
-        Event.FAILED: State.ERROR,
+        AppendEvent.MAY_STREAM: State.STREAM_CONTENT,
+        AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # To an explicit offset, or that of the suspension.
+        AppendEvent.SUSPENSION_MUST_CHANGE: State.UPDATE_SUSPEND,
+        AppendEvent.ETCD_CHANGED: State.RESOLVE,  # While the replicas were being recorded.
+        AppendEvent.INVALIDATED: State.RESOLVE,  # While the stores were being probed or listed.
+        AppendEvent.REFUSED: State.ERROR,
+        AppendEvent.FAILED: State.ERROR,
     },
     State.UPDATE_SUSPEND: {
-        Event.ETCD_CHANGED: State.RESOLVE,
-        Event.FAILED: State.ERROR,
+        AppendEvent.ETCD_CHANGED: State.RESOLVE,
+        AppendEvent.FAILED: State.ERROR,
     },
     State.STREAM_CONTENT: {
-        Event.CLIENT_SENT: State.STREAM_CONTENT,
-        Event.PROPOSED: State.READ_ACKNOWLEDGEMENTS,  # To commit the content or, after an error, to roll it back.
-        Event.LOSS_CONFIRMED: State.VALIDATE_PRECONDITIONS,
+        AppendEvent.CLIENT_SENT: State.STREAM_CONTENT,
+        AppendEvent.PROPOSED: State.READ_ACKNOWLEDGEMENTS,  # To commit the content or, after an error, to roll it back.
+        AppendEvent.LOSS_CONFIRMED: State.VALIDATE_PRECONDITIONS,
     },
     # The next append owns the pipeline meanwhile.
     State.READ_ACKNOWLEDGEMENTS: {
-        Event.COMMITTED: State.FINISHED,
-        Event.REFUSED: State.ERROR,
-        Event.FAILED: State.ERROR,
+        AppendEvent.COMMITTED: State.FINISHED,
+        AppendEvent.REFUSED: State.ERROR,
+        AppendEvent.FAILED: State.ERROR,
     },
 }
 
-TRANSITIONS: Mapping[tuple[State, Event], State] = {
+TRANSITIONS: Mapping[tuple[State, AppendEvent], State] = {
     (state, event): following for state, events in _EVENTS.items() for event, following in events.items()
 }
 """The state machine of an append: the state that follows a state and an event."""

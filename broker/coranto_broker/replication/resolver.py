@@ -93,7 +93,7 @@ class ReplicaFactory(Protocol):
 
 
 @dataclass(slots=True)
-class _Local:
+class _LocalReplica:
     """A local replica and the basis of its current resolutions."""
 
     replica: Replica
@@ -110,7 +110,7 @@ class Resolver:
         self._keyspace = keyspace
         self._member = member
         self._factory = factory
-        self._locals: dict[str, _Local] = {}
+        self._locals: dict[str, _LocalReplica] = {}
         self._stopped = False
         self._waiting_for_revisions = 0
         self._cache: dict[tuple[str, bool, bool], Resolution] = {}
@@ -303,7 +303,7 @@ class Resolver:
             found = self._locals.get(journal)
             if found is None:
                 replica = self._factory.start_replica(item, primary=mine.slot == 0)
-                self._locals[journal] = _Local(replica, item.create_revision, mine.slot == 0, basis)
+                self._locals[journal] = _LocalReplica(replica, item.create_revision, mine.slot == 0, basis)
                 continue
             if mine.slot == 0 and not found.primary:
                 found.primary = True
@@ -325,7 +325,7 @@ class Resolver:
             tuple(item.spec.fragment.stores),
         )
 
-    def _stop_local(self, local: _Local, *, drop: bool) -> None:
+    def _stop_local(self, local: _LocalReplica, *, drop: bool) -> None:
         local.signal.fire()
         self._factory.stop_replica(local.replica, drop=drop)
 

@@ -45,7 +45,7 @@ from coranto_broker.spool import commit_log
 from coranto_broker.spool.flush import Current, Flusher
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.spool.spool import CommittedState, Decision, Hash, ProposalEffect, Spool
+from coranto_broker.spool.spool import CommittedState, Hash, ProposalDecision, ProposalEffect, Spool
 from coranto_broker.spool.write_worker import WriteQueue
 
 COMPACT_LOG_BYTES = 4 << 20
@@ -364,7 +364,7 @@ class DurableSpool:
         primary: bool,
         revision: int = 0,
         settled: bool = False,
-    ) -> Decision:
+    ) -> ProposalDecision:
         """Answer a proposal durably. Readers do not see what it commits before `publish`.
 
         `revision` is the etcd revision of the pipeline's Route. `settled` says that the primary of this pipeline rolls
@@ -497,7 +497,7 @@ class DurableSpool:
         if self._log is not None:
             self._log.seal()
 
-    def _roll(self, decision: Decision, primary: bool, stamp: Stamp, settled: bool) -> None:
+    def _roll(self, decision: ProposalDecision, primary: bool, stamp: Stamp, settled: bool) -> None:
         """Roll to the next fragment. `stamp` is the spool's stamp before this proposal.
 
         `settled` says that every replica has the fragment that completes.

@@ -41,7 +41,7 @@ class Current(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _FlushWork:
     """The work of one flush: commits up to `version`, and the journal up to `end`.
 
     After the flush, the `retired` ones of the `files` need no further sync, and the `superseded` logs are useless.
@@ -184,11 +184,11 @@ class Flusher:
                 "taken up anew; if that does not help, replace the disk"
             )
 
-    def _pending(self) -> _Pending:
+    def _pending(self) -> _FlushWork:
         """Return everything that is to be forced to the disk now."""
         files, end = self._current()
         retired = list(self._retired)
-        return _Pending(self.version, end, retired + files, retired, dict(self._folders), list(self._superseded))
+        return _FlushWork(self.version, end, retired + files, retired, dict(self._folders), list(self._superseded))
 
     def _sync(self, files: Iterable[SharedFile], folders: Iterable[Path]) -> None:
         try:
@@ -210,7 +210,7 @@ class Flusher:
             self._folder.distrust(error)
             raise
 
-    def _flushed(self, pending: _Pending) -> None:
+    def _flushed(self, pending: _FlushWork) -> None:
         """Note that everything in `pending` is on the disk."""
         self._retired = [file for file in self._retired if file not in pending.retired]
         self._folders_flushed(pending.folders)

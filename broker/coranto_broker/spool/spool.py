@@ -69,7 +69,7 @@ class ProposalEffect(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ProposalDecision:
     """A spool's answer to a proposal, before anything has changed.
 
     `committed` is the state after adoption. `completed` is the non-empty fragment that a roll closes, if any.
@@ -171,7 +171,7 @@ class Spool:
             self._next = Fragment(current.journal, current.begin, end, self._running_sum.digest(), current.codec)
         return self._next
 
-    def decide(self, proposal: Fragment, registers: pb.LabelSet, now: float) -> Decision:
+    def decide(self, proposal: Fragment, registers: pb.LabelSet, now: float) -> ProposalDecision:
         """Return the answer to a proposal. Changes nothing; pass the decision to `adopt` once it is durable."""
         current, delta = self._committed, self._delta
         rolled, completed = False, None
@@ -186,19 +186,19 @@ class Spool:
             )
         if proposal == current.fragment and registers == current.registers:
             effect = ProposalEffect.ROLL_BACK if self._delta else ProposalEffect.KEEP
-            return Decision(effect, current, rolled, completed)
+            return ProposalDecision(effect, current, rolled, completed)
         if delta and proposal == self.next_fragment():
             return self.decide_next(registers, now)
-        return Decision(ProposalEffect.MISMATCH, current, rolled, completed)
+        return ProposalDecision(ProposalEffect.MISMATCH, current, rolled, completed)
 
-    def decide_next(self, registers: pb.LabelSet, now: float) -> Decision:
+    def decide_next(self, registers: pb.LabelSet, now: float) -> ProposalDecision:
         """Return the answer to a proposal of `next_fragment`, while there is a delta."""
-        return Decision(
+        return ProposalDecision(
             ProposalEffect.COMMIT,
             CommittedState(self.next_fragment(), registers, self._committed.first_append_time or now),
         )
 
-    def adopt(self, decision: Decision) -> None:
+    def adopt(self, decision: ProposalDecision) -> None:
         """Apply a decision that was made in the present state."""
         self._committed = decision.committed
         self._next = None

@@ -30,7 +30,7 @@ from coranto.errors import CorantoError, InvalidInput
 from coranto.reconcile import SpecAction, SpecPlan
 from coranto.telemetry import amount
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.recoverylog import Player, Recovery
+from coranto_consumers.recoverylog import Player, RecoveredFiles
 from coranto_consumers.recoverylog.pruning import Pruned, ShardHints, prune_logs
 from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.runtime.discovery import find_consumer
@@ -207,7 +207,7 @@ def recover(
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty; name a new or an empty folder", field="--dir")
 
-    async def work(client: ShardClient) -> Recovery:
+    async def work(client: ShardClient) -> RecoveredFiles:
         listed = [each.spec for each in await client.list(f"id={shard}")]
         log = recovery_log(listed[0]) if listed else ""
         if not log:

@@ -6,10 +6,10 @@ from coranto_consumers.recoverylog.fsm import ApplyResult, Fsm
 from coranto_consumers.recoverylog.hint_store import EtcdAuthority, HintKeys, HintStore, StoredHints
 from coranto_consumers.recoverylog.hints import Hints, LiveFnode
 from coranto_consumers.recoverylog.operations import Author, Fnode, RecordedOperation, fence_of, new_author
-from coranto_consumers.recoverylog.player import Player, Recovery
+from coranto_consumers.recoverylog.player import Player, RecoveredFiles
 from coranto_consumers.recoverylog.pruning import Pruned, ShardHints, prune_logs
 from coranto_consumers.recoverylog.recorder import Recorder
-from coranto_consumers.recoverylog.segments import Segment, SegmentSet
+from coranto_consumers.recoverylog.segments import LogSegment, SegmentSet
 from coranto_consumers.recoverylog.standby import LogOwner, LogStandby
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Hints",
     "LiveFnode",
     "LogOwner",
+    "LogSegment",
     "LogStandby",
     "MemoryAuthority",
     "Ownership",
@@ -34,8 +35,7 @@ __all__ = [
     "RecordedFile",
     "RecordedOperation",
     "Recorder",
-    "Recovery",
-    "Segment",
+    "RecoveredFiles",
     "SegmentSet",
     "ShardHints",
     "StoredHints",

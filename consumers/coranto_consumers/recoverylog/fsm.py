@@ -29,7 +29,7 @@ from coranto_consumers.recoverylog.operations import (
     Write,
     crc32c,
 )
-from coranto_consumers.recoverylog.segments import Segment
+from coranto_consumers.recoverylog.segments import LogSegment
 
 
 class ApplyResult(enum.Enum):
@@ -55,7 +55,7 @@ class ApplyResult(enum.Enum):
 @dataclass(slots=True)
 class _LiveFile:
     paths: set[str] = field(default_factory=set)
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[LogSegment] = field(default_factory=list)
 
 
 class Fsm:
@@ -98,12 +98,12 @@ class Fsm:
         return sorted(self._files)
 
     @property
-    def next_hinted(self) -> Segment | None:
+    def next_hinted(self) -> LogSegment | None:
         """The hinted segment that the machine is in or before. None when there are no hints (left)."""
         return self._hinted_segments[0] if self._hinted_segments else None
 
     @property
-    def hinted_segments(self) -> tuple[Segment, ...]:
+    def hinted_segments(self) -> tuple[LogSegment, ...]:
         """The hinted segments that are left."""
         return tuple(self._hinted_segments)
 
@@ -213,11 +213,11 @@ class Fsm:
         last = live.segments[-1] if live.segments else None
         if last is not None and last.author == op.author and last.log == op.log:
             # Every write runs this code, and `replace` takes several times as long.
-            live.segments[-1] = Segment(
+            live.segments[-1] = LogSegment(
                 last.author, last.first_seq_no, last.first_offset, last.first_checksum, op.seq_no, op.end, last.log
             )
         else:
             live.segments.append(
-                Segment(op.author, op.seq_no, op.begin, op.checksum, op.seq_no, op.end, op.log),
+                LogSegment(op.author, op.seq_no, op.begin, op.checksum, op.seq_no, op.end, op.log),
             )
         return ApplyResult.APPLIED

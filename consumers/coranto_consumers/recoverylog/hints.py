@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from coranto.errors import CorruptData, InvalidInput
 from coranto.wire import recoverylog_pb2 as wire
 from coranto_consumers.recoverylog.operations import Author, Fnode, SetProperty
-from coranto_consumers.recoverylog.segments import Segment, SegmentSet
+from coranto_consumers.recoverylog.segments import LogSegment, SegmentSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class LiveFnode:
     """A live file, and the segments that hold all of its operations."""
 
     fnode: Fnode
-    segments: tuple[Segment, ...]
+    segments: tuple[LogSegment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class Hints:
         return hints
 
 
-def _segment(each: wire.Segment, log: str) -> Segment:
-    return Segment(
+def _segment(each: wire.Segment, log: str) -> LogSegment:
+    return LogSegment(
         Author(each.author),
         each.first_seq_no,
         each.first_offset,

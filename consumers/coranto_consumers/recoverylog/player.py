@@ -34,7 +34,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RecoveredFiles:
     """The result of a playback: files in `directory`, and their state `fsm`, as of the end of `log`.
 
     `handoff` is the operation that took the log over; None when it was not taken over. `hints` lead to this state.
@@ -75,7 +75,7 @@ class Player:
         self._author: Author | None = None
         self._requested = asyncio.Event()
         self._tailing = asyncio.Event()
-        self._task: asyncio.Task[Recovery] | None = None
+        self._task: asyncio.Task[RecoveredFiles] | None = None
 
     async def __aenter__(self) -> Player:
         self._task = asyncio.create_task(self._play(), name=f"play {self._hints.log}")
@@ -104,11 +104,11 @@ class Player:
         finally:
             waiting.cancel()
 
-    async def finish(self) -> Recovery:
+    async def finish(self) -> RecoveredFiles:
         """Play to the present end of the log, and do not take it over. Cancelling does not stop the player."""
         return await self._request(None)
 
-    async def hand_off(self, author: Author) -> Recovery:
+    async def hand_off(self, author: Author) -> RecoveredFiles:
         """Play to the end of the log and take it over as `author`. The first call of `finish` or `hand_off` counts.
 
         Raises Fenced when the authority does not allow this process to take over. Cancelling does not stop the player:
@@ -118,20 +118,20 @@ class Player:
             raise InvalidInput(f"{author} is not an author; give a number from 1 to 2^32-1", field="author")
         return await self._request(author)
 
-    async def _request(self, author: Author | None) -> Recovery:
+    async def _request(self, author: Author | None) -> RecoveredFiles:
         if not self._requested.is_set():
             self._author = author
             self._requested.set()
         return await asyncio.shield(self._running())
 
-    def _running(self) -> asyncio.Task[Recovery]:
+    def _running(self) -> asyncio.Task[RecoveredFiles]:
         if self._task is None:
             raise InvalidInput("a player plays within its block: `async with Player(...) as player:`")
         return self._task
 
     # -- Playing ------------------------------------------------------------------------------------------------------
 
-    async def _play(self) -> Recovery:
+    async def _play(self) -> RecoveredFiles:
         try:
             self._files.prepare()
             await self._play_to_end()
@@ -146,7 +146,7 @@ class Player:
             self._files.abandon()
             raise
         _log.info("recovery_log.played", log=self._hints.log, files=len(fsm.live_fnodes), next_seq_no=fsm.next_seq_no)
-        return Recovery(
+        return RecoveredFiles(
             self._hints.log,
             self._directory,
             fsm,

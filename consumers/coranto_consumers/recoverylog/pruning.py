@@ -17,7 +17,7 @@ from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
 from coranto_consumers.recoverylog.hint_store import StoredHints
-from coranto_consumers.recoverylog.segments import Segment
+from coranto_consumers.recoverylog.segments import LogSegment
 
 _AT_ONCE = 16
 
@@ -35,7 +35,7 @@ class ShardHints:
 class LiveSegments:
     """The segments that must stay of each log, and the logs that must not be pruned at all, with the reason."""
 
-    by_log: Mapping[str, Sequence[Segment]]
+    by_log: Mapping[str, Sequence[LogSegment]]
     kept: Mapping[str, str]
 
 
@@ -59,7 +59,7 @@ def live_segments(shards: Sequence[ShardHints]) -> LiveSegments:
 
     The last segment of each history has no end, because players read on from there.
     """
-    by_log: dict[str, list[Segment]] = {}
+    by_log: dict[str, list[LogSegment]] = {}
     kept: dict[str, str] = {}
     own = {shard.log for shard in shards}
     for shard in shards:
@@ -72,7 +72,7 @@ def live_segments(shards: Sequence[ShardHints]) -> LiveSegments:
                 kept[shard.log] = f"hints of shard {shard.shard} have no files"
                 continue
             last = segments[-1]
-            endless = Segment(
+            endless = LogSegment(
                 last.author, last.first_seq_no, last.first_offset, last.first_checksum, last.last_seq_no, 0, last.log
             )
             for segment in (*segments[:-1], endless):
@@ -82,7 +82,7 @@ def live_segments(shards: Sequence[ShardHints]) -> LiveSegments:
     return LiveSegments(by_log, kept)
 
 
-def is_dead(fragment: Fragment, segments: Sequence[Segment]) -> bool:
+def is_dead(fragment: Fragment, segments: Sequence[LogSegment]) -> bool:
     """Return whether no segment has content in the fragment."""
     return all(
         segment.first_offset >= fragment.end or 0 < segment.last_offset <= fragment.begin for segment in segments

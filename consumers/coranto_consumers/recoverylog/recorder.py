@@ -48,7 +48,7 @@ from coranto_consumers.recoverylog.operations import (
     author_of,
     fence_of,
 )
-from coranto_consumers.recoverylog.player import Recovery
+from coranto_consumers.recoverylog.player import RecoveredFiles
 
 DEFAULT_BATCH_BYTES = 4 << 20
 DEFAULT_PATIENCE = 300.0
@@ -80,7 +80,9 @@ class _Barrier:
 
 
 class Recorder:
-    """Records into `log`, starting from a `Recovery` that took it over. Use as `async with Recorder(…) as recorder:`.
+    """Records into `log`, starting from the files that a player recovered when it took the log over.
+
+    Use as `async with Recorder(…) as recorder:`.
 
     Paths are relative to the recovery's directory; a leading slash is optional. Call the methods that record only on
     the recorder's event loop, before the change is made. For a change that is not possible (a path that does not exist,
@@ -95,7 +97,7 @@ class Recorder:
     def __init__(
         self,
         client: JournalClient,
-        recovery: Recovery,
+        recovery: RecoveredFiles,
         *,
         log: str = "",
         authority: Authority | None = None,

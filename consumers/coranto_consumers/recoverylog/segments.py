@@ -12,7 +12,7 @@ from coranto_consumers.recoverylog.operations import Author
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LogSegment:
     """Operations [first_seq_no, last_seq_no] of a history, the last one included, all by `author` and in `log`.
 
     `first_offset` is at most the journal offset of the first operation, and `first_checksum` is the checksum that the
@@ -54,12 +54,12 @@ class SegmentSet:
     Segments of one log have ascending offsets. Only the last segment of the set may lack a `last_offset`.
     """
 
-    def __init__(self, segments: Iterable[Segment] = ()) -> None:
-        self._segments: list[Segment] = []
+    def __init__(self, segments: Iterable[LogSegment] = ()) -> None:
+        self._segments: list[LogSegment] = []
         for segment in segments:
             self.add(segment)
 
-    def add(self, segment: Segment) -> None:
+    def add(self, segment: LogSegment) -> None:
         """Add a segment, and join it with segments that it overlaps or continues.
 
         Raises InvalidInput when it contradicts one of them.
@@ -79,7 +79,7 @@ class SegmentSet:
             end += 1
         self._segments[begin:end] = [segment]
 
-    def intersect(self, log: str, begin: int, end: int) -> list[Segment]:
+    def intersect(self, log: str, begin: int, end: int) -> list[LogSegment]:
         """Return segments of `log` that overlap offsets [begin, end). Without `last_offset`, a segment has no end."""
         if end < begin:
             raise InvalidInput(f"[{begin}, {end}) is not a range of offsets; the begin must not be above the end")
@@ -89,19 +89,19 @@ class SegmentSet:
             if each.log == log and each.first_offset < end and (each.last_offset == 0 or each.last_offset > begin)
         ]
 
-    def __iter__(self) -> Iterator[Segment]:
+    def __iter__(self) -> Iterator[LogSegment]:
         return iter(self._segments)
 
     def __len__(self) -> int:
         return len(self._segments)
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[LogSegment, ...]:
         """All segments, in order."""
         return tuple(self._segments)
 
 
-def join(a: Segment, b: Segment) -> Segment | None:
+def join(a: LogSegment, b: LogSegment) -> LogSegment | None:
     """Join two segments into one, or return None when there is a gap between them.
 
     Raises InvalidInput when they cannot belong to one history. Where both begin or end at the same operation, the
@@ -128,7 +128,7 @@ def join(a: Segment, b: Segment) -> Segment | None:
     return replace(a, first_offset=first_offset, last_seq_no=last_seq_no, last_offset=last_offset)
 
 
-def _check_order(a: Segment, b: Segment) -> None:
+def _check_order(a: LogSegment, b: LogSegment) -> None:
     """Raise InvalidInput when offsets or checksums contradict each other.
 
     `a` must begin first, or cover `b` if both begin at the same operation.

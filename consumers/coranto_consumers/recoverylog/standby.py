@@ -31,7 +31,7 @@ from coranto.errors import CorantoError, Fenced, InvalidInput, JournalNotFound
 from coranto_consumers.recoverylog.hint_store import EtcdAuthority, HintKeys, HintStore
 from coranto_consumers.recoverylog.hints import Hints
 from coranto_consumers.recoverylog.operations import new_author
-from coranto_consumers.recoverylog.player import Player, Recovery
+from coranto_consumers.recoverylog.player import Player, RecoveredFiles
 from coranto_consumers.recoverylog.recorder import Recorder
 
 HINTS_EVERY_S: Final = 300.0
@@ -129,7 +129,7 @@ class LogOwner:
     A cancelled `opened` or `store_hints` may have stored hints, which does no harm. Call it again.
     """
 
-    def __init__(self, recorder: Recorder, recovery: Recovery, hint_store: HintStore, clock: Clock) -> None:
+    def __init__(self, recorder: Recorder, recovery: RecoveredFiles, hint_store: HintStore, clock: Clock) -> None:
         self.recorder = recorder
         self._recovered: Hints = recovery.hints
         self._hint_store = hint_store

@@ -21,7 +21,7 @@ Append = Callable[[str, Sequence[bytes]], Awaitable[AppendResult]]
 
 
 @dataclass(slots=True)
-class _Piece:
+class _OrderedAppend:
     content: bytes
     after: asyncio.Future[None] | None
     done: asyncio.Future[int]
@@ -29,7 +29,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Lane:
-    queue: deque[_Piece] = field(default_factory=deque)
+    queue: deque[_OrderedAppend] = field(default_factory=deque)
     sender: asyncio.Task[None] | None = None
     failure: Exception | None = None
 
@@ -56,7 +56,7 @@ class OrderedAppends:
             done.exception()  # Perhaps nobody awaits it, since the shard has failed already.
             return done
         self._bytes += len(content)
-        lane.queue.append(_Piece(content, after, done))
+        lane.queue.append(_OrderedAppend(content, after, done))
         if lane.sender is None:
             lane.sender = asyncio.create_task(self._send(journal, lane), name=f"append {journal}")
         return done
@@ -78,7 +78,7 @@ class OrderedAppends:
             self._fail(lane, lane.queue, ConnectionAbortedError("the shard has stopped"))
 
     async def _send(self, journal: str, lane: _Lane) -> None:
-        batch: list[_Piece] = []
+        batch: list[_OrderedAppend] = []
         try:
             # Wait one turn of the loop, so that pieces added in the same turn share an append.
             await asyncio.sleep(0)
@@ -104,7 +104,7 @@ class OrderedAppends:
             if lane.failure is None:
                 del self._lanes[journal]
 
-    def _fail(self, lane: _Lane, pieces: Iterable[_Piece], failure: Exception) -> None:
+    def _fail(self, lane: _Lane, pieces: Iterable[_OrderedAppend], failure: Exception) -> None:
         lane.failure = lane.failure or failure
         for piece in pieces:
             self._resolve(piece)
@@ -114,7 +114,7 @@ class OrderedAppends:
         lane.queue.clear()
 
     @staticmethod
-    def _next_batch(queue: deque[_Piece]) -> list[_Piece]:
+    def _next_batch(queue: deque[_OrderedAppend]) -> list[_OrderedAppend]:
         """Return the first piece, and the pieces after it that wait for nothing."""
         batch = [queue.popleft()]
         size = len(batch[0].content)
@@ -123,6 +123,6 @@ class OrderedAppends:
             size += len(batch[-1].content)
         return batch
 
-    def _resolve(self, piece: _Piece) -> None:
+    def _resolve(self, piece: _OrderedAppend) -> None:
         self._bytes -= len(piece.content)
         self._released.set()

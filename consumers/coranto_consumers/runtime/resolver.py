@@ -39,7 +39,7 @@ class ShardResolution:
 
 
 @dataclass(slots=True)
-class _Local:
+class _LocalShard:
     replica: ShardReplica
     slot: int
     create_revision: int
@@ -65,7 +65,7 @@ class ShardResolver:
         self._member = member
         self._start = start
         self._stop = stop
-        self._locals: dict[str, _Local] = {}
+        self._locals: dict[str, _LocalShard] = {}
         self._stopped = False
         self._stop_observing = keyspace.observe(self._update)
         self._update(keyspace.state)
@@ -135,7 +135,7 @@ class ShardResolver:
             if item is None:
                 continue  # The shard is deleted and the assignment will follow, or its spec cannot be read.
             if local is None:
-                local = self._locals[shard] = _Local(self._start(item.spec), mine.slot, mine.kv.create_revision)
+                local = self._locals[shard] = _LocalShard(self._start(item.spec), mine.slot, mine.kv.create_revision)
             elif local.replica.spec != item.spec:
                 local.replica.update(item.spec)
             local.slot, local.create_revision = mine.slot, mine.kv.create_revision

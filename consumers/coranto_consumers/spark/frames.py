@@ -17,7 +17,7 @@ from coranto_consumers.spark.parsing import is_parsed
 from coranto_consumers.spark.ranges import Range, ReadPlan
 from coranto_consumers.spark.rows import FIELDS, PARSED_PREFIX, PIECE
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary
-from coranto_consumers.spark.sequencing import Window
+from coranto_consumers.spark.sequencing import ClockWindow
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
 """Metadata columns of committed rows."""
@@ -60,7 +60,7 @@ def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSumma
     return {part: summaries[number] for part, number in plan.numbers.items()}
 
 
-def choose_committed(spark: SparkSession, rows: DataFrame, windows: Sequence[Window]) -> DataFrame:
+def choose_committed(spark: SparkSession, rows: DataFrame, windows: Sequence[ClockWindow]) -> DataFrame:
     """Return the rows that lie within the windows: committed messages, each once."""
     pieces, lows, highs = zip(*((window.piece, window.lo, window.hi) for window in windows), strict=True)
     chosen = spark.createDataFrame(pa.table({_PIECE: pieces, _LOW: lows, _HIGH: highs}))

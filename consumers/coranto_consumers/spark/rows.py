@@ -51,7 +51,7 @@ class Misfits(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """The origins of a schema's columns."""
 
     schema: StructType
@@ -64,17 +64,17 @@ class Layout:
     misfits: Misfits = Misfits.PERMISSIVE
 
 
-def raw_layout(schema: StructType, *, sequenced: bool) -> Layout:
+def raw_layout(schema: StructType, *, sequenced: bool) -> RowLayout:
     """Return the layout of a read of lines as they are. Raises InvalidInput for columns the source does not have."""
     known = {**FIELDS, PIECE.name: PIECE} if sequenced else FIELDS
     for field in schema.fields:
         if field.name not in known:
             raise InvalidInput(f"there is no column {field.name!r}; there are {', '.join(known)}", field="schema")
         _require_type(field, known[field.name])
-    return Layout(schema, {name: name for name in schema.names}, StructType([]))
+    return RowLayout(schema, {name: name for name in schema.names}, StructType([]))
 
 
-def parsed_layout(schema: StructType, text: str, misfits: Misfits) -> Layout:
+def parsed_layout(schema: StructType, text: str, misfits: Misfits) -> RowLayout:
     """Return the layout of a read that parses lines. Columns that are not the source's own are fields of messages.
 
     Raises InvalidInput for types that lines are not parsed into.
@@ -100,7 +100,7 @@ def parsed_layout(schema: StructType, text: str, misfits: Misfits) -> Layout:
                 "one of these and cast it, or read the column value and use from_json",
                 field="schema",
             )
-    return Layout(schema, own, StructType(message), text if text in schema.names else "", misfits)
+    return RowLayout(schema, own, StructType(message), text if text in schema.names else "", misfits)
 
 
 def is_raw(schema: StructType) -> bool:
@@ -127,7 +127,7 @@ def _require_type(field: StructField, expected: StructField) -> None:
 class BatchBuilder:
     """Builds Arrow batches of a layout's schema from lines."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
         self._schema: Any = to_arrow_schema(layout.schema, timezone="UTC")
         self._parser = ColumnParser(layout.message)

@@ -18,7 +18,7 @@ from coranto_consumers.spark.scanning import ALWAYS_PIECE, RangeSummary, piece_o
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ClockWindow:
     """The committed rows of a piece: those with a clock in (lo, hi]."""
 
     piece: int
@@ -26,7 +26,7 @@ class Window:
     hi: int
 
 
-ALWAYS_WINDOW = Window(ALWAYS_PIECE, -1, 0)
+ALWAYS_WINDOW = ClockWindow(ALWAYS_PIECE, -1, 0)
 """The window of messages that opted out of sequencing. They have a zero clock, and are always committed."""
 
 
@@ -39,7 +39,7 @@ class Sequenced:
     """
 
     source: Source
-    windows: tuple[Window, ...]
+    windows: tuple[ClockWindow, ...]
     resets: tuple[ClockReset, ...]
     replay: tuple[Range, Mapping[ProducerId, ProducerState]] | None
 
@@ -71,7 +71,7 @@ def sequence(
         through=read_through,
     )
     windows = tuple(
-        Window(piece_of(summary.number, index), lo, hi)
+        ClockWindow(piece_of(summary.number, index), lo, hi)
         for summary, windows in zip(summaries, resolution.windows, strict=True)
         for index, (lo, hi) in enumerate(zip(windows.lo, windows.hi, strict=True))
         if lo < hi
@@ -97,6 +97,6 @@ def read_end(journal: str, begin: int, parts: Mapping[Range, RangeSummary]) -> i
     return expected
 
 
-def windows_of(sequenced: Sequence[Sequenced]) -> list[Window]:
+def windows_of(sequenced: Sequence[Sequenced]) -> list[ClockWindow]:
     """Return the windows of all journals of a transaction."""
     return [ALWAYS_WINDOW, *(window for each in sequenced for window in each.windows)]

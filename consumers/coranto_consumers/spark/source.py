@@ -43,7 +43,7 @@ from coranto_consumers.spark.rows import (
     PIECE,
     UUID_FIELDS,
     BatchBuilder,
-    Layout,
+    RowLayout,
     is_raw,
     parsed_layout,
     raw_layout,
@@ -95,7 +95,7 @@ def register(spark: SparkSession) -> None:
 class JournalReader(DataSourceReader):
     """Plans a read, and reads. Spark pickles it, and calls `partitions` and `read` in different processes."""
 
-    def __init__(self, options: SourceOptions, layout: Layout) -> None:
+    def __init__(self, options: SourceOptions, layout: RowLayout) -> None:
         self._options = options
         self._layout = layout
 

@@ -18,7 +18,7 @@ from coranto.coordination.keyspace import KeySpace, KeySpaceState
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import Unavailable
 from coranto.messages import JsonLines
-from coranto.process.staged import Staged
+from coranto.process.staged import StagedContext
 from coranto.specs.validation import ANY_REVISION
 from coranto.testing.applying import apply_specs
 from coranto.testing.laboratory.ground import PREFIX, Ground
@@ -106,7 +106,7 @@ class ChainConsumer:
         )
 
 
-class Chain(Staged):
+class Chain(StagedContext):
     """A running chain. Use as `async with Chain(folder, options) as chain:`, in the main thread."""
 
     def __init__(self, folder: Path, options: ChainOptions) -> None:

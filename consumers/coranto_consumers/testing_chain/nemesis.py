@@ -109,7 +109,7 @@ HANDS: Final[Mapping[str, tuple[Harm, ...]]] = {
 }
 
 
-class Nemesis:
+class ChainNemesis:
     """Runs several hands at once. Each does all of its kinds of harm, in a new random order each time.
 
     Half of the time a hand waits until the chain makes progress. Otherwise it goes on after a short pause, so that harm

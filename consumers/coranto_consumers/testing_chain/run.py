@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coranto.telemetry import progress
 from coranto_consumers.testing_chain.chain import Chain, ChainOptions
-from coranto_consumers.testing_chain.nemesis import Nemesis
+from coranto_consumers.testing_chain.nemesis import ChainNemesis
 from coranto_consumers.testing_chain.verdict import ChainVerdict, conclude
 
 
@@ -48,7 +48,7 @@ async def run_chain(
     ClusterError when the chain makes no progress, during harm or after it.
     """
     async with Chain(folder, options) as chain:
-        nemesis = Nemesis(chain)
+        nemesis = ChainNemesis(chain)
         with progress("Harming", int(seconds), unit="s") as report:
             harming = asyncio.create_task(nemesis.run(seconds, kills=kills, alerts=alerts))
             try:

@@ -97,7 +97,7 @@ def build_journal_observation_sensor(
         try:
             offsets = {consumer: store.offsets(consumer) for consumer, store in stores.items()}
             for group in due:
-                found = GroupState.of(resource.heads(group), offsets)
+                found = ObservedGroup.of(resource.heads(group), offsets)
                 before = seen.get(group.name)
                 event = found.event(keys[group.name], before, _reported(context.instance, keys[group.name]))
                 if event is not None:
@@ -118,7 +118,7 @@ def build_journal_observation_sensor(
 
 
 @record
-class GroupState:
+class ObservedGroup:
     """The state of a group of journals: heads, and consumers' lags in bytes by name."""
 
     heads: tuple[JournalHead, ...]
@@ -126,11 +126,11 @@ class GroupState:
     lags: Mapping[str, int]
 
     @staticmethod
-    def of(heads: Heads, offsets: Mapping[str, Mapping[str, int] | None]) -> GroupState:
+    def of(heads: Heads, offsets: Mapping[str, Mapping[str, int] | None]) -> ObservedGroup:
         known = tuple(each for each in heads if each.known)
         # One that has never committed is behind by all that there is.
         lags = {consumer: _lag(known, at or {}) for consumer, at in offsets.items()}
-        return GroupState(heads=known, unknown=len(heads.unknown), lags=lags)
+        return ObservedGroup(heads=known, unknown=len(heads.unknown), lags=lags)
 
     @property
     def vector(self) -> dict[str, int]:

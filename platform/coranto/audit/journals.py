@@ -70,7 +70,7 @@ async def audit_journals(
 
 
 @dataclass(slots=True)
-class _Memory:
+class _RecordPlace:
     """One place of records, with what it had."""
 
     url: str
@@ -192,9 +192,9 @@ class JournalsCheck:
 
     # -- The memory ----------------------------------------------------------------------------------------------------
 
-    async def _load(self, journals: Sequence[Present]) -> dict[str, _Memory]:
+    async def _load(self, journals: Sequence[Present]) -> dict[str, _RecordPlace]:
         """Return the places of records, by URL."""
-        places: dict[str, _Memory] = {}
+        places: dict[str, _RecordPlace] = {}
         urls = {self._place_of(present) for present in journals}
         if self._options.memory or self._given is not None:
             urls.add(self._options.memory)
@@ -202,7 +202,7 @@ class JournalsCheck:
             # Records stay where they were written when another store is put first.
             urls.update(url for present in journals for url in present.info.spec.fragment.stores)
         for url in sorted(urls):
-            places[url] = place = _Memory(url, self._given)
+            places[url] = place = _RecordPlace(url, self._given)
             try:
                 if place.memory is None:
                     if not url:
@@ -220,7 +220,7 @@ class JournalsCheck:
         urls = present.info.spec.fragment.stores
         return urls[0] if urls else ""
 
-    def _about_memory(self, places: Mapping[str, _Memory]) -> list[Finding]:
+    def _about_memory(self, places: Mapping[str, _RecordPlace]) -> list[Finding]:
         found = []
         for place in places.values():
             subject = Subject.store(place.url or "none")
@@ -273,7 +273,7 @@ class JournalsCheck:
         journals: Sequence[Present],
         records: Mapping[str, JournalRecord],
         judged: Mapping[str, Judged],
-        places: Mapping[str, _Memory],
+        places: Mapping[str, _RecordPlace],
         result: Result,
     ) -> None:
         now = self._clock.now()

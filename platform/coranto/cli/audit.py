@@ -28,7 +28,7 @@ DEFAULT_COMMAND: Final = "run"
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-class _Group(TyperGroup):
+class _AuditGroup(TyperGroup):
     """Takes words that are no command as those of the default command: `coranto audit SELECTOR`."""
 
     default_command = DEFAULT_COMMAND
@@ -40,7 +40,7 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Group,
+    cls=_AuditGroup,
     help="Compare journals with what was there before, and with their stores. "
     "`coranto audit SELECTOR` stands for `coranto audit run SELECTOR`.",
 )

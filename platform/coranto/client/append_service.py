@@ -30,14 +30,14 @@ class Appended:
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingAppend:
     content: bytes
     done: asyncio.Future[Appended]
 
 
 @dataclass(slots=True)
-class _Journal:
-    queue: deque[_Pending] = field(default_factory=deque)
+class _JournalQueue:
+    queue: deque[_PendingAppend] = field(default_factory=deque)
     sender: asyncio.Task[None] | None = None
     failure: CorantoError | None = None
 
@@ -70,7 +70,7 @@ class AppendService:
         self._capacity = pending_bytes
         self._retry_unknown = retry_unknown
         self._patience = patience
-        self._journals: dict[str, _Journal] = {}
+        self._journals: dict[str, _JournalQueue] = {}
         self._pending_bytes = 0
         self._admission = asyncio.Lock()
         self._released = asyncio.Event()
@@ -105,7 +105,7 @@ class AppendService:
 
     def append_nowait(self, journal: str, content: bytes) -> asyncio.Future[Appended]:
         """Accept content like `append`, but without waiting: the caller limits the pending content."""
-        state = self._journals.setdefault(journal, _Journal())
+        state = self._journals.setdefault(journal, _JournalQueue())
         done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         # A caller may leave failures to `flush`, which raises them. asyncio must not report them as never retrieved.
         done.add_done_callback(_retrieve)
@@ -113,7 +113,7 @@ class AppendService:
             done.set_exception(state.failure)
             return done
         self._pending_bytes += len(content)
-        state.queue.append(_Pending(content, done))
+        state.queue.append(_PendingAppend(content, done))
         if state.sender is None:
             state.sender = asyncio.create_task(self._send(journal, state), name=f"append {journal}")
         return done
@@ -145,8 +145,8 @@ class AppendService:
         if state is not None:
             state.failure = None
 
-    async def _send(self, journal: str, state: _Journal) -> None:
-        batch: list[_Pending] = []
+    async def _send(self, journal: str, state: _JournalQueue) -> None:
+        batch: list[_PendingAppend] = []
         try:
             # Wait one turn of the event loop, so that content accepted in the same turn is sent together.
             await asyncio.sleep(0)
@@ -173,7 +173,7 @@ class AppendService:
             if state.failure is None and not state.queue:
                 del self._journals[journal]
 
-    def _next_batch(self, queue: deque[_Pending]) -> list[_Pending]:
+    def _next_batch(self, queue: deque[_PendingAppend]) -> list[_PendingAppend]:
         batch = [queue.popleft()]
         size = len(batch[0].content)
         while queue and size + len(queue[0].content) <= self._batch_bytes:
@@ -181,7 +181,7 @@ class AppendService:
             size += len(batch[-1].content)
         return batch
 
-    def _resolve(self, batch: list[_Pending], result: AppendResult) -> None:
+    def _resolve(self, batch: list[_PendingAppend], result: AppendResult) -> None:
         begin = result.begin
         for piece in batch:
             end = begin + len(piece.content)
@@ -190,7 +190,7 @@ class AppendService:
             begin = end
         self._release(batch)
 
-    def _fail(self, batch: list[_Pending], error: CorantoError | None) -> None:
+    def _fail(self, batch: list[_PendingAppend], error: CorantoError | None) -> None:
         for piece in batch:
             if not piece.done.done():
                 if error is None:
@@ -199,7 +199,7 @@ class AppendService:
                     piece.done.set_exception(error)
         self._release(batch)
 
-    def _release(self, batch: list[_Pending]) -> None:
+    def _release(self, batch: list[_PendingAppend]) -> None:
         self._pending_bytes -= sum(len(piece.content) for piece in batch)
         self._released.set()
 

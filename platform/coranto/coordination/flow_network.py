@@ -45,7 +45,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Shift:
     """`item` moves from member `out` to member `into`. None for `out`: it gains a replica; for `into`: it loses one."""
 
     item: int
@@ -149,7 +149,7 @@ class _Residual:
         for item in range(len(network.placed)):
             self._enter(item)
         self.edges: list[list[int]] = []
-        self.steps: list[list[_Step | None]] = []
+        self.steps: list[list[_Shift | None]] = []
         for node in range(self.hub + 1):
             edges, steps = self._edges_from(node)
             self.edges.append(edges)
@@ -205,7 +205,7 @@ class _Residual:
 
     # --- edges ---------------------------------------------------------------------------------------------------
 
-    def _cost_of(self, step: _Step) -> int:
+    def _cost_of(self, step: _Shift) -> int:
         """Return what the step adds to the cost of its item, without the cost of members' counts."""
         network = self.network
         out, into = step.out, step.into
@@ -226,14 +226,14 @@ class _Residual:
                 cost += self.single_weight
         return cost
 
-    def _edges_from(self, node: int) -> tuple[list[int], list[_Step | None]]:
+    def _edges_from(self, node: int) -> tuple[list[int], list[_Shift | None]]:
         """Return the costs of the cheapest steps from a node to each other, and the steps.
 
         An edge without a step only changes a member's count.
         """
         network, hub = self.network, self.hub
         edges: list[int] = [self.none] * (hub + 1)
-        steps: list[_Step | None] = [None] * (hub + 1)
+        steps: list[_Shift | None] = [None] * (hub + 1)
         out = None if node == hub else node
         positions = sorted(self.groups[node])
         by_zone: dict[int, list[tuple[int, _Group]]] = {}
@@ -249,13 +249,13 @@ class _Residual:
             for cost, group in by_zone[zone]:
                 members = next((members for members in group if target not in members), None)
                 if members is not None:
-                    edges[target], steps[target] = cost, _Step(next(iter(group[members])), out, target)
+                    edges[target], steps[target] = cost, _Shift(next(iter(group[members])), out, target)
                     break
         for home, returning in self.returns[node].items():
             for position, items in returning.items():
                 cost = self._group_cost(node, position, network.zones[home]) - self.move_weight
                 if cost < edges[home]:
-                    edges[home], steps[home] = cost, _Step(next(iter(items)), out, home)
+                    edges[home], steps[home] = cost, _Shift(next(iter(items)), out, home)
         if node == hub:
             for member, count in enumerate(network.counts):
                 given_back = -self.over_weight if count > network.shares[member] else 0
@@ -269,9 +269,9 @@ class _Residual:
             edges[hub], steps[hub] = min(dropped, key=lambda pair: pair[0])
         return edges, steps
 
-    def _drop(self, node: int, position: _Position) -> _Step:
+    def _drop(self, node: int, position: _Position) -> _Shift:
         items = next(iter(self.groups[node][position].values()))
-        return _Step(next(iter(items)), node, None)
+        return _Shift(next(iter(items)), node, None)
 
     def _group_cost(self, node: int, position: _Position, zone: int) -> int:
         """Return the cost of moving an item in that position to a member of `zone` that does not hold it."""
@@ -294,7 +294,7 @@ class _Residual:
     def _gain(self, cycle: Sequence[int]) -> int:
         return sum(self.edges[here][there] for here, there in _around(cycle))
 
-    def _steps_along(self, cycle: Sequence[int]) -> list[_Step]:
+    def _steps_along(self, cycle: Sequence[int]) -> list[_Shift]:
         """Return the steps of a cycle of negative cost that passes through each node of the network at most once.
 
         It is the given cycle, which has negative cost, or a part of it. A cycle that passes through an item twice
@@ -313,14 +313,14 @@ class _Residual:
                 continue
             begun = along[before][3]
             assert begun is not None
-            inner, outer = _Step(step.item, step.out, begun.into), _Step(step.item, begun.out, step.into)
+            inner, outer = _Shift(step.item, step.out, begun.into), _Shift(step.item, begun.out, step.into)
             inside = [*along[before + 1 : at], (along[at][0], along[before][1], self._cost_of(inner), inner)]
             outside = [*along[:before], (along[before][0], along[at][1], self._cost_of(outer), outer), *along[at + 1 :]]
             along = min(inside, outside, key=lambda part: sum(edge[2] for edge in part))
             first, at = {}, 0
         return [step for _, _, _, step in along if step is not None and step.out != step.into]
 
-    def _passes(self, step: _Step) -> list[tuple[int, int]]:
+    def _passes(self, step: _Shift) -> list[tuple[int, int]]:
         """Return the nodes that a step passes through.
 
         These are the item's nodes in the zones that it leaves and enters, and the item's own node unless it stays in
@@ -329,7 +329,7 @@ class _Residual:
         zones = {_ANY if member is None else self.network.zones[member] for member in (step.out, step.into)}
         return [(step.item, zone) for zone in sorted(zones if len(zones) == 1 else zones | {_ANY})]
 
-    def _apply(self, steps: Iterable[_Step], cycle: Iterable[int]) -> None:
+    def _apply(self, steps: Iterable[_Shift], cycle: Iterable[int]) -> None:
         network = self.network
         stale = {self.hub, *cycle}
         for step in steps:

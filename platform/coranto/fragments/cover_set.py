@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 
-class Span(Protocol):
+class Cover(Protocol):
     """Anything that covers the offsets [begin, end)."""
 
     @property
@@ -24,7 +24,7 @@ class Span(Protocol):
     def end(self) -> int: ...
 
 
-EntryT = TypeVar("EntryT", bound=Span)
+EntryT = TypeVar("EntryT", bound=Cover)
 
 _begin: Any = attrgetter("begin")
 _end: Any = attrgetter("end")

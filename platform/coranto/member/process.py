@@ -24,7 +24,7 @@ from coranto.member.membership import DataDirectory, MemberPhase, Membership, Me
 from coranto.member.settings import MemberSettings
 from coranto.member.site import Site
 from coranto.process.memory import spare_garbage_collection
-from coranto.process.staged import Staged
+from coranto.process.staged import StagedContext
 from coranto.security.server import check_exposure, etcd_tls, server_credentials
 from coranto.security.tls import is_loopback
 
@@ -49,7 +49,7 @@ class MemberParts:
     """See `Membership` and `Membership.join` for these three."""
 
 
-class MemberProcess(Staged, Generic[SettingsT]):
+class MemberProcess(StagedContext, Generic[SettingsT]):
     """A running member with its own etcd connection, lease and ports. Tests run it in their own process.
 
     Entering it starts the member, leaving it stops the member at once. `membership` has the phases in between.

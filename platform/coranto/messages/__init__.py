@@ -17,8 +17,8 @@ from coranto.messages.reading import (
     AsyncReadCommitted,
     AsyncReadUncommitted,
     ReadCommitted,
+    ReadTransaction,
     ReadUncommitted,
-    Transaction,
 )
 from coranto.messages.sequencer import QueueOutcome, ReplayRange, Sequencer, read_committed, read_committed_async
 from coranto.messages.uuids import (
@@ -59,6 +59,7 @@ __all__ = [
     "QueueOutcome",
     "RandomMapping",
     "ReadCommitted",
+    "ReadTransaction",
     "ReadUncommitted",
     "RendezvousMapping",
     "ReplayRange",
@@ -66,7 +67,6 @@ __all__ = [
     "Source",
     "SyncPublisher",
     "TextRows",
-    "Transaction",
     "TransactionBuilder",
     "TypedLines",
     "UuidParts",

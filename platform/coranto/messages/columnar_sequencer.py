@@ -137,7 +137,9 @@ class ColumnarSequencer:
         for name in found:
             of_one = batch if len(found) == 1 else batch.filter(pc.equal(names, name))
             journal = self._journals.get(name) or _Journal(name, Source())
-            steps.append(_Step(journal, of_one, [piece for of, piece in self._held if of is journal], self._replay))
+            steps.append(
+                _Sequencing(journal, of_one, [piece for of, piece in self._held if of is journal], self._replay)
+            )
         committed = [piece for step in steps for piece in step.committed]
         for step in steps:
             self._journals[step.journal.name] = step.journal
@@ -214,7 +216,7 @@ def _chosen(piece: _Piece, windows: CommittedWindows) -> pa.RecordBatch:
     return piece.batch.filter(pa.array(committed_mask(piece.row_segment, windows, piece.clocks)))
 
 
-class _Step:
+class _Sequencing:
     """The outcome of the next rows of one journal. `apply` puts it into effect."""
 
     def __init__(self, journal: _Journal, batch: pa.RecordBatch, held: Sequence[_Piece], replay: Replay) -> None:

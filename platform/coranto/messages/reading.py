@@ -33,7 +33,7 @@ M = TypeVar("M")
 _log = structlog.get_logger(__name__)
 
 
-class Transaction(NamedTuple, Generic[M]):
+class ReadTransaction(NamedTuple, Generic[M]):
     """Messages that were committed together: those of one acknowledgement, or one message outside of transactions.
 
     `end` is the end offset of the message that committed them, and `clock` its clock.
@@ -224,7 +224,7 @@ class ReadCommitted(_CommittedReader[M]):
     def close(self) -> None:
         _close(self._messages)
 
-    def transactions(self) -> Iterator[Transaction[M]]:
+    def transactions(self) -> Iterator[ReadTransaction[M]]:
         """Yield the remaining messages by transaction. Each transaction is held in memory as a whole.
 
         A `source()` that is taken between two transactions covers those returned, and nothing of the next.
@@ -276,7 +276,7 @@ class AsyncReadCommitted(_CommittedReader[M]):
     async def aclose(self) -> None:
         await _aclose(self._messages)
 
-    async def transactions(self) -> AsyncIterator[Transaction[M]]:
+    async def transactions(self) -> AsyncIterator[ReadTransaction[M]]:
         """Yield the remaining messages by transaction, like `ReadCommitted.transactions`."""
         collected: list[Envelope[M]] = []
         async for message in self._messages:
@@ -306,8 +306,8 @@ def _is_content(message: Envelope[M]) -> bool:
     return message.flags != Flags.ACK_TXN or message.clock == 0
 
 
-def _transaction(last: Envelope[M], messages: list[Envelope[M]]) -> Transaction[M]:
-    return Transaction(last.journal, last.producer, last.clock, last.end, tuple(messages))
+def _transaction(last: Envelope[M], messages: list[Envelope[M]]) -> ReadTransaction[M]:
+    return ReadTransaction(last.journal, last.producer, last.clock, last.end, tuple(messages))
 
 
 def _close(iterated: object) -> None:

@@ -44,7 +44,7 @@ class Phase(enum.Enum):
     ROLLING_BACK = "rolling back"
 
 
-class _Lane:
+class _Output:
     """The state of one journal: content that waits to be appended, and the clocks for its acknowledgements."""
 
     __slots__ = ("in_doubt", "in_transaction", "last_ack", "may_be_appended", "queue", "size")
@@ -68,7 +68,7 @@ class TransactionBuilder(Generic[M]):
         """The UUID of the last queued message, in its text form."""
         self._clock = clock
         self._framing = framing
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _Output] = {}
         self._pending = 0
         self._acks: dict[str, tuple[int, bytes]] = {}
 
@@ -216,7 +216,7 @@ class TransactionBuilder(Generic[M]):
         self._acks = {}
         self.phase = Phase.OPEN
 
-    def _queue(self, journal: str, message: M, flags: Flags) -> _Lane:
+    def _queue(self, journal: str, message: M, flags: Flags) -> _Output:
         self._require(Phase.OPEN)
         clock = self._clock.tick()
         uuid = format_uuid(self.producer, clock, flags)
@@ -224,7 +224,7 @@ class TransactionBuilder(Generic[M]):
         self.last_uuid = uuid
         lane = self._lanes.get(journal)
         if lane is None:
-            lane = self._lanes[journal] = _Lane(clock - 1)
+            lane = self._lanes[journal] = _Output(clock - 1)
         lane.queue.append(content)
         lane.size += len(content)
         self._pending += len(content)

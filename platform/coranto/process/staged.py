@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Staged(ABC):
+class StagedContext(ABC):
     """An asynchronous context whose start has several steps.
 
     Each step pushes what undoes it to `_exits`. All of it is undone in reverse order when the context is left, and also

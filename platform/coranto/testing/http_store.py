@@ -18,7 +18,7 @@ class HttpStore:
         """The number of fetches of each path."""
         self.accepted: list[str | None] = []
         """The header `Accept-Encoding` of each request."""
-        self._server = _Server(self)
+        self._server = _HttpServer(self)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     @property
@@ -38,7 +38,7 @@ class HttpStore:
         self._thread.join()
 
 
-class _Server(ThreadingHTTPServer):
+class _HttpServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, store: HttpStore) -> None:
@@ -50,7 +50,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = self.server
-        assert isinstance(server, _Server)
+        assert isinstance(server, _HttpServer)
         found = server.store.objects.get(self.path)
         with server.counting:
             server.store.accepted.append(self.headers["Accept-Encoding"])

@@ -17,9 +17,9 @@ from coranto_broker.append.decision import (
     AppendDecision,
     ChangeSuspension,
     Commit,
+    JournalSnapshot,
     Need,
     Refuse,
-    Snapshot,
     Synchronize,
     Wait,
     decide,
@@ -52,7 +52,7 @@ def committed(begin: int, end: int, first: float = 0.0, registers: pb.LabelSet |
 def check(
     request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, begin: int, end: int, flushed_at: int = 0
 ) -> AppendDecision:
-    return decide(request, Snapshot(spec, spool, IndexSummary(begin, end, begin == end, flushed_at), NOW))
+    return decide(request, JournalSnapshot(spec, spool, IndexSummary(begin, end, begin == end, flushed_at), NOW))
 
 
 def rolled(spool: CommittedState, to: int = 0) -> Fragment:
@@ -224,7 +224,9 @@ def test_a_store_is_asked_for_before_anything_else() -> None:
     wrong = request(offset=7)
 
     def found(**of_store: object) -> AppendDecision:
-        return decide(wrong, Snapshot(spec, committed(50, 100), IndexSummary(0, 100, empty=False), NOW, **of_store))  # type: ignore[arg-type]
+        return decide(
+            wrong, JournalSnapshot(spec, committed(50, 100), IndexSummary(0, 100, empty=False), NOW, **of_store)
+        )  # type: ignore[arg-type]
 
     assert found(store_problem=None, listed=False) == Wait(Need.STORE)
     assert found(store_problem="full") == Refuse(pb.FRAGMENT_STORE_UNHEALTHY, pb.LabelSet(), "full")
@@ -236,14 +238,16 @@ def test_a_loss_is_confirmed_by_an_empty_append_at_the_journals_end() -> None:
     def found(offset: int, length: int | None = None, **confirmed: bool) -> AppendDecision:
         known = IndexSummary(0, 150, empty=False)
         return decide(
-            request(offset=offset), Snapshot(SPEC, committed(50, 100), known, NOW, recorded=False, **confirmed), length
+            request(offset=offset),
+            JournalSnapshot(SPEC, committed(50, 100), known, NOW, recorded=False, **confirmed),
+            length,
         )
 
     refused = Refuse(pb.INDEX_HAS_GREATER_OFFSET, pb.LabelSet())
     assert found(0) == found(149) == found(150, 1) == refused
     assert found(150) == found(150, 0) == Wait(Need.EMPTY_APPEND)
     assert found(150, loss_confirmed=True) == Synchronize(150)
-    synchronized = Snapshot(SPEC, committed(150, 150), IndexSummary(0, 150, empty=False), NOW, recorded=False)
+    synchronized = JournalSnapshot(SPEC, committed(150, 150), IndexSummary(0, 150, empty=False), NOW, recorded=False)
     assert decide(request(offset=150), replace(synchronized, loss_confirmed=True)) == Wait(Need.RECORD)
     assert isinstance(decide(request(offset=150), replace(synchronized, recorded=True)), Commit)
 
@@ -270,7 +274,7 @@ def requests(draw: st.DrawFn) -> pb.AppendRequest:
 
 
 @st.composite
-def snapshots(draw: st.DrawFn) -> Snapshot:
+def snapshots(draw: st.DrawFn) -> JournalSnapshot:
     spec = pb.JournalSpec(name=JOURNAL, flags=draw(st.sampled_from([pb.JournalSpec.O_RDWR] * 4 + [2, 4])))
     spec.fragment.length, spec.fragment.compression_codec = draw(st.sampled_from([20, 50, 1000])), pb.SNAPPY
     spec.fragment.flush_interval.seconds = draw(st.sampled_from([0, 0, 60]))
@@ -288,7 +292,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     known = IndexSummary(
         begin, draw(st.sampled_from([100, 100, 100, 150])), draw(st.integers(0, 5)) == 0, int(NOW) - 100
     )
-    return Snapshot(
+    return JournalSnapshot(
         spec,
         spool,
         known,
@@ -300,7 +304,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     )
 
 
-def grown(snapshot: Snapshot, length: int, registers: pb.LabelSet) -> Snapshot:
+def grown(snapshot: JournalSnapshot, length: int, registers: pb.LabelSet) -> JournalSnapshot:
     """Return the snapshot once an append of that length has committed to the present fragment."""
     old, known = snapshot.committed.fragment, snapshot.known
     fragment = Fragment(JOURNAL, old.begin, old.end + length, b"t" * 20, old.codec)
@@ -313,10 +317,12 @@ def grown(snapshot: Snapshot, length: int, registers: pb.LabelSet) -> Snapshot:
 
 
 @given(requests(), snapshots(), st.integers(0, 60), st.integers(1, 60))
-@example(request(), Snapshot(SPEC, committed(50, 100, NOW, REGISTERS), IndexSummary(0, 100, empty=False), NOW), 30, 3)
+@example(
+    request(), JournalSnapshot(SPEC, committed(50, 100, NOW, REGISTERS), IndexSummary(0, 100, empty=False), NOW), 30, 3
+)
 @settings(max_examples=600, deadline=None)
 def test_in_a_steady_range_the_short_answer_is_the_decision(
-    asked: pb.AppendRequest, snapshot: Snapshot, growth: int, length: int
+    asked: pb.AppendRequest, snapshot: JournalSnapshot, growth: int, length: int
 ) -> None:
     """The fast path and groups ask `extend` instead of `decide`."""
     found = steady(snapshot)
@@ -332,7 +338,7 @@ def test_in_a_steady_range_the_short_answer_is_the_decision(
 
 
 @given(snapshots(), st.floats(0, 200))
-def test_a_steady_range_ends_with_the_flush_interval(snapshot: Snapshot, seconds: float) -> None:
+def test_a_steady_range_ends_with_the_flush_interval(snapshot: JournalSnapshot, seconds: float) -> None:
     found = steady(snapshot)
     if found is not None and found.holds(snapshot.committed.fragment, NOW + seconds):
         assert decide(request(), replace(snapshot, now=NOW + seconds), 1) == Commit(snapshot.committed.registers)
@@ -340,7 +346,7 @@ def test_a_steady_range_ends_with_the_flush_interval(snapshot: Snapshot, seconds
 
 @given(requests(), snapshots())
 @settings(max_examples=200, deadline=None)
-def test_an_entry_that_is_replaced_ahead_is_decided_alike(asked: pb.AppendRequest, snapshot: Snapshot) -> None:
+def test_an_entry_that_is_replaced_ahead_is_decided_alike(asked: pb.AppendRequest, snapshot: JournalSnapshot) -> None:
     """The fast path computes some registers when an append begins."""
     foreseen = of_registers.replaced(asked, snapshot.committed.registers)
     if foreseen is not None and not asked.offset and not asked.suspend:
@@ -350,7 +356,7 @@ def test_an_entry_that_is_replaced_ahead_is_decided_alike(asked: pb.AppendReques
 @given(st.lists(st.tuples(requests(), st.integers(0, 20)), min_size=1, max_size=6), snapshots())
 @settings(max_examples=300, deadline=None)
 def test_a_group_admits_and_refuses_as_single_decisions_do(
-    appends: list[tuple[pb.AppendRequest, int]], snapshot: Snapshot
+    appends: list[tuple[pb.AppendRequest, int]], snapshot: JournalSnapshot
 ) -> None:
     plan = GroupPlan(snapshot)
     for asked, length in appends:

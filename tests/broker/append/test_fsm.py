@@ -21,7 +21,7 @@ from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import _HANDLERS, AppendFsm
 from coranto_broker.append.group_commit import PROPOSALS_IN_FLIGHT
-from coranto_broker.append.states import TERMINAL, TRANSITIONS, Event, State, Way
+from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, State, Way
 from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
@@ -287,9 +287,9 @@ def mismatch(begin: int, end: int, registers: pb.LabelSet | None = None) -> pb.R
 
 def test_every_state_is_in_the_table_and_has_a_handler() -> None:
     assert {state for state, _ in TRANSITIONS} == set(State) - TERMINAL
-    assert {event for _, event in TRANSITIONS} == set(Event)
+    assert {event for _, event in TRANSITIONS} == set(AppendEvent)
     assert set(_HANDLERS) == set(State) - TERMINAL - {State.STREAM_CONTENT}
-    assert all(TRANSITIONS[state, Event.FAILED] is State.ERROR for state in _HANDLERS)
+    assert all(TRANSITIONS[state, AppendEvent.FAILED] is State.ERROR for state in _HANDLERS)
 
 
 def test_every_state_can_be_reached_and_can_end() -> None:
@@ -297,7 +297,7 @@ def test_every_state_can_be_reached_and_can_end() -> None:
         seen, todo = {start}, [start]
         while todo:
             state = todo.pop()
-            following = {TRANSITIONS[state, event] for event in Event if (state, event) in TRANSITIONS}
+            following = {TRANSITIONS[state, event] for event in AppendEvent if (state, event) in TRANSITIONS}
             todo.extend(following - seen)
             seen |= following
         return seen
@@ -310,7 +310,7 @@ def test_every_state_can_be_reached_and_can_end() -> None:
 @pytest.mark.parametrize("state", State)
 def test_only_the_events_of_the_table_move_an_append(world: World, state: State) -> None:
     fsm = world.fsm()
-    for event in Event:
+    for event in AppendEvent:
         fsm.state = state
         if (state, event) in TRANSITIONS:
             fsm._on(event)
@@ -1233,7 +1233,12 @@ async def test_what_fits_a_resolution_is_not_looked_at_again(world: World) -> No
 
     world.resolver = SimpleNamespace(resolve=resolve, flags_hold=lambda _: True)  # type: ignore[assignment]
     assert State.SEND_PIPELINE_SYNC in await states()
-    short = [State.RESOLVE, State.ACQUIRE_PIPELINE, State.START_PIPELINE, State.VALIDATE_PRECONDITIONS]
+    short = [
+        State.RESOLVE,
+        State.ACQUIRE_PIPELINE,
+        State.START_PIPELINE,
+        State.VALIDATE_PRECONDITIONS,
+    ]
     assert await states() == short
     resolution = await world.resolve(JOURNAL, require_primary=True, min_revision=0)
     assert State.UPDATE_ASSIGNMENTS in await states()

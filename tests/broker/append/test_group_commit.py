@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coranto import labels
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.decision import Commit, Refuse, Snapshot, decide, next_fragment
+from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, decide, next_fragment
 from coranto_broker.append.group_commit import GroupPlan, gather
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.ownership import Signal
@@ -44,8 +44,8 @@ class Journal:
         return IndexSummary(self.first or 0, self.spool.end, self.first is None)
 
     @property
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.spec, self.spool.committed, self.known, NOW)
+    def snapshot(self) -> JournalSnapshot:
+        return JournalSnapshot(self.spec, self.spool.committed, self.known, NOW)
 
     def roll(self, to: Fragment | None) -> None:
         if to is not None:
@@ -208,7 +208,7 @@ async def test_only_those_that_resolved_alike_go_along() -> None:
         line = Line()
         for resolution in (leader, other, leader):
             line.join(WaitingAppend(pb.AppendRequest(journal=J), Whole(b"x", 1), resolution))
-        plan = GroupPlan(Snapshot(spec, spool.committed, IndexSummary(), NOW))
+        plan = GroupPlan(JournalSnapshot(spec, spool.committed, IndexSummary(), NOW))
         assert [member.answer for member in gather(line, plan, leader, 0, FlowControl())] == [
             AppendRange(0, 1, pb.LabelSet())
         ]
@@ -277,7 +277,7 @@ def test_a_steady_range_admits_the_same_appends_as_full_decisions(
     committed = CommittedState(
         Fragment(J, begin, begin + length, ZERO_SUM, Codec.NONE), pb.LabelSet(), NOW if length else 0
     )
-    snapshot = Snapshot(spec, committed, known, NOW)
+    snapshot = JournalSnapshot(spec, committed, known, NOW)
     plan, other = GroupPlan(snapshot), Forgetful(snapshot)
     for request, size in appends:
         assert plan.admit(request, size) == other.admit(request, size)

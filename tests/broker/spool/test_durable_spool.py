@@ -26,7 +26,7 @@ from coranto_broker.spool.flush import DiskFailed
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.recovery import Recovered, recover
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.spool.spool import Decision, ProposalEffect, empty_at
+from coranto_broker.spool.spool import ProposalDecision, ProposalEffect, empty_at
 from coranto_broker.testing.running import FaultyDisk, ManualClock
 
 JOURNAL = "a/journal"
@@ -82,12 +82,12 @@ def spool(folder: SpoolFolder, observer: Observer) -> DurableSpool:
     return DurableSpool(folder, observer, Fsync.NEVER)
 
 
-def append(spool: DurableSpool, content: bytes, registers: pb.LabelSet | None = None) -> Decision:
+def append(spool: DurableSpool, content: bytes, registers: pb.LabelSet | None = None) -> ProposalDecision:
     spool.write(spool.delta, content)
     return spool.propose(spool.next_fragment(), registers or spool.registers, primary=True)
 
 
-def roll(spool: DurableSpool, offset: int | None = None, codec: Codec = Codec.GZIP) -> Decision:
+def roll(spool: DurableSpool, offset: int | None = None, codec: Codec = Codec.GZIP) -> ProposalDecision:
     end = spool.end if offset is None else offset
     return spool.propose(empty_at(spool.fragment, end, codec), spool.registers, primary=True)
 

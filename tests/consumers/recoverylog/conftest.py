@@ -12,7 +12,7 @@ from coranto.client import JournalClient
 from coranto.labels import CONTENT_TYPE, RECOVERY_LOG, label_set
 from coranto.testing.clocks import HurriedClock
 from coranto.testing.fake_broker import FakeBroker
-from coranto_consumers.recoverylog import Author, Authority, Hints, Player, Recorder, Recovery, new_author
+from coranto_consumers.recoverylog import Author, Authority, Hints, Player, Recorder, RecoveredFiles, new_author
 from coranto_consumers.recoverylog.directory import RecordedDirectory
 
 LOG = "recovery/logs/one"
@@ -48,15 +48,17 @@ class Owners:
 
     async def recover(
         self, hints: Hints | None = None, author: Author | None = None, authority: Authority | None = None
-    ) -> Recovery:
+    ) -> RecoveredFiles:
         async with Player(self._client, hints or Hints(LOG), self.new_folder(), authority=authority) as player:
             return await player.hand_off(author or new_author())
 
-    async def peek(self, hints: Hints | None = None) -> Recovery:
+    async def peek(self, hints: Hints | None = None) -> RecoveredFiles:
         async with Player(self._client, hints or Hints(LOG), self.new_folder()) as player:
             return await player.finish()
 
-    async def record(self, recovery: Recovery, log: str = "", authority: Authority | None = None) -> RecordedDirectory:
+    async def record(
+        self, recovery: RecoveredFiles, log: str = "", authority: Authority | None = None
+    ) -> RecordedDirectory:
         recorder = Recorder(self._client, recovery, log=log, authority=authority, clock=HurriedClock())
         return RecordedDirectory(await self._stack.enter_async_context(recorder))
 

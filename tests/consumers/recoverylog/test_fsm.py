@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coranto.errors import CorruptData, InvalidInput
-from coranto_consumers.recoverylog import ApplyResult, Fsm, Hints, LiveFnode, Segment
+from coranto_consumers.recoverylog import ApplyResult, Fsm, Hints, LiveFnode, LogSegment
 from coranto_consumers.recoverylog.operations import (
     Author,
     Change,
@@ -59,11 +59,11 @@ class Machine:
         return self.take(Write(Fnode(fnode), 0, 10), author)
 
 
-def segment(author: int, first: int, last: int, begin: int, end: int = 0, checksum: int = 0) -> Segment:
-    return Segment(Author(author), first, begin, checksum, last, end, LOG)
+def segment(author: int, first: int, last: int, begin: int, end: int = 0, checksum: int = 0) -> LogSegment:
+    return LogSegment(Author(author), first, begin, checksum, last, end, LOG)
 
 
-def live(*segments: Segment) -> LiveFnode:
+def live(*segments: LogSegment) -> LiveFnode:
     return LiveFnode(Fnode(segments[0].first_seq_no), segments)
 
 
@@ -265,7 +265,10 @@ HINTS = Hints(
     (
         LiveFnode(
             Fnode(5),
-            (Segment(Author(0xFFFFFFFF), 5, 0, 0, 8, 1 << 40, "old/log"), Segment(Author(7), 9, 100, 11, 10, 0, LOG)),
+            (
+                LogSegment(Author(0xFFFFFFFF), 5, 0, 0, 8, 1 << 40, "old/log"),
+                LogSegment(Author(7), 9, 100, 11, 10, 0, LOG),
+            ),
         ),
     ),
     (SetProperty("/IDENTITY", "ü"),),

@@ -15,7 +15,7 @@ from coranto.coordination.etcd import Delete, EtcdCoordinator, KeyValue, Put
 from coranto.errors import CorruptData, Fenced, InvalidInput, TxnOutcomeUnknown, Unavailable
 from coranto.testing.fake_broker import FakeBroker
 from coranto.wire import protocol_pb2 as pb
-from coranto_consumers.recoverylog import Author, Handoff, Hints, LiveFnode, Ownership, Segment
+from coranto_consumers.recoverylog import Author, Handoff, Hints, LiveFnode, LogSegment, Ownership
 from coranto_consumers.recoverylog.hint_store import EtcdAuthority, HintKeys, HintStore
 from coranto_consumers.recoverylog.operations import Fnode
 
@@ -55,7 +55,7 @@ async def assignment(coordinator: EtcdCoordinator, keys: HintKeys) -> KeyValue:
 
 
 def hints(number: int) -> Hints:
-    return Hints(LOG, (LiveFnode(Fnode(number), (Segment(Author(7), number, 0, 0, number, 0, LOG),)),))
+    return Hints(LOG, (LiveFnode(Fnode(number), (LogSegment(Author(7), number, 0, 0, number, 0, LOG),)),))
 
 
 async def test_keys_and_values_are_laid_out_as_gazettes(coordinator: EtcdCoordinator, keys: HintKeys) -> None:

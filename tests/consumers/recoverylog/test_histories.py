@@ -29,7 +29,7 @@ from coranto_consumers.recoverylog import (
     Player,
     RecordedOperation,
     Recorder,
-    Recovery,
+    RecoveredFiles,
 )
 from coranto_consumers.recoverylog.directory import RecordedDirectory
 from coranto_consumers.recoverylog.operations import Create, Fnode, Write
@@ -138,7 +138,7 @@ class World:
         self.folders += 1
         return self.folder / str(self.folders)
 
-    async def play(self, hints: Hints, author: Author | None) -> Recovery:
+    async def play(self, hints: Hints, author: Author | None) -> RecoveredFiles:
         async with Player(self.client, hints, self.new_folder(), authority=self.authority) as player:
             if author is None:
                 return await player.finish()

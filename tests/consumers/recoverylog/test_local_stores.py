@@ -20,7 +20,7 @@ from coranto.messages import Checkpoint, ProducerId, ProducerState, Source
 from coranto.testing.clocks import HurriedClock
 from coranto.testing.memory_journals import MemoryJournals
 from coranto.wire import protocol_pb2 as pb
-from coranto_consumers.recoverylog import Hints, MemoryAuthority, Player, Recorder, Recovery, new_author
+from coranto_consumers.recoverylog import Hints, MemoryAuthority, Player, Recorder, RecoveredFiles, new_author
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint, commit
 from coranto_consumers.stores.json_file import JsonFileStore, checkpoint_from_json, checkpoint_to_json
@@ -43,7 +43,7 @@ class LogSubject(StoreSubject):
     def log(self) -> bytearray:
         return self.journals.journals[LOG].content
 
-    async def recover(self) -> Recovery:
+    async def recover(self) -> RecoveredFiles:
         folder = self.folder / f"owner-{len(self.recorders)}"
         client = cast(JournalClient, self.journals)
         async with Player(client, self.hints, folder, authority=self.authority) as player:

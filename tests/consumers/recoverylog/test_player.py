@@ -20,12 +20,12 @@ from coranto_consumers.recoverylog import (
     Author,
     Hints,
     LiveFnode,
+    LogSegment,
     MemoryAuthority,
     Ownership,
     Player,
     RecordedOperation,
     Recorder,
-    Segment,
     fence_of,
     new_author,
 )
@@ -298,7 +298,7 @@ async def test_hints_beyond_the_head_are_an_error(owners: Owners) -> None:
     first = await owners.take_over()
     put(first, "a", b"x")
     hints = await first.recorder.hints()
-    beyond = Segment(Author(5678), 1000, 1 << 30, 5, 1000, 0, LOG)
+    beyond = LogSegment(Author(5678), 1000, 1 << 30, 5, 1000, 0, LOG)
     impossible = replace(hints, live_fnodes=(*hints.live_fnodes, LiveFnode(Fnode(1000), (beyond,))))
     with pytest.raises(CorruptData, match="below the hinted"):
         await owners.peek(impossible)
@@ -318,8 +318,8 @@ async def test_a_file_that_hints_name_must_be_created(broker: FakeBroker, owners
         log += encode_frame(op.to_payload())
         checksum = HistoryPosition(1, checksum).after(op.to_payload()).checksum
     await broker.write(LOG, log)
-    live = LiveFnode(Fnode(1), (Segment(author, 1, 0, 0, 2, 0, LOG),))
-    ghost = LiveFnode(Fnode(2), (Segment(author, 2, 0, HistoryPosition(1, 0).after(b"").checksum, 2, 0, LOG),))
+    live = LiveFnode(Fnode(1), (LogSegment(author, 1, 0, 0, 2, 0, LOG),))
+    ghost = LiveFnode(Fnode(2), (LogSegment(author, 2, 0, HistoryPosition(1, 0).after(b"").checksum, 2, 0, LOG),))
     assert (await owners.peek(Hints(LOG, (live,)))).fsm.live_fnodes == [1]
     with pytest.raises(CorruptData, match="not found"):
         await owners.peek(Hints(LOG, (live, ghost)))

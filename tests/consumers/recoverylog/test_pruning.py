@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
-from coranto_consumers.recoverylog import Author, Fnode, Hints, LiveFnode, Segment
+from coranto_consumers.recoverylog import Author, Fnode, Hints, LiveFnode, LogSegment
 from coranto_consumers.recoverylog.hint_store import StoredHints
 from coranto_consumers.recoverylog.pruning import ShardHints, is_dead, live_segments
 
 A, B = "log/a", "log/b"
 
 
-def segment(first: int, last: int, begin: int, end: int, log: str = A, author: int = 7) -> Segment:
-    return Segment(Author(author), first, begin, first, last, end, log)
+def segment(first: int, last: int, begin: int, end: int, log: str = A, author: int = 7) -> LogSegment:
+    return LogSegment(Author(author), first, begin, first, last, end, log)
 
 
-def hints(*segments: Segment, log: str = A) -> Hints:
+def hints(*segments: LogSegment, log: str = A) -> Hints:
     return Hints(log, tuple(LiveFnode(Fnode(each.first_seq_no), (each,)) for each in segments))
 
 

@@ -13,7 +13,7 @@ import pytest
 from coranto.client import JournalClient
 from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.testing.fake_broker import Break, CallPoint, FakeBroker
-from coranto_consumers.recoverylog import Author, Hints, Recorder, Recovery, fence_of
+from coranto_consumers.recoverylog import Author, Hints, Recorder, RecoveredFiles, fence_of
 from coranto_consumers.recoverylog.decoder import DecodedOperation, LogDecoder, WrittenData
 from coranto_consumers.recoverylog.operations import Create, Link, SetProperty, Unlink, Write
 
@@ -313,6 +313,6 @@ async def test_a_fork_continues_in_another_log(broker: FakeBroker, owners: Owner
 
 
 async def test_a_log_that_was_not_taken_over_is_not_recorded_to(client: JournalClient, owners: Owners) -> None:
-    recovery: Recovery = await owners.peek()
+    recovery: RecoveredFiles = await owners.peek()
     with pytest.raises(InvalidInput, match="not taken over"):
         Recorder(client, recovery)

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
 from coranto_consumers.recoverylog.operations import Author
-from coranto_consumers.recoverylog.segments import Segment, SegmentSet, join
+from coranto_consumers.recoverylog.segments import LogSegment, SegmentSet, join
 
 A, B = "a/log", "b/log"
 
 
 def seg(
     author: int, first: int, last: int, begin: int, end: int = 0, checksum: int | None = None, log: str = A
-) -> Segment:
-    return Segment(Author(author), first, begin, first * 0x11 if checksum is None else checksum, last, end, log)
+) -> LogSegment:
+    return LogSegment(Author(author), first, begin, first * 0x11 if checksum is None else checksum, last, end, log)
 
 
 VALID = seg(0xFEFE, 10, 10, 0, 1)
@@ -35,7 +35,7 @@ VALID = seg(0xFEFE, 10, 10, 0, 1)
         (replace(VALID, log=""), "log"),
     ],
 )
-def test_what_no_history_has_is_refused(wrong: Segment, field: str) -> None:
+def test_what_no_history_has_is_refused(wrong: LogSegment, field: str) -> None:
     VALID.validate()
     replace(VALID, last_offset=0).validate()
     with pytest.raises(InvalidInput) as caught:
@@ -57,7 +57,7 @@ def test_what_no_history_has_is_refused(wrong: Segment, field: str) -> None:
         pytest.param(seg(1, 2, 4, 200, 401), seg(1, 5, 7, 500, 701, log=B), None, id="adjacent, other log"),
     ],
 )
-def test_segments_join(a: Segment, b: Segment, joined: Segment | None) -> None:
+def test_segments_join(a: LogSegment, b: LogSegment, joined: LogSegment | None) -> None:
     assert join(a, b) == joined
     assert join(b, a) == joined
 
@@ -75,7 +75,7 @@ def test_segments_join(a: Segment, b: Segment, joined: Segment | None) -> None:
         (seg(1, 2, 4, 200), seg(1, 5, 7, 500, log=B), "another log"),
     ],
 )
-def test_segments_that_contradict_each_other_are_refused(a: Segment, b: Segment, problem: str) -> None:
+def test_segments_that_contradict_each_other_are_refused(a: LogSegment, b: LogSegment, problem: str) -> None:
     for first, second in ((a, b), (b, a)):
         with pytest.raises(InvalidInput, match=problem):
             join(first, second)
@@ -91,7 +91,7 @@ MODEL = (
 
 
 @given(st.permutations([*MODEL, seg(0xB, 12, 12, 1200, 1201), seg(0xC, 23, 30, 65, log=B), seg(0xA, 5, 6, 500, 601)]))
-def test_the_order_of_additions_does_not_matter(order: list[Segment]) -> None:
+def test_the_order_of_additions_does_not_matter(order: list[LogSegment]) -> None:
     assert SegmentSet(order).segments == (
         MODEL[0],
         seg(0xB, 11, 15, 1100, 1501),

@@ -17,7 +17,7 @@ from coranto.labels import CONTENT_TYPE, RECOVERY_LOG, label_selector, label_set
 from coranto.security.call_tokens import CallTokens
 from coranto.security.tokens import Capability, Keys
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.recoverylog import Author, Fnode, Hints, LiveFnode, Segment
+from coranto_consumers.recoverylog import Author, Fnode, Hints, LiveFnode, LogSegment
 from coranto_consumers.runtime import intake, primary
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.replica import MAX_ERROR_CHARS
@@ -58,7 +58,7 @@ def place() -> str:
 def hints_of(log: str, *segment_logs: str) -> pc.ApplyRequest.Change:
     """A change with hints for `log` whose segments lie in other logs."""
     segments = [
-        Segment(Author(7), first, 10 * first, first, first, 10 * first + 5, name)
+        LogSegment(Author(7), first, 10 * first, first, first, 10 * first + 5, name)
         for first, name in enumerate((*segment_logs, log), 1)
     ]
     files = tuple(LiveFnode(Fnode(each.first_seq_no), (each,)) for each in segments)

@@ -30,7 +30,7 @@ from dagster_coranto import (
     build_journal_observation_sensor,
     on_new_content,
 )
-from dagster_coranto.observation.journals import GroupState
+from dagster_coranto.observation.journals import ObservedGroup
 from dagster_coranto.translation.metadata import vector_version
 
 ORDERS = JournalGroup("shop/orders")
@@ -153,10 +153,10 @@ def test_a_head_that_nobody_can_tell_is_said_and_makes_nothing_grow() -> None:
         journals = (JournalHead(f"a/{n}", status, head=10 * (status == pb.OK)) for n, status in enumerate(statuses))
         return Heads(pb.Header(), tuple(journals))
 
-    whole = GroupState.of(heads(pb.OK, pb.OK), {})
+    whole = ObservedGroup.of(heads(pb.OK, pb.OK), {})
     assert isinstance(whole.event(KEY, None, None), dg.AssetMaterialization)
     seen = whole.seen(None, said=True)
-    partial = GroupState.of(heads(pb.OK, pb.NO_JOURNAL_PRIMARY_BROKER), {})
+    partial = ObservedGroup.of(heads(pb.OK, pb.NO_JOURNAL_PRIMARY_BROKER), {})
     event = partial.event(KEY, seen, None)
     assert isinstance(event, dg.AssetObservation)
     assert event.metadata["dagster-coranto/unknown_journals"].value == 1
@@ -168,7 +168,7 @@ def test_events_about_many_journals_are_small() -> None:
     many = tuple(
         JournalHead(f"shop/orders/region-{n:05}/part", pb.OK, head=n, last_append_time=float(n)) for n in range(10_000)
     )
-    event = GroupState.of(Heads(pb.Header(), many), {}).event(KEY, None, None)
+    event = ObservedGroup.of(Heads(pb.Header(), many), {}).event(KEY, None, None)
     assert event is not None
     assert len(serialize_value(event)) < 60_000
     heads: Any = event.metadata["dagster-coranto/heads"].value

@@ -18,8 +18,8 @@ from coranto.messages.reading import (
     AsyncReadCommitted,
     AsyncReadUncommitted,
     ReadCommitted,
+    ReadTransaction,
     ReadUncommitted,
-    Transaction,
 )
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
 
@@ -130,7 +130,7 @@ def test_a_small_ring_reads_again_and_returns_the_same(ring_size: int) -> None:
     assert content.closed == 1 + len(content.replays)
 
 
-def in_parts(content: Content, counts: list[int], ring_size: int) -> Iterator[Transaction[JsonObject]]:
+def in_parts(content: Content, counts: list[int], ring_size: int) -> Iterator[ReadTransaction[JsonObject]]:
     """Transactions by readers that stop after some and pass on where they stopped."""
     source = None
     for count in [*counts, None]:

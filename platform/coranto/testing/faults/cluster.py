@@ -13,7 +13,7 @@ from coranto.cluster.brokers import serves
 from coranto.cluster.processes import free_port
 from coranto.coordination.layout import MemberId
 from coranto.errors import ClusterError
-from coranto.process.staged import Staged
+from coranto.process.staged import StagedContext
 from coranto.testing.faults.links import ProxiedLink, Proxy
 from coranto.testing.laboratory.ground import PREFIX, Ground
 from coranto.testing.laboratory.processes import ProcessSlot, broker_command, until
@@ -154,7 +154,7 @@ class BrokerNode:
         return [*command, "--advertise", self.endpoint]
 
 
-class FaultyCluster(Staged):
+class FaultyCluster(StagedContext):
     """etcd and brokers; `zones` are given to brokers in turn. Use as `async with`, in the main thread."""
 
     def __init__(

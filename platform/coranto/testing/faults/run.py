@@ -11,11 +11,11 @@ from pathlib import Path
 
 from coranto.client import JournalClient
 from coranto.fragments.stores import StoreRegistry
-from coranto.process.staged import Staged
+from coranto.process.staged import StagedContext
 from coranto.testing.applying import apply_specs
 from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.faults.verdict import FaultVerdict, conclude
-from coranto.testing.faults.workload import Workload
+from coranto.testing.faults.workload import FaultWorkload
 from coranto.testing.laboratory.processes import until
 from coranto.testing.s3_server import ANY_KEY, S3Server
 from coranto.wire import protocol_pb2 as pb
@@ -35,7 +35,7 @@ class RunOptions:
     """The seconds that a writer waits between appends, on average."""
 
 
-class FaultRun(Staged):
+class FaultRun(StagedContext):
     """One run. Use as `async with FaultRun(…) as run:`, apply faults, and get the verdict: `await run.conclude()`."""
 
     def __init__(self, folder: Path, server: S3Server, options: RunOptions) -> None:
@@ -50,7 +50,7 @@ class FaultRun(Staged):
             lease_seconds=options.lease_seconds,
             environment=ANY_KEY.environment | server.environment,
         )
-        self.workload = Workload(self.cluster, self.journals, options.zones, self.rng, options.pace)
+        self.workload = FaultWorkload(self.cluster, self.journals, options.zones, self.rng, options.pace)
         self._server = server
         self._bucket = f"faults-{os.urandom(4).hex()}"
         self._supervisor: asyncio.Task[None] | None = None

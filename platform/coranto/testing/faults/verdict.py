@@ -12,7 +12,7 @@ from coranto.client import ClientConfig, JournalClient
 from coranto.errors import ClusterError, CorantoError
 from coranto.fragments.stores import StoreRegistry
 from coranto.testing.faults.cluster import FaultyCluster
-from coranto.testing.faults.workload import PATIENCE_SECONDS, Workload
+from coranto.testing.faults.workload import PATIENCE_SECONDS, FaultWorkload
 from coranto.testing.laboratory.processes import until
 from coranto.testing.sim.checker import FinalJournal, check
 from coranto.testing.sim.history import Observation, OperationOutcome
@@ -36,7 +36,7 @@ class FaultVerdict:
 
 
 async def conclude(
-    cluster: FaultyCluster, workload: Workload, journals: Sequence[str], stores: StoreRegistry, store: str
+    cluster: FaultyCluster, workload: FaultWorkload, journals: Sequence[str], stores: StoreRegistry, store: str
 ) -> FaultVerdict:
     """Heal the cluster, prove that it works, end the workload, and return the verdict.
 
@@ -86,7 +86,7 @@ async def _heal(cluster: FaultyCluster, journals: Sequence[str]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _prove_alive(cluster: FaultyCluster, workload: Workload, journals: Sequence[str]) -> None:
+async def _prove_alive(cluster: FaultyCluster, workload: FaultWorkload, journals: Sequence[str]) -> None:
     """Prove that every journal accepts appends through every single broker. Raises ClusterError if one does not."""
     for broker in cluster.brokers:
         if not broker.is_wanted:
@@ -102,7 +102,7 @@ async def _prove_alive(cluster: FaultyCluster, workload: Workload, journals: Seq
                     raise ClusterError(f"{broker.name} takes no appends: {operation}")
 
 
-async def _catch_up(cluster: FaultyCluster, workload: Workload, journals: Sequence[str]) -> None:
+async def _catch_up(cluster: FaultyCluster, workload: FaultWorkload, journals: Sequence[str]) -> None:
     """Wait until every reader has reached the write heads."""
     async with JournalClient.of(ClientConfig(cluster.endpoint, patience=PATIENCE_SECONDS)) as client:
         heads = {journal: await client.head(journal) for journal in journals}

@@ -24,7 +24,7 @@ _OUTSTANDING = 6
 _OWNERS = ("ada", "bob", "cleo")
 
 
-class Workload:
+class FaultWorkload:
     """Writers and readers in each of `zones`. They run from `start` to `stop`."""
 
     def __init__(

@@ -10,14 +10,14 @@ from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
-from coranto.process.staged import Staged
+from coranto.process.staged import StagedContext
 from coranto.wire import protocol_pb2 as pb
 
 PREFIX = "/gazette/cluster"
 """The prefix of the brokers' keys in etcd."""
 
 
-class Ground(Staged):
+class Ground(StagedContext):
     """An etcd with its files in `folder`. Use as `async with`, in the main thread.
 
     `keyspace` mirrors the brokers' part of etcd directly, whatever stands between etcd and brokers.

@@ -35,7 +35,7 @@ class SimConnection(Connection):
         super().__init__(config, clock, tokens)
         self._rpc = rpc
         self._sim_stub = rpc.stub(node, config.endpoint, process)
-        self._sim_channel: Any = _Channel(rpc, config.endpoint)
+        self._sim_channel: Any = _ChannelState(rpc, config.endpoint)
         self._over = False
 
     @property
@@ -62,7 +62,7 @@ class SimConnection(Connection):
             raise CorantoError(f"this client of {self.endpoint} was closed; make another")
 
 
-class _Channel:
+class _ChannelState:
     """The part of a channel besides calls: its connectivity."""
 
     def __init__(self, rpc: Rpc, endpoint: str) -> None:

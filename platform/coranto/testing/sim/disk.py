@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coranto.effects import Bytes
-from coranto.testing.sim.power import Inode, Loss, NameChange, Names
+from coranto.testing.sim.power import Inode, NameChange, Names, PowerLoss
 from coranto.testing.sim.timeline import Killed, Process, Timeline
 
 
@@ -43,11 +43,11 @@ class SimDisk:
         return ProcessDisk(self, process)
 
     def crash(self, kind: str = "") -> None:
-        """Simulate a loss of power (of that `Loss` kind). All processes that use the disk must be dead."""
+        """Simulate a `PowerLoss` of that kind. All processes that use the disk must be dead."""
         firsts = [inode.changes[0].number for inode in self._files.values() if inode.changes]
         if self._names.first is not None:
             firsts.append(self._names.first)
-        loss = Loss(self._rng, min(firsts, default=self._moment + 1) - 1, self._moment, kind)
+        loss = PowerLoss(self._rng, min(firsts, default=self._moment + 1) - 1, self._moment, kind)
         self._files = self._names.lose(loss)
         for inode in dict.fromkeys(self._files.values()):
             self.faulty["lost with the machine"] += inode.lose(loss)

@@ -26,12 +26,12 @@ class Call:
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _Mark:
     call: Call
     number: int
-    match: _Entry | None  # The return of an invocation; None for a return.
-    before: _Entry | None = None
-    after: _Entry | None = None
+    match: _Mark | None  # The return of an invocation; None for a return.
+    before: _Mark | None = None
+    after: _Mark | None = None
 
 
 def first_impossible(initial: Hashable, calls: Sequence[Call]) -> Call | None:
@@ -40,7 +40,7 @@ def first_impossible(initial: Hashable, calls: Sequence[Call]) -> Call | None:
     state = initial
     taken = 0
     seen: set[tuple[int, Hashable]] = {(0, initial)}
-    stack: list[tuple[_Entry, Hashable]] = []
+    stack: list[tuple[_Mark, Hashable]] = []
     entry = head.after
     worst: Call | None = None
     furthest = -1
@@ -70,15 +70,15 @@ def first_impossible(initial: Hashable, calls: Sequence[Call]) -> Call | None:
     return None
 
 
-def _linked(calls: Sequence[Call]) -> _Entry:
-    events: list[tuple[float, int, int, _Entry]] = []
+def _linked(calls: Sequence[Call]) -> _Mark:
+    events: list[tuple[float, int, int, _Mark]] = []
     for number, call in enumerate(calls):
-        end = _Entry(call, number, None)
+        end = _Mark(call, number, None)
         # At equal times, invocations come first, so that the calls overlap.
-        events.append((call.invoked, 0, number, _Entry(call, number, end)))
+        events.append((call.invoked, 0, number, _Mark(call, number, end)))
         events.append((call.returned, 1, number, end))
     events.sort(key=lambda event: event[:3])
-    head = _Entry(Call(-math.inf, math.inf, lambda state: state, "start"), -1, None)
+    head = _Mark(Call(-math.inf, math.inf, lambda state: state, "start"), -1, None)
     last = head
     for *_, entry in events:
         last.after, entry.before = entry, last
@@ -86,7 +86,7 @@ def _linked(calls: Sequence[Call]) -> _Entry:
     return head
 
 
-def _lift(entry: _Entry) -> None:
+def _lift(entry: _Mark) -> None:
     """Remove a call's two entries from the list."""
     for each in (entry, entry.match):
         assert each is not None
@@ -96,7 +96,7 @@ def _lift(entry: _Entry) -> None:
             each.after.before = each.before
 
 
-def _unlift(entry: _Entry) -> None:
+def _unlift(entry: _Mark) -> None:
     """Put a call's two entries back, in reverse order."""
     for each in (entry.match, entry):
         assert each is not None

@@ -2,7 +2,7 @@
 
 The kernel writes at any time, a sector at a time. So each sector of a file may be left as at a different moment since
 the last sync, and so may the file's length. A sector within the length that was never written is zeros. Until their
-folder is synced, each creation, renaming and removal of a name may be lost or not, in any order. `Loss` draws the
+folder is synced, each creation, renaming and removal of a name may be lost or not, in any order. `PowerLoss` draws the
 extent of the damage.
 """
 
@@ -25,7 +25,7 @@ class FileChange(NamedTuple):
     content: bytes
 
 
-class Loss:
+class PowerLoss:
     """One loss of power: it chooses the moment of [first, last] at which each part of the disk is left."""
 
     KINDS = ("in order", "in order", "file by file", "sector by sector", "sector by sector", "all", "nothing")
@@ -100,10 +100,10 @@ class Inode:
     def fail_sync(self, rng: random.Random) -> None:
         """Write some of the changes to the disk. The rest is never written, though processes see it."""
         last = self.changes[-1].number if self.changes else 0
-        loss = Loss(rng, self.changes[0].number - 1 if self.changes else 0, last, "sector by sector")
+        loss = PowerLoss(rng, self.changes[0].number - 1 if self.changes else 0, last, "sector by sector")
         self._set_durable(self._left_by(loss))
 
-    def lose(self, loss: Loss) -> int:
+    def lose(self, loss: PowerLoss) -> int:
         """Reduce the content to what a power loss leaves. Return the number of unsynced changes; 0 if none was lost."""
         before = len(self.changes)
         left = self._left_by(loss)
@@ -123,7 +123,7 @@ class Inode:
             dirty.update(range(position // SECTOR_BYTES, (position + len(content)) // SECTOR_BYTES + 1))
         return dirty
 
-    def _left_by(self, loss: Loss) -> bytes:
+    def _left_by(self, loss: PowerLoss) -> bytes:
         if not self.changes:
             return self.durable
         states = [self._base]
@@ -143,7 +143,7 @@ class Inode:
                     left[begin:end] = piece[: end - begin]
         return bytes(left)
 
-    def _left_in_order(self, loss: Loss, states: list[bytes]) -> bytes:
+    def _left_in_order(self, loss: PowerLoss, states: list[bytes]) -> bytes:
         moment = loss.moment_of_file()
         kept = [each for each in self.changes if each.number <= moment]
         if not kept:
@@ -220,7 +220,7 @@ class Names:
         """Return True if a file is certain to keep its name."""
         return self.files.get(path) is inode and self._reachable(path)
 
-    def lose(self, loss: Loss) -> dict[str, Inode]:
+    def lose(self, loss: PowerLoss) -> dict[str, Inode]:
         """Reduce the names to what a power loss leaves. Return the files that still have names."""
         for each in self._changes:
             if loss.keeps_name(each.number):

@@ -12,7 +12,7 @@ import pytest
 
 from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.faults.links import ProxiedLink, Proxy
-from coranto.testing.faults.workload import Workload
+from coranto.testing.faults.workload import FaultWorkload
 from coranto.testing.laboratory.processes import until
 
 
@@ -102,7 +102,7 @@ async def test_a_slow_link(echo: Echo) -> None:
 
 
 async def test_equal_observations_of_readers_are_recorded_once(tmp_path: Path) -> None:
-    workload = Workload(FaultyCluster(tmp_path), ["a/b"], ["z"], random.Random(0), 0.1)
+    workload = FaultWorkload(FaultyCluster(tmp_path), ["a/b"], ["z"], random.Random(0), 0.1)
     for offset, content in ((0, b"0123"), (4, b"4567"), (2, b"2345678"), (0, b"01"), (3, b"34x6")):
         workload._saw("reader", "a/b", offset, content)
     assert workload.seen["a/b"] == b"012345678"
