@@ -80,9 +80,9 @@ FACES: Mapping[str, tuple[FaceSpec, ...]] = {
         FaceSpec(
             "coranto.streams.writer.multi_key.writer",
             "MultiKeyWriter",
-            {"close": BY_HAND, "commit": INTERNAL, "encode": INTERNAL, "transaction": BY_HAND},
+            {"close": BY_HAND, "transaction": BY_HAND},
         ),
-        FaceSpec("coranto.streams.writer.multi_key.writer", "MultiKeyTransaction"),
+        FaceSpec("coranto.streams.writer.multi_key.transaction", "MultiKeyTransaction"),
         FaceSpec(
             "coranto.streams.reader.stream_reader",
             "StreamReader",

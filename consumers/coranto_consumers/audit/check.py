@@ -8,26 +8,19 @@ journals only grow, and an acknowledgement that is on its way is waited for.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from coranto.audit import Coverage, Fact, Finding, Kind, Severity, Subject, SubjectKind
 from coranto.audit.check import Result
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData
-from coranto.labels import NAME, label_selector
-from coranto.messages import Framing, JsonLines
+from coranto_consumers.audit.acknowledgements import PATIENCE_S, AcknowledgementCheck, list_journals
 from coranto_consumers.audit.evidence import Evidence, EvidenceSource, Row
 from coranto_consumers.audit.expectations import Expectation, Measure, Number, agree, number
-from coranto_consumers.audit.intents import Fate, Intent, find_fates, framing_of_intent, parse_intents
 from coranto_consumers.audit.memory import Known, KnownShard, Memory
-from coranto_consumers.audit.sources import FramingOf, SourceAudit, SourceCheck, framing_of, is_fully_suspended
-
-PATIENCE_S: Final = 5.0
-"""The time in seconds for which an acknowledgement of an unchanged checkpoint may be on its way."""
-_LOOK_AGAIN_S: Final = 0.25
+from coranto_consumers.audit.sources import FramingOf, SourceAudit, SourceCheck, framing_of
 
 
 @dataclass(slots=True)
@@ -108,7 +101,7 @@ class ConsumerCheck:
         # A shard that an earlier audit knew may have lost its row.
         self._shards = tuple(dict.fromkeys([*self._shards, *known.shards]))
         evidence = await self._read()
-        journals = await self._list(evidence)
+        journals = await list_journals(self._client, evidence.rows.values())
         for shard in self._shards:
             await self._examine(progress, shard, evidence, known.shards.get(shard), journals)
         self.sound, self.values = progress.shards, evidence.values
@@ -120,16 +113,6 @@ class ConsumerCheck:
     async def _read(self) -> Evidence:
         queries = [each.query for each in self.expectations]
         return await asyncio.to_thread(self._evidence.read, self._shards, queries)
-
-    async def _list(self, evidence: Evidence) -> dict[str, JournalInfo]:
-        names = {name for row in evidence.rows.values() for name in _journals(row)}
-        if not names:
-            return {}
-        # Names may carry metadata behind a semicolon, which brokers strip.
-        plain = sorted({name.partition(";")[0] for name in names})
-        listing = await self._client.list(label_selector(include=[(NAME, name) for name in plain]))
-        by_name = {info.name: info for info in listing.journals}
-        return {name: by_name[bare] for name in names if (bare := name.partition(";")[0]) in by_name}
 
     # -- A shard -------------------------------------------------------------------------------------------------------
 
@@ -176,7 +159,10 @@ class ConsumerCheck:
                 progress.totals_problems.append(audit.totals_problem)
         if self.is_deep:
             facts["messages"] = messages
-        await self._look_at_intents(progress, subject, shard, row, journals)
+        check = AcknowledgementCheck(self._client, self._evidence, self._framing_of, self._patience_s)
+        findings, intents = await check.run(subject, shard, row, journals)
+        progress.result.findings += findings
+        progress.intents += intents
         errors = [each for each in progress.result.findings[before:] if each.is_error]
         if not errors or self._accept:
             sources = {journal: audit.known for journal, audit in audits.items() if audit.known is not None}
@@ -190,7 +176,9 @@ class ConsumerCheck:
             traces = [f"an earlier audit saw it under fence {known.fence}"] if known else []
             traces += [f"{each.rows} rows of fence {each.fence} are staged in {each.table}" for each in staged]
             was = (
-                f"It was deleted: {'; '.join(traces)}" if traces else "It was deleted, never was, or is named otherwise"
+                f"It was deleted: {'; '.join(traces)}"
+                if traces
+                else "It was deleted, never existed, or has another name"
             )
             progress.find(
                 Kind.CHECKPOINT_GONE,
@@ -250,63 +238,6 @@ class ConsumerCheck:
             )
             audits[journal] = await check.run(journals.get(journal))
         return audits
-
-    # -- Acknowledgements ----------------------------------------------------------------------------------------------
-
-    async def _look_at_intents(
-        self, progress: _Progress, subject: Subject, shard: str, row: Row, journals: Mapping[str, JournalInfo]
-    ) -> None:
-        """Find acknowledgements that are not what they must be. A running consumer may go on meanwhile."""
-        deadline = time.monotonic() + self._patience_s
-        while True:
-            findings = await self._unmet_intents(subject, row, journals)
-            if not findings:
-                break
-            again = (await asyncio.to_thread(self._evidence.read, [shard], [])).rows.get(shard)
-            changed = again is not None and not again.damage and again.payload != row.payload
-            if changed and again is not None:
-                # The former checkpoint's acknowledgements are in their journals before the next one commits.
-                row, journals = again, await self._list(Evidence({shard: again}))
-                if time.monotonic() < deadline:
-                    continue
-                break
-            if time.monotonic() >= deadline:
-                progress.result.findings += findings
-                break
-            await asyncio.sleep(_LOOK_AGAIN_S)
-        progress.intents += sum(1 for content in row.checkpoint.ack_intents.values() if content)
-
-    async def _unmet_intents(self, subject: Subject, row: Row, journals: Mapping[str, JournalInfo]) -> list[Finding]:
-        findings: list[Finding] = []
-        for journal, content in sorted(row.checkpoint.ack_intents.items()):
-            if not content:
-                continue
-            info = journals.get(journal)
-            if info is None:
-                message = f"the journal {journal} that its last transaction published to does not exist"
-                findings.append(Finding(Kind.JOURNAL_GONE, Severity.WARNING, subject, message, {"journal": journal}))
-                continue
-            try:
-                framing = framing_of_intent(self._framings(info), journal, content)
-                intents = parse_intents(framing, journal, content)
-                fates = await find_fates(
-                    self._client, framing, journal, intents, has_content=not is_fully_suspended(info)
-                )
-            except CorantoError as error:
-                message = f"the acknowledgement for {journal} cannot be examined: {error}"
-                findings.append(Finding(Kind.NOT_EXAMINED, Severity.ERROR, subject, message, {"journal": journal}))
-                continue
-            findings += [
-                found for intent, fate in fates.items() if (found := _unmet(subject, intent, fate)) is not None
-            ]
-        return findings
-
-    def _framings(self, info: JournalInfo) -> list[Framing[Any]]:
-        """Return the framings that a published journal may have: what the application reads there, or JSON lines."""
-        try:
-            return [self._framing_of(info.spec), JsonLines()]
-        except CorantoError:
-            return [JsonLines()]
 
     # -- Tables --------------------------------------------------------------------------------------------------------
 
@@ -413,37 +344,3 @@ class ConsumerCheck:
             )
         else:
             coverage.append(Coverage(self.name, "sources", 0, shards, "only a deep audit replays sources"))
-
-
-def _journals(row: Row) -> set[str]:
-    return {*row.checkpoint.sources, *row.checkpoint.ack_intents}
-
-
-def _unmet(subject: Subject, intent: Intent, fate: Fate) -> Finding | None:
-    facts: dict[str, Fact] = {
-        "journal": intent.journal,
-        "producer": intent.producer.hex(),
-        "clock": intent.clock,
-        "appended": fate is not Fate.MISSING,
-    }
-    match fate:
-        case Fate.COMMITTED | Fate.UNPROVEN:
-            return None
-        case Fate.SUPERSEDED:
-            return Finding(
-                Kind.CHECKPOINT_SET_BACK,
-                Severity.ERROR,
-                subject,
-                f"{intent.journal} has later acknowledgements of its producer {intent.producer.hex()} than its "
-                "checkpoint knows: the checkpoint was set back, or the store was restored from a backup",
-                facts,
-            )
-        case _:
-            return Finding(
-                Kind.ACKNOWLEDGEMENT_MISSING,
-                Severity.ERROR,
-                subject,
-                f"the acknowledgement of producer {intent.producer.hex()} for {intent.journal}: {fate.value}. "
-                "The consumer's next start appends it again",
-                facts,
-            )

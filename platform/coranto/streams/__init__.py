@@ -23,12 +23,8 @@ from coranto.streams.model.watermarks import TimeWindow
 from coranto.streams.reader.delivery import Event, StreamTransaction
 from coranto.streams.reader.stream_reader import StreamReader
 from coranto.streams.writer.metrics import WriterMetrics
-from coranto.streams.writer.multi_key.writer import (
-    MultiKeyPosition,
-    MultiKeyResult,
-    MultiKeyTransaction,
-    MultiKeyWriter,
-)
+from coranto.streams.writer.multi_key.transaction import MultiKeyPosition, MultiKeyResult, MultiKeyTransaction
+from coranto.streams.writer.multi_key.writer import MultiKeyWriter
 from coranto.streams.writer.stream_writer import MAX_TRANSACTION_BYTES, StreamWriter
 from coranto.streams.writer.transactions import Transaction, TransactionState
 from coranto.streams.writer.units import CommitResult, EventPosition

@@ -8,7 +8,8 @@ from typing import Any
 
 from coranto.client import JournalClient
 from coranto.errors import CorantoError
-from coranto.streams.writer.multi_key.writer import MultiKeyResult, MultiKeyWriter
+from coranto.streams.writer.multi_key.transaction import MultiKeyResult
+from coranto.streams.writer.multi_key.writer import MultiKeyWriter
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.timeline import Process
 from coranto_broker.simulation.world import Host

@@ -19,7 +19,8 @@ from coranto.streams.blocking.generated.faces import (
 from coranto.streams.model.events import EventFormat
 from coranto.streams.model.registers import Fence
 from coranto.streams.writer.metrics import WriterMetrics
-from coranto.streams.writer.multi_key.writer import MAX_MULTI_KEY_BYTES, MultiKeyTransaction, MultiKeyWriter
+from coranto.streams.writer.multi_key.transaction import MultiKeyTransaction
+from coranto.streams.writer.multi_key.writer import MAX_MULTI_KEY_BYTES, MultiKeyWriter
 from coranto.streams.writer.stream_writer import (
     CLOSE_SECONDS,
     DEFAULT_BATCH_BYTES,

@@ -22,7 +22,8 @@ from coranto.streams.model.registers import Fence
 from coranto.streams.model.stream import Segment, Stream, StreamCut
 from coranto.streams.model.watermarks import TimeWindow
 from coranto.streams.reader.stream_reader import StreamReader
-from coranto.streams.writer.multi_key.writer import MultiKeyResult, MultiKeyTransaction, MultiKeyWriter
+from coranto.streams.writer.multi_key.transaction import MultiKeyResult, MultiKeyTransaction
+from coranto.streams.writer.multi_key.writer import MultiKeyWriter
 from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.streams.writer.transactions import Transaction, TransactionState
 from coranto.streams.writer.units import CommitResult, EventPosition

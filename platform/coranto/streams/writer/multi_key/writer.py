@@ -27,7 +27,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 import structlog
 
@@ -44,7 +44,6 @@ from coranto.errors import (
     NotAllowed,
     RegisterMismatch,
     StreamSealed,
-    TransactionStateError,
     TransactionTimeout,
     Unavailable,
 )
@@ -53,11 +52,10 @@ from coranto.streams.control.batches import Batches, ContentRange
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.lifecycle import Streams
 from coranto.streams.model.events import EventFormat, format_of
-from coranto.streams.model.keys import key_hash
 from coranto.streams.model.registers import Registers
 from coranto.streams.model.stream import Segment, Stream, validate_stream
 from coranto.streams.writer.handshake import hold_registers
-from coranto.streams.writer.transactions import TABLE, TransactionAction, TransactionEvent, TransactionState
+from coranto.streams.writer.multi_key.transaction import MultiKeyPosition, MultiKeyResult, MultiKeyTransaction
 
 E = TypeVar("E")
 
@@ -71,28 +69,6 @@ _FINISH_EVERY: Final = 256
 """Transactions of a writer after which it records that all decisions are carried out, so that recovery reads little."""
 
 _log = structlog.get_logger(__name__)
-
-
-class MultiKeyPosition(NamedTuple):
-    """The position of a transaction's events in one segment: within [begin, end) of its journal."""
-
-    segment: int
-    journal: str
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class MultiKeyResult:
-    """A committed transaction, with the positions of its events by segment.
-
-    `visible` is false if an acknowledgement could not be appended within the writer's patience. The transaction is
-    committed nevertheless, and readers get the rest of it once the stream is resumed or another writer is opened.
-    """
-
-    txn: str
-    positions: tuple[MultiKeyPosition, ...]
-    visible: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +169,11 @@ class MultiKeyWriter(Generic[E]):
         """
         if not timeout > 0:
             raise InvalidInput(f"{timeout!r} is not a time to be open; give seconds above 0", field="timeout")
-        return MultiKeyTransaction(self, self._clock, timeout)
+        return MultiKeyTransaction(self._encode, self._commit, self._clock, timeout)
 
     # -- For transactions ----------------------------------------------------------------------------------------------
 
-    def encode(self, event: E, size: int) -> bytes:
+    def _encode(self, event: E, size: int) -> bytes:
         """Encode an event for a transaction that has `size` bytes so far.
 
         Raises InvalidInput and MaxTransactionSizeExceeded.
@@ -209,7 +185,7 @@ class MultiKeyWriter(Generic[E]):
             raise MaxTransactionSizeExceeded(self.max_transaction_bytes, size + len(encoded))
         return encoded
 
-    async def commit(self, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
+    async def _commit(self, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
         """Commit events, each given with its key's place. Starts again as a whole if segments change meanwhile."""
         if self._closed:
             raise InvalidInput("the writer is closed; make another one")
@@ -396,98 +372,3 @@ def _worst(failures: Sequence[BaseException]) -> BaseException:
             again.__cause__ = each
             return again
     return _SegmentsChanged()
-
-
-class MultiKeyTransaction(Generic[E]):
-    """A transaction on several keys. Its states are those of `coranto.streams.writer.transactions.Transaction`."""
-
-    def __init__(self, writer: MultiKeyWriter[E], clock: Clock, timeout: float) -> None:
-        self._writer = writer
-        self._clock = clock
-        self._timeout = timeout
-        self._deadline = clock.monotonic() + timeout
-        self._state = TransactionState.OPEN
-        self._events: list[tuple[int, bytes]] = []
-        self._size = 0
-        self._places: dict[str, int] = {}
-        self._task: asyncio.Task[MultiKeyResult] | None = None
-
-    async def __aenter__(self) -> MultiKeyTransaction[E]:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._apply(TransactionEvent.RAISE)
-            return
-        action = self._apply(TransactionEvent.EXIT)
-        if action in (TransactionAction.BEGIN, TransactionAction.JOIN):
-            await self._outcome(action)
-
-    @property
-    def state(self) -> TransactionState:
-        self._expire()
-        return self._state
-
-    def write(self, key: str, event: E) -> None:
-        """Add an event. Nothing is sent.
-
-        Raises InvalidInput for an invalid event, TransactionTimeout, and TransactionStateError if the transaction is
-        not open. Raises MaxTransactionSizeExceeded, which leaves the transaction as it was.
-        """
-        if self._apply(TransactionEvent.WRITE) is TransactionAction.TAKE:
-            encoded = self._writer.encode(event, self._size)
-            place = self._places.get(key)
-            if place is None:
-                place = self._places[key] = key_hash(key)
-            self._events.append((place, encoded))
-            self._size += len(encoded)
-
-    async def commit(self) -> MultiKeyResult:
-        """Commit, and return the positions of the events. They are then durable, and readable if `visible` is true.
-
-        Cancelling only stops the waiting: a later `commit` returns the outcome. Raises StreamSealed,
-        TransactionTimeout, WriteError, whose `outcome` tells whether the transaction may be committed, and errors of
-        the client.
-        """
-        return await self._outcome(self._apply(TransactionEvent.COMMIT))
-
-    def abort(self) -> None:
-        """Drop the events. Raises TransactionStateError if the transaction is being committed or is committed."""
-        self._apply(TransactionEvent.ABORT)
-
-    def _expire(self) -> None:
-        if self._state is TransactionState.OPEN and self._clock.monotonic() >= self._deadline:
-            self._state, _ = TABLE[self._state, TransactionEvent.EXPIRE]
-            self._events.clear()
-
-    def _apply(self, call: TransactionEvent) -> TransactionAction:
-        self._expire()
-        self._state, action = TABLE[self._state, call]
-        if action is TransactionAction.REFUSE:
-            raise TransactionStateError(f"{call.value}: the transaction is {self._state.value}")
-        if action is TransactionAction.TOO_LATE:
-            raise TransactionTimeout(
-                f"the transaction was open for more than {self._timeout:g} s, and was aborted; begin it again, "
-                "with a longer time-out if it needs one"
-            )
-        if action is TransactionAction.DISCARD:
-            self._events.clear()
-        return action
-
-    async def _outcome(self, action: TransactionAction) -> MultiKeyResult:
-        if action is TransactionAction.BEGIN:
-            self._task = asyncio.create_task(self._committed())
-        assert self._task is not None
-        return await asyncio.shield(self._task)
-
-    async def _committed(self) -> MultiKeyResult:
-        events, self._events = self._events, []
-        try:
-            result = await self._writer.commit(events) if events else MultiKeyResult("", ())
-        except BaseException:
-            self._state, _ = TABLE[self._state, TransactionEvent.FAIL]
-            raise
-        self._state, _ = TABLE[self._state, TransactionEvent.SUCCEED]
-        return result
