@@ -24,7 +24,8 @@ from coranto.cluster import EtcdServer
 from coranto.coordination.allocator import AllocatorLoop
 from coranto.coordination.capacity import effective_limits, fair_shares
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import MAX_TXN_OPS, EtcdCoordinator, Op, Put
+from coranto.coordination.etcd import MAX_TXN_OPS, Op, Put
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.flow_network import FlowNetwork
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId

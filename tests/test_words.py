@@ -59,6 +59,7 @@ MODULES = (
     "coranto.client.committed",
     "coranto.client.publishing",
     "coranto.coordination.etcd",
+    "coranto.coordination.etcd_client",
     "coranto.coordination.keyspace",
     "coranto.coordination.lease",
     "coranto.fragments.stores",

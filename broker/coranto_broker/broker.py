@@ -12,7 +12,7 @@ import structlog
 
 from coranto.coordination.etcd import Coordinator
 from coranto.coordination.headers import process_id, unrouted_header
-from coranto.coordination.keyspace import Item
+from coranto.coordination.keyspace_state import Item
 from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Disk

@@ -11,7 +11,8 @@ from typing import Any
 from crash_matrix_control import Control, StoppingClient
 
 from coranto.client import AppendResult, Chunk
-from coranto.coordination.etcd import EtcdCoordinator, KeyValue, Op, Put, TxnResult
+from coranto.coordination.etcd import KeyValue, Op, Put, TxnResult
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.effects import SystemClock
 from coranto.errors import Fenced, Unavailable
 from coranto.messages import Checkpoint

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from coranto.coordination.etcd import Delete, EtcdCoordinator, Put
+from coranto.coordination.etcd import Delete, Put
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.labels import RECOVERY_LOG
 from coranto_consumers.recoverylog.hint_store import HintKeys, HintStore
 from coranto_consumers.recoverylog.player import Player

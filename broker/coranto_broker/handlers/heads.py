@@ -16,7 +16,7 @@ import grpc.aio
 import structlog
 
 from coranto import labels
-from coranto.coordination.keyspace import Item
+from coranto.coordination.keyspace_state import Item
 from coranto.errors import CorantoError
 from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import may_read, may_write, validate

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from coranto import labels
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, CompareTarget, Delete, Op, Put, Relation
-from coranto.coordination.keyspace import Item
+from coranto.coordination.keyspace_state import Item
 from coranto.errors import InvalidInput, PermissionDenied
 from coranto.fragments.store_urls import parse_store_url
 from coranto.fragments.stores import StoreRegistry

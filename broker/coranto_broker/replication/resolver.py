@@ -24,7 +24,8 @@ from typing import Protocol
 import structlog
 
 from coranto.coordination.headers import check_header, process_id
-from coranto.coordination.keyspace import Assignment, Item, KeySpace, KeySpaceState
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.keyspace_state import Assignment, Item, KeySpaceState
 from coranto.coordination.layout import MemberId
 from coranto.errors import Unavailable
 from coranto.names import strip_metadata

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout, MemberId
 from coranto.effects import LocalDisk, SystemClock
 from coranto.errors import CorantoError

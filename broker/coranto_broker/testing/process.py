@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.lease import LeaseRecord
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.running import RawClient, eventually

@@ -16,7 +16,7 @@ from coranto.cli.connect import Endpoint, with_client
 from coranto.cli.output import Format
 from coranto.cli.reports import print_report
 from coranto.client import JournalClient
-from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout
 from coranto.errors import InvalidInput
 from coranto.fragments.stores import StoreRegistry

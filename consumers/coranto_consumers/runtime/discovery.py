@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.errors import ClusterError
 from coranto.wire import consumer_pb2 as pc
 

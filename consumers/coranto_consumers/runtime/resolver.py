@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from coranto import labels
 from coranto.coordination.headers import check_header, process_id
-from coranto.coordination.keyspace import KeySpace, KeySpaceState
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.keyspace_state import KeySpaceState
 from coranto.coordination.layout import MemberId
 from coranto.security.tokens import Claims
 from coranto.wire import consumer_pb2 as pc

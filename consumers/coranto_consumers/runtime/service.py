@@ -12,7 +12,7 @@ import structlog
 
 from coranto import labels
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, CompareTarget, Delete, Op, Put, unmodified
-from coranto.coordination.keyspace import Assignment, Item
+from coranto.coordination.keyspace_state import Assignment, Item
 from coranto.errors import (
     CorantoError,
     CorruptData,

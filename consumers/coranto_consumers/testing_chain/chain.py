@@ -14,7 +14,8 @@ from coranto.client import ClientConfig, JournalClient
 from coranto.client.committed import async_committed_reader
 from coranto.cluster.brokers import serves
 from coranto.cluster.processes import free_port
-from coranto.coordination.keyspace import KeySpace, KeySpaceState
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.keyspace_state import KeySpaceState
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import Unavailable
 from coranto.messages import JsonLines

@@ -21,7 +21,7 @@ from coranto.cluster.etcd_server import EtcdServer, etcd_tls, is_healthy, keep_l
 from coranto.cluster.info import ClusterInfo
 from coranto.cluster.processes import ChildProcess, describe_exit, free_port, stop_all
 from coranto.cluster.processes import wait_ready as await_ready
-from coranto.coordination.etcd import channel_target, is_secure
+from coranto.coordination.etcd_endpoints import channel_target, is_secure
 from coranto.coordination.lease import LeaseRecord
 from coranto.effects import LocalDisk
 from coranto.errors import ClusterError, InvalidInput

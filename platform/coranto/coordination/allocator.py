@@ -20,7 +20,8 @@ import structlog
 
 from coranto.coordination.entities import AssignT, ItemT, MemberT
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Coordinator, Delete, Op, Put, absent, unmodified
-from coranto.coordination.keyspace import Assignment, KeySpace, KeySpaceState, Member
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.keyspace_state import Assignment, KeySpaceState, Member
 from coranto.coordination.layout import Layout, MemberId, MemberKey
 from coranto.coordination.planning import (
     AddAssignment,

@@ -13,7 +13,8 @@ import grpc.aio
 import structlog
 from prometheus_client import CollectorRegistry
 
-from coranto.coordination.etcd import Coordinator, EtcdCoordinator
+from coranto.coordination.etcd import Coordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import LeaseRecord, MemberSession

@@ -14,7 +14,7 @@ import pytest
 from coranto import labels
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import Compare, CompareTarget, EtcdHeader, KeyValue, TxnResult, absent
-from coranto.coordination.keyspace import Assignment, Item
+from coranto.coordination.keyspace_state import Assignment, Item
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.errors import InvalidInput, StoreError, TxnOutcomeUnknown, Unavailable
 from coranto.fragments.fragment import Codec, Fragment, sum_of

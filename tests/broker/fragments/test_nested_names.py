@@ -16,7 +16,8 @@ from pydantic import SecretStr
 
 from coranto import labels
 from coranto.client import JournalClient
-from coranto.coordination.etcd import Delete, EtcdCoordinator, Put
+from coranto.coordination.etcd import Delete, Put
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout
 from coranto.effects import SystemClock
 from coranto.errors import JournalNotFound, RpcFailed, StoreError

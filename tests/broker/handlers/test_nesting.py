@@ -12,18 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import (
-    MAX_TXN_OPS,
-    Compare,
-    CompareTarget,
-    Coordinator,
-    Delete,
-    EtcdCoordinator,
-    KeyValue,
-    Put,
-    Relation,
-)
-from coranto.coordination.keyspace import Entries, KeySpaceState
+from coranto.coordination.etcd import MAX_TXN_OPS, Compare, CompareTarget, Coordinator, Delete, KeyValue, Put, Relation
+from coranto.coordination.etcd_client import EtcdCoordinator
+from coranto.coordination.keyspace_state import Entries, KeySpaceState
 from coranto.coordination.layout import Layout
 from coranto.names import nests
 from coranto.testing.sim.clocks import SimClock

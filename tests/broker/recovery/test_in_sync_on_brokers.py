@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout
 from coranto.effects import LocalDisk, SystemClock
 from coranto.fragments.fragment import Fragment

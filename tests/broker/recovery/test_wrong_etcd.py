@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from coranto.cluster import EtcdServer
-from coranto.coordination.etcd import Delete, EtcdCoordinator, Put
+from coranto.coordination.etcd import Delete, Put
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import MemberInUse, WrongCluster
 from coranto.labels import label_set

@@ -10,7 +10,7 @@ import pytest
 
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdHeader, KeyValue
-from coranto.coordination.keyspace import Assignment, Entries, Item, KeySpaceState, Member
+from coranto.coordination.keyspace_state import Assignment, Entries, Item, KeySpaceState, Member
 from coranto.coordination.layout import AssignmentKey, ItemKey, Layout, MemberId, MemberKey
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto_broker.server.cli import app
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import Fsync

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coranto.client import JournalClient
-from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.lease import LeaseRecord
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings

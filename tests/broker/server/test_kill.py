@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from coranto import labels
-from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout
 from coranto.fragments.fragment import parse_content_path
 from coranto.fragments.stores import open_store

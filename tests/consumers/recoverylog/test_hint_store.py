@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coranto.cluster import EtcdServer
-from coranto.coordination.etcd import Delete, EtcdCoordinator, KeyValue, Put
+from coranto.coordination.etcd import Delete, KeyValue, Put
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.errors import CorruptData, Fenced, InvalidInput, TxnOutcomeUnknown, Unavailable
 from coranto.testing.fake_broker import FakeBroker
 from coranto.wire import protocol_pb2 as pb

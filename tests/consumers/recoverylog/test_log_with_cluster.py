@@ -16,7 +16,8 @@ import pytest
 from coranto.client import JournalClient
 from coranto.client.values import FragmentInfo, Suspend
 from coranto.cluster import EmbeddedCluster
-from coranto.coordination.etcd import Delete, EtcdCoordinator, KeyValue, Put
+from coranto.coordination.etcd import Delete, KeyValue, Put
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.lease import LeaseRecord
 from coranto.errors import CorruptData, Fenced, InvalidInput, JournalNotFound, JournalSuspended
 from coranto.labels import CONTENT_TYPE, JSON_LINES, RECOVERY_LOG, label_set

@@ -16,8 +16,10 @@ import pytest
 from coranto.cluster import EmbeddedCluster, EtcdServer, locate
 from coranto.cluster.info import process_start
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import EtcdCoordinator, Put
-from coranto.coordination.keyspace import KeySpace, KeySpaceState
+from coranto.coordination.etcd import Put
+from coranto.coordination.etcd_client import EtcdCoordinator
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.keyspace_state import KeySpaceState
 from coranto.coordination.layout import Layout
 from coranto.errors import ClusterError, DirectoryInUse, InvalidInput
 from coranto.wire import protocol_pb2 as pb

@@ -10,7 +10,8 @@ import pytest
 
 from coranto.cluster import EtcdServer
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import Coordinator, EtcdCoordinator
+from coranto.coordination.etcd import Coordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout
 from coranto.wire import protocol_pb2 as pb

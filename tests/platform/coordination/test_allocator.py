@@ -12,8 +12,10 @@ import pytest
 
 from coranto.coordination.allocator import AllocatorLoop, StatePlanner, may_drain, transactions
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import MAX_TXN_OPS, Delete, EtcdCoordinator, Put, unmodified
-from coranto.coordination.keyspace import KeySpace, KeySpaceState
+from coranto.coordination.etcd import MAX_TXN_OPS, Delete, Put, unmodified
+from coranto.coordination.etcd_client import EtcdCoordinator
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.keyspace_state import KeySpaceState
 from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import MemberSession, open_session
 from coranto.wire import protocol_pb2 as pb

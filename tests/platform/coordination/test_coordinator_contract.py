@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from coranto.cluster import EtcdServer
-from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.testing.contracts.coordinator import CoordinatorContract, Scenario
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd

@@ -11,7 +11,6 @@ from coranto.coordination.etcd import Compare as EtcdCompare
 from coranto.coordination.etcd import (
     Coordinator,
     Delete,
-    EtcdCoordinator,
     EtcdHeader,
     GrantedLease,
     KeyValue,
@@ -22,6 +21,7 @@ from coranto.coordination.etcd import (
     TxnResult,
     WatchBatch,
 )
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import CoordinationError, Unavailable, WatchReset

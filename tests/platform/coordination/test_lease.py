@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from coranto.cluster import EtcdServer
-from coranto.coordination.etcd import Delete, EtcdCoordinator, Put
+from coranto.coordination.etcd import Delete, Put
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import LEASE_FILE, LeaseRecord, open_session
 from coranto.effects import SystemClock

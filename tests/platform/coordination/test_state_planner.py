@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from coranto.coordination.allocator import StatePlanner
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdHeader, KeyValue, WatchEvent
-from coranto.coordination.keyspace import Assignment, Entries, Item, KeySpaceState, Member
+from coranto.coordination.keyspace_state import Assignment, Entries, Item, KeySpaceState, Member
 from coranto.coordination.layout import AssignmentKey, ItemKey, Layout, MemberId, MemberKey
 from coranto.coordination.planning import AddAssignment, ItemChanges, MoveAssignment, RemoveAssignment
 from coranto.wire import protocol_pb2 as pb

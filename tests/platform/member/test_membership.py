@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import EtcdCoordinator, Put
+from coranto.coordination.etcd import Put
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import LeaseRecord, MemberSession

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coranto.cluster.etcd_server import EtcdServer
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
 from coranto.process.staged import StagedContext

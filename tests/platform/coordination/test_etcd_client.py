@@ -18,12 +18,9 @@ from coranto.client import ClientTls
 from coranto.cluster import EmbeddedCluster, EtcdServer
 from coranto.cluster.etcd_server import etcd_tls, find_etcd, is_healthy, keep_lease_alive
 from coranto.cluster.processes import ChildProcess, free_port, wait_ready
-from coranto.coordination.etcd import (
-    EtcdCoordinator,
-    Put,
-    channel_target,
-    prefix_end,
-)
+from coranto.coordination.etcd import Put, prefix_end
+from coranto.coordination.etcd_client import EtcdCoordinator
+from coranto.coordination.etcd_endpoints import channel_target
 from coranto.coordination.layout import Layout
 from coranto.errors import CoordinationError, InvalidInput, TxnOutcomeUnknown, Unavailable, WatchReset
 
@@ -72,7 +69,7 @@ def test_prefix_end() -> None:
 async def test_long_ranges_come_in_pages_of_the_same_revision(
     coordinator: EtcdCoordinator, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coranto.coordination.etcd._PAGE", 7)
+    monkeypatch.setattr("coranto.coordination.etcd_client._PAGE", 7)
     await coordinator.txn([], [Put(f"{layout.root}{i:03}", b"") for i in range(50)])
     snapshot = await coordinator.range(layout.root)
     assert [kv.key for kv in snapshot.kvs] == [f"{layout.root}{i:03}" for i in range(50)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdHeader, KeyValue, WatchEvent
-from coranto.coordination.keyspace import Assignment, Entries, Item, KeySpaceState, Member
+from coranto.coordination.keyspace_state import Assignment, Entries, Item, KeySpaceState, Member
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
