@@ -24,7 +24,7 @@ from coranto.testing.sim.disk import ProcessDisk
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import decision
 from coranto_broker.append import registers as of_registers
-from coranto_broker.append.decision import Snapshot
+from coranto_broker.append.decision import JournalSnapshot
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.states import TRANSITIONS, AppendEvent, State, Way
 from coranto_broker.fragments.backlog import Backlog
@@ -228,7 +228,7 @@ def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch
     def forget(folder: SpoolFolder, *, distrusted: bool) -> Recovered:
         return Recovered(Spool(folder.journal))
 
-    def check_nothing(request: pb.AppendRequest, snapshot: Snapshot) -> object:
+    def check_nothing(request: pb.AppendRequest, snapshot: JournalSnapshot) -> object:
         return real(request, replace(snapshot, known=IndexSummary()))
 
     monkeypatch.setattr(spool_recovery, "recover", forget)

@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import structlog
 
+from coranto.client.peer_status import PeerStatus
 from coranto.errors import CorantoError, InvalidInput
 from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
@@ -26,7 +27,6 @@ from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import ReplicationFailed
 from coranto_broker.replication.waiting_appends import Whole
 from coranto_broker.rpc.content import AppendMessage, ContentMessage
-from coranto_broker.rpc.peer_status import PeerStatus
 from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.rpc.source import MessageSource, require_readable
 

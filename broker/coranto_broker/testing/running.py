@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc.aio
 
+from coranto.client.peer_status import PeerStatus
 from coranto.effects import Bytes, DiskFile, LocalDisk
 from coranto.fragments.fragment import Fragment, parse_content_path
 from coranto.wire import protocol_pb2 as pb
@@ -124,7 +125,12 @@ class RawClient:
             for message in messages:
                 yield message
 
-        response: pb.AppendResponse = await self.stub.Append(stream())
+        call = self.stub.Append(stream())
+        ended = PeerStatus(call)
+        try:
+            response: pb.AppendResponse = await call
+        except grpc.aio.AioRpcError as error:
+            raise await ended.told(error) from error
         return response
 
     async def append(self, journal: str, *chunks: bytes, **parameters: Any) -> pb.AppendResponse:

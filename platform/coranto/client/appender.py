@@ -20,6 +20,7 @@ import grpc.aio
 
 from coranto.client.connection import CALL_ENDED, REFUSALS, cancelled_from_outside
 from coranto.client.dispatch import ChosenConnection, Dispatcher
+from coranto.client.peer_status import PeerStatus
 from coranto.client.responses import append_failure, check_appended
 from coranto.client.values import AppendResult
 from coranto.errors import (
@@ -74,6 +75,7 @@ class Appender:
         self._state = _State.IDLE
         self._way: ChosenConnection | None = None
         self._call: Call | None = None
+        self._ending: PeerStatus | None = None
         self._introduced = False  # The parameters were sent.
         self._asked = False  # The empty message may have been sent.
         self._digest = hashlib.sha1(usedforsecurity=False)
@@ -125,7 +127,7 @@ class Appender:
             response = await call
         except grpc.aio.AioRpcError as error:
             self._state = _State.ENDED
-            raise self._failed_commit(error) from error
+            raise self._failed_commit(await self._told(error)) from error
         except asyncio.CancelledError:
             self.abort()
             if cancelled_from_outside():
@@ -152,6 +154,7 @@ class Appender:
         self._way = way
         self._parameters.do_not_proxy = way.routed and not self._may_proxy
         self._call = way.stub.Append(metadata=way.tokens.about(Capability.APPEND, self._journal))
+        self._ending = PeerStatus(self._call)
         self._state = _State.STREAMING
         return self._call
 
@@ -196,7 +199,8 @@ class Appender:
         self._state = _State.ENDED
         try:
             response = await call
-        except grpc.aio.AioRpcError as failure:
+        except grpc.aio.AioRpcError as error_of_call:
+            failure = await self._told(error_of_call)
             return self._failed_commit(failure) if self._asked else way.failure(self._subject, failure)
         except asyncio.CancelledError:
             if cancelled_from_outside():
@@ -207,6 +211,11 @@ class Appender:
         way.answered(response.status, response.header)
         refusal = append_failure(response, self._subject)
         return refusal or CorruptData(f"{self._subject}: the broker answered OK before the commit was sent ({error})")
+
+    async def _told(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        """Return the broker's status of a call that failed with `error`, if the broker tells one."""
+        assert self._ending is not None
+        return await self._ending.told(error)
 
     def _failed_commit(self, error: grpc.aio.AioRpcError) -> CorantoError:
         """Return the error of an append whose empty message may have been sent."""

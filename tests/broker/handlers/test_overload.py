@@ -58,7 +58,8 @@ async def test_appends_that_are_too_many_are_refused_and_not_applied(
                     await client.append(J, b"too much")
                 assert refused.value.code() is grpc.StatusCode.ABORTED
                 assert "nothing of this one was applied" in str(refused.value.details())
-        assert [log["event"] for log in logs].count("admission.appends_refused") == 1
+        told = [log["refused"] for log in logs if log["event"] == "admission.appends_refused"]
+        assert told[0] == 1  # On a slow machine, later entries tell of more.
         assert process.broker.metrics.appends_refused.value == 3
         async with JournalClient(process.endpoint) as friendly:  # Knows that it may try again, and does.
             patient = asyncio.ensure_future(friendly.append(J, b"later"))

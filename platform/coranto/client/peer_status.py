@@ -1,4 +1,4 @@
-"""The status of a forwarded call that its peer ends while we still send.
+"""The status of a call that its peer ends while we still send.
 
 Sending then fails, and grpc.aio gives the call an error of its own in place of the peer's status, before or after that
 has arrived. The peer's status says more: whether the call was refused, and that nothing of it was applied.
@@ -7,13 +7,14 @@ has arrived. The peer's status says more: whether the call was refused, and that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
 
-MOST_SECONDS: Final = 1.0
+MOST_SECONDS: Final = 5.0
 """The time that a peer's status is waited for. It is on its way when sending fails."""
 
 _OF_GRPC: Final = (grpc.StatusCode.INTERNAL, "Internal error from Core")
@@ -25,24 +26,31 @@ class PeerStatus:
 
     def __init__(self, call: grpc.aio.Call) -> None:
         """Watch a call that has just begun."""
-        self._status: asyncio.Future[grpc.aio.AioRpcError] = asyncio.get_running_loop().create_future()
+        self._status: grpc.aio.AioRpcError | None = None
+        self._arrived: asyncio.Event | None = None
         call.add_done_callback(self._ended)
 
     async def told(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
         """Return the peer's error of a call that failed with `error`, or `error` if the peer says nothing."""
         if (error.code(), error.details()) != _OF_GRPC:
             return error
-        try:
-            async with asyncio.timeout(MOST_SECONDS):
-                return await self._status
-        except TimeoutError:
-            return error
+        if self._status is None:
+            self._arrived = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MOST_SECONDS):
+                    await self._arrived.wait()
+        return self._status or error
 
     def _ended(self, call: Any) -> None:
         """Keep the present status. grpc.aio calls this whenever it sets one."""
-        code, details = _value_of(call.code()), _value_of(call.details())
-        if not self._status.done() and code is not grpc.StatusCode.OK and (code, details) != _OF_GRPC:
-            self._status.set_result(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details))
+        code = _value_of(call.code())
+        if code is grpc.StatusCode.OK or self._status is not None:
+            return
+        details = _value_of(call.details())
+        if (code, details) != _OF_GRPC:
+            self._status = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+            if self._arrived is not None:
+                self._arrived.set()
 
 
 def _value_of(coroutine: Coroutine[Any, Any, T]) -> T:

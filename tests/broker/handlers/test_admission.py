@@ -1,0 +1,46 @@
+"""Admission of appends: the limit, and how often refusals are logged."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from coranto_broker.fast_counters import FastCounter
+from coranto_broker.handlers.admission import LOG_SECONDS, Admission
+from coranto_broker.metrics import UnderWay
+from coranto_broker.rpc.rolled_back import TooManyAppends
+from coranto_broker.testing.running import ManualClock
+
+
+def refuse(admission: Admission) -> None:
+    with pytest.raises(TooManyAppends):
+        admission.enter()
+
+
+def test_refusals_of_an_interval_share_one_log_entry() -> None:
+    clock, under_way, refused = (
+        ManualClock(),
+        UnderWay(),
+        FastCounter("refused", "Refused appends.", CollectorRegistry()),
+    )
+    admission = Admission(1, under_way, refused, clock)
+    admission.enter()
+    with capture_logs() as logs:
+        for _ in range(3):
+            refuse(admission)
+        clock.advance(LOG_SECONDS)
+        refuse(admission)
+    assert [log["refused"] for log in logs] == [1, 3]
+    assert (refused.value, under_way.count) == (4, 1)
+    admission.leave()
+    admission.enter()  # There is room again.
+    assert under_way.count == 1
+
+
+def test_zero_is_no_limit() -> None:
+    under_way = UnderWay()
+    admission = Admission(0, under_way, FastCounter("refused", "Refused appends.", CollectorRegistry()), ManualClock())
+    for _ in range(1000):
+        admission.enter()
+    assert under_way.count == 1000

@@ -1,0 +1,111 @@
+"""Appends that a broker refuses while the client still sends: the client gets the broker's status."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import grpc
+import grpc.aio
+import pytest
+
+from coranto.client import JournalClient
+from coranto.client.peer_status import PeerStatus
+from coranto.errors import Unavailable
+
+REASON = "4 appends under way; nothing of this one was applied"
+REFUSING_BROKER = f"""
+import asyncio, grpc
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+
+class Broker(pb_grpc.JournalServicer):
+    async def Append(self, messages, context):
+        await context.abort(grpc.StatusCode.ABORTED, {REASON!r})
+
+async def serve():
+    server = grpc.aio.server()
+    pb_grpc.add_JournalServicer_to_server(Broker(), server)
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    await server.start()
+    await server.wait_for_termination()
+
+asyncio.run(serve())
+"""
+
+
+@pytest.fixture
+def refusing_broker() -> Iterator[str]:
+    """The endpoint of a broker in a process of its own, which refuses each append before it reads anything."""
+    with subprocess.Popen([sys.executable, "-c", REFUSING_BROKER], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+@pytest.mark.integration
+async def test_an_append_that_is_refused_early_is_never_of_unknown_outcome(refusing_broker: str) -> None:
+    found: Counter[str] = Counter()
+    async with JournalClient(refusing_broker) as client:
+        for size in (1, 2 << 20):
+            for _ in range(200):
+                with pytest.raises(Exception) as refused:  # noqa: PT011 (Any, since each is counted.)
+                    await client.append("test/journal", b"x" * size, patience=1e-9)
+                found[f"{type(refused.value).__name__}: {REASON in str(refused.value)}"] += 1
+    assert found == {f"{Unavailable.__name__}: True": 400}
+
+
+class _Call:
+    """A call whose status is set by the test, as gRPC sets it."""
+
+    def __init__(self) -> None:
+        self._status = (grpc.StatusCode.OK, "")
+        self._callbacks: list[object] = []
+
+    def add_done_callback(self, callback: object) -> None:
+        self._callbacks.append(callback)
+
+    def end(self, code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+        self._status = (code, details)
+        for callback in self._callbacks:
+            callback(self)  # type: ignore[operator]
+        return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+    async def code(self) -> grpc.StatusCode:
+        return self._status[0]
+
+    async def details(self) -> str:
+        return self._status[1]
+
+
+INTERNAL = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+
+
+async def test_a_status_counts_that_comes_before_or_after_the_error_of_sending() -> None:
+    before = _Call()
+    status = PeerStatus(before)  # type: ignore[arg-type]
+    before.end(grpc.StatusCode.ABORTED, REASON)
+    told = await status.told(before.end(*INTERNAL))
+    assert (told.code(), told.details()) == (grpc.StatusCode.ABORTED, REASON)
+
+    after = _Call()
+    status = PeerStatus(after)  # type: ignore[arg-type]
+    waiting = asyncio.ensure_future(status.told(after.end(*INTERNAL)))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    after.end(grpc.StatusCode.PERMISSION_DENIED, "no")
+    assert (await waiting).code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_without_a_status_of_the_peer_the_error_of_sending_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coranto.client.peer_status.MOST_SECONDS", 0.01)
+    call = _Call()
+    status = PeerStatus(call)  # type: ignore[arg-type]
+    error = call.end(*INTERNAL)
+    assert await status.told(error) is error
+    other = call.end(grpc.StatusCode.UNAVAILABLE, "connection lost")
+    assert await status.told(other) is other
