@@ -29,13 +29,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import CorantoError, CorruptData, InvalidInput, JournalNotFound
 from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application
-from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins, head_of
+from coranto_consumers.spark.discovery import Extent, cuts_of, extents, find_journals
 from coranto_consumers.spark.frames import parse_schema
 from coranto_consumers.spark.inputs import InputReader
 from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
-from coranto_consumers.spark.ranges import Range, plan_transaction
+from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range, plan_transaction
 from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staging import delete_staged, delete_stale
@@ -102,8 +103,8 @@ class SparkConsumer:
 
         with SyncJournalClient.of(self._config) as client, errors_of_tasks():
             report, sources = self._begin(client)
-            report, _ = self._catch_up(client, report, sources, self._present_heads(client), done)
-            return replace(report, heads=_heads(client, report.heads))
+            report, _ = self._catch_up(client, report, sources, self._present(client), done)
+            return replace(report, heads=_heads(extents(client, list(report.heads))))
 
     def run_until_stopped(
         self, stop: Callable[[], bool], *, wait: Callable[[], object] = lambda: time.sleep(1.0)
@@ -117,16 +118,16 @@ class SparkConsumer:
             report, sources = self._begin(client)
             caught_up: Mapping[str, int] | None = None
             while not stop():
-                heads = self._present_heads(client)
-                if heads == caught_up:
+                present = self._present(client)
+                if _heads(present) == caught_up:
                     wait()
                     continue
-                report, sources = self._catch_up(client, report, sources, heads, lambda _: stop())
-                caught_up = heads
+                report, sources = self._catch_up(client, report, sources, present, lambda _: stop())
+                caught_up = _heads(present)
             return report
 
-    def _present_heads(self, client: SyncJournalClient) -> dict[str, int]:
-        return _heads(client, find_journals(client, self._application.sources, field="application sources"))
+    def _present(self, client: SyncJournalClient) -> dict[str, Extent]:
+        return extents(client, find_journals(client, self._application.sources, field="application sources"))
 
     def _begin(self, client: SyncJournalClient) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Run step 1 of the module's description."""
@@ -142,11 +143,13 @@ class SparkConsumer:
         client: SyncJournalClient,
         report: ConsumeReport,
         sources: Mapping[str, Source],
-        heads: Mapping[str, int],
+        present: Mapping[str, Extent],
         done: Callable[[ConsumeReport], bool],
     ) -> tuple[ConsumeReport, Mapping[str, Source]]:
-        """Process the content up to `heads` in transactions, until there is none left or `done`."""
-        sources = {**sources, **self._new_sources(client, heads, sources)}
+        """Process what is present in transactions, until there is none left or `done`."""
+        # A source that is not known yet is read from its earliest offset.
+        sources = {**{journal: Source(extent.begin) for journal, extent in present.items()}, **sources}
+        heads, begins = _heads(present), {journal: extent.begin for journal, extent in present.items()}
         _require_content(sources, heads)
         report = replace(report, offsets=_offsets(heads, sources), heads=heads)
         self._on_progress(report)
@@ -158,7 +161,7 @@ class SparkConsumer:
             )
             if not ranges:
                 break
-            report, after = self._transaction(client, ranges, sources, report)
+            report, after = self._transaction(client, ranges, sources, begins, report)
             # A journal may end in a line that its writer has not finished. That line is left to the next run.
             behind -= {each.journal for each in ranges if after[each.journal].read_through == each.begin}
             sources = after
@@ -173,12 +176,18 @@ class SparkConsumer:
         return self._inputs
 
     def _transaction(
-        self, client: SyncJournalClient, ranges: Sequence[Range], sources: Mapping[str, Source], report: ConsumeReport
+        self,
+        client: SyncJournalClient,
+        ranges: Sequence[Range],
+        sources: Mapping[str, Source],
+        begins: Mapping[str, int],
+        report: ConsumeReport,
     ) -> tuple[ConsumeReport, dict[str, Source]]:
         """Run steps 2 to 6 of the module's description for planned ranges."""
         self._hooks.reached(Step.PLANNED)
-        cuts = {each.journal: fragment_begins(client, each.journal) for each in ranges}
-        with self._input_reader().read(ranges, sources, cuts) as read:
+        # Small ranges are not split, so nobody needs to know where their fragments begin.
+        cuts = cuts_of(client, [each.journal for each in ranges if each.length > WORTHWHILE_BYTES])
+        with self._input_reader().read(ranges, sources, cuts, Pruning(time.time(), first_offsets=begins)) as read:
             self._hooks.reached(Step.SEQUENCED)
             staged, published = self._write(client, read.committed, read.messages, report.fence)
             self._commit(report.fence, staged, Checkpoint(read.sources, published.intents))
@@ -250,19 +259,9 @@ class SparkConsumer:
         except SQLAlchemyError as error:
             raise self._store.failure("stale staged rows could not be deleted", error) from error
 
-    def _new_sources(
-        self, client: SyncJournalClient, heads: Mapping[str, int], known: Mapping[str, Source]
-    ) -> dict[str, Source]:
-        """Return the sources that are not known yet. They are read from their earliest offset."""
-        return {
-            journal: Source(earliest(fragment_begins(client, journal), head))
-            for journal, head in heads.items()
-            if journal not in known
-        }
 
-
-def _heads(client: SyncJournalClient, journals: Iterable[str]) -> dict[str, int]:
-    return {journal: head_of(client, journal) for journal in journals}
+def _heads(present: Mapping[str, Extent]) -> dict[str, int]:
+    return {journal: extent.head for journal, extent in present.items()}
 
 
 def _require_content(sources: Mapping[str, Source], heads: Mapping[str, int]) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from coranto.client import JournalInfo, SyncJournalClient
 from coranto.errors import InvalidInput, JournalSuspended
 from coranto.labels import CONTENT_TYPE, JSON_LINES, NAME, label_selector, value_of
 from coranto.wire import protocol_pb2 as pb
+
+T = TypeVar("T")
+
+_CALLS_AT_ONCE: Final = 16
 
 
 def find_journals(client: SyncJournalClient, wanted: str | Sequence[str], *, field: str) -> tuple[str, ...]:
@@ -54,6 +61,41 @@ def _require_json_lines(info: JournalInfo, field: str) -> None:
             "leave the journal out",
             field=field,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The content of a journal: [begin, head)."""
+
+    begin: int
+    head: int
+
+
+def extents(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, Extent]:
+    """Return what the journals hold, by one call for all of them. Raises the client's error for one that is unknown."""
+    if not journals:
+        return {}
+    told = client.heads(label_selector(include=[(NAME, name) for name in journals])).by_name
+    clear = {name: Extent(each.begin, each.head) for name, each in told.items() if each.status == pb.OK and each.listed}
+    unclear = [name for name in journals if name not in clear]
+    clear |= zip(unclear, _at_once(lambda name: _extent(client, name), unclear), strict=True)
+    return {name: clear[name] for name in journals}
+
+
+def _extent(client: SyncJournalClient, journal: str) -> Extent:
+    head = head_of(client, journal)
+    return Extent(earliest(fragment_begins(client, journal), head), head)
+
+
+def cuts_of(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, list[int]]:
+    """Return the offsets at which the journals' fragments begin, sorted."""
+    return dict(zip(journals, _at_once(lambda name: fragment_begins(client, name), journals), strict=True))
+
+
+def _at_once(call: Callable[[str], T], journals: Sequence[str]) -> list[T]:
+    """Call brokers about several journals at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
+        return list(pool.map(call, journals))
 
 
 def fragment_begins(client: SyncJournalClient, journal: str) -> list[int]:

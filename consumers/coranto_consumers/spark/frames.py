@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -16,8 +16,8 @@ from coranto_consumers.spark.options import Isolation, client_options
 from coranto_consumers.spark.parsing import is_parsed
 from coranto_consumers.spark.ranges import Range, ReadPlan
 from coranto_consumers.spark.rows import FIELDS, PARSED_PREFIX, PIECE
-from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary
-from coranto_consumers.spark.sequencing import ClockWindow
+from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
+from coranto_consumers.spark.sequencing import PieceLimit
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
 """Metadata columns of committed rows."""
@@ -29,7 +29,7 @@ _LOW, _HIGH = "_coranto_low", "_coranto_high"
 _PIECE = PARSED_PREFIX + PIECE.name
 
 
-def _parsed_by_workers(schema: StructType) -> bool:
+def parsed_by_workers(schema: StructType) -> bool:
     """Return True if workers can parse all of an application's columns. Otherwise Spark's parser parses every line."""
     return all(is_parsed(field.dataType) for field in schema.fields)
 
@@ -49,26 +49,27 @@ def read_plan(spark: SparkSession, client: ClientConfig, plan: ReadPlan, schema:
     own = [StructField(PARSED_PREFIX + field.name, field.dataType) for field in (*FIELDS.values(), PIECE)]
     # Only the columns that are needed below, because rows are cached whole.
     needed = [field for field in own if field.name in (*METADATA, _PIECE)]
-    values = schema.fields if _parsed_by_workers(schema) else []
+    values = schema.fields if parsed_by_workers(schema) else []
     return reader.schema(StructType([*needed, StructField(_TEXT, StringType()), *values])).load()
 
 
 def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSummary]:
     """Return the summaries of a plan's ranges."""
     found = rows.where(F.col(_PIECE) == SUMMARY_PIECE).select(_TEXT).collect()
-    summaries = {summary.number: summary for summary in (RangeSummary.loads(row[0].encode()) for row in found)}
+    summaries = {summary.number: summary for summary in (summary_of_row(row[0]) for row in found)}
     return {part: summaries[number] for part, number in plan.numbers.items()}
 
 
-def choose_committed(spark: SparkSession, rows: DataFrame, windows: Sequence[ClockWindow]) -> DataFrame:
-    """Return the rows that lie within the windows: committed messages, each once."""
-    pieces, lows, highs = zip(*((window.piece, window.lo, window.hi) for window in windows), strict=True)
-    chosen = spark.createDataFrame(pa.table({_PIECE: pieces, _LOW: lows, _HIGH: highs}))
-    return (
-        rows.join(F.broadcast(chosen), _PIECE)
-        .where((F.col("_clock") > F.col(_LOW)) & (F.col("_clock") <= F.col(_HIGH)))
-        .drop(_PIECE, _LOW, _HIGH)
-    )
+def choose_committed(spark: SparkSession, rows: DataFrame, limits: Sequence[PieceLimit]) -> DataFrame:
+    """Return the committed messages among sequenced rows, each once: all that are within the limits of their pieces."""
+    messages = rows.where(F.col(_PIECE) != SUMMARY_PIECE)
+    if not limits:
+        return messages.drop(_PIECE)
+    pieces, lows, highs = zip(*((limit.piece, limit.lo, limit.hi) for limit in limits), strict=True)
+    limited = spark.createDataFrame(pa.table({_PIECE: pieces, _LOW: lows, _HIGH: highs}))
+    within = (F.col("_clock") > F.col(_LOW)) & (F.col("_clock") <= F.col(_HIGH))
+    joined = messages.join(F.broadcast(limited), _PIECE, "left")
+    return joined.where(F.col(_LOW).isNull() | within).drop(_PIECE, _LOW, _HIGH)
 
 
 def parse_schema(ddl: str) -> StructType:
@@ -90,6 +91,11 @@ def parse_schema(ddl: str) -> StructType:
     return schema
 
 
+def parsed_values(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Return rows with the application's columns, of which workers have parsed all values."""
+    return rows.select(*(_column(name) for name in schema.names), *METADATA)
+
+
 def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return rows with the application's columns, and a column that marks values that do not fit; see `take_in`.
 
@@ -102,13 +108,16 @@ def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
     left = F.col(_TEXT).isNotNull()
     misfit = F.when(left & (F.col(_PARSED).isNull() | F.col(_PARSED).getField(_TEXT).isNotNull()), True)
     values = [F.col(_PARSED).getField(name) for name in schema.names]
-    if _parsed_by_workers(schema):
+    if parsed_by_workers(schema):
         values = [
-            F.when(left, value).otherwise(F.col(f"`{name.replace('`', '``')}`"))
-            for name, value in zip(schema.names, values, strict=True)
+            F.when(left, value).otherwise(_column(name)) for name, value in zip(schema.names, values, strict=True)
         ]
     columns = [value.alias(name) for name, value in zip(schema.names, values, strict=True)]
     return rows.withColumn(_PARSED, parsed).select(*columns, *METADATA, misfit.alias(_TEXT))
+
+
+def _column(name: str) -> Column:
+    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def take_in(parsed: DataFrame, schema: StructType) -> tuple[DataFrame, int]:

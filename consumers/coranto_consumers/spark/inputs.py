@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from pyspark.errors import PySparkException
@@ -18,10 +17,18 @@ from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.pruning import Pruning
 from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import ProducerId
-from coranto_consumers.spark.frames import choose_committed, collect_summaries, parse_values, read_plan, take_in
+from coranto_consumers.spark.frames import (
+    choose_committed,
+    collect_summaries,
+    parse_values,
+    parsed_by_workers,
+    parsed_values,
+    read_plan,
+    take_in,
+)
 from coranto_consumers.spark.ranges import Range, ReadPlan, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
-from coranto_consumers.spark.sequencing import Sequenced, sequence, windows_of
+from coranto_consumers.spark.sequencing import Sequenced, sequence
 
 _SLICES_PER_CORE = 2
 
@@ -58,27 +65,39 @@ class InputReader:
         ranges: Sequence[Range],
         sources: Mapping[str, Source],
         cuts: Mapping[str, Sequence[int]],
-        pruning: Pruning | None = None,
+        pruning: Pruning,
     ) -> Iterator[Input]:
         """Read ranges that begin where `sources` end. `cuts` are offsets at which splitting the ranges is cheap.
 
-        Producers are forgotten by `pruning`, without it by the present time. Raises CorruptData when a message is
+        Producers are forgotten by `pruning`. Raises CorruptData when a message is
         missing. Errors of tasks are raised as Spark's errors.
         """
         with ExitStack() as persisted:
-            rows, results, count = self._sequenced(persisted, ranges, sources, cuts, pruning)
-            chosen = choose_committed(self._spark, rows, windows_of(list(results.values())))
+            rows, results, summaries = self._sequenced(persisted, ranges, sources, cuts, pruning)
+            count = sum(summary.rows for summary in summaries)
+            counts = [result.messages for result in results.values()]
+            limits = [limit for result in results.values() for limit in result.limits]
+            chosen = choose_committed(self._spark, rows, limits)
+            after = _after(sources, results)
+            if (
+                parsed_by_workers(self._schema)
+                and not any(summary.left for summary in summaries)
+                and None not in counts
+            ):
+                messages = sum(each or 0 for each in counts)
+                yield Input(parsed_values(chosen, self._schema), messages, count, after)
+                return
             with _persisted(parse_values(chosen, self._schema)) as parsed:
                 committed, messages = take_in(parsed, self._schema)
                 persisted.close()  # The rows that were read are not needed any more once `parsed` is evaluated.
-                yield Input(committed, messages, count, _after(sources, results))
+                yield Input(committed, messages, count, after)
 
     def advance(
         self,
         ranges: Sequence[Range],
         sources: Mapping[str, Source],
         cuts: Mapping[str, Sequence[int]],
-        pruning: Pruning | None = None,
+        pruning: Pruning,
     ) -> dict[str, Source]:
         """Return the sources' states after ranges, which are read as by `read`, with no use for their messages."""
         with ExitStack() as persisted:
@@ -91,17 +110,14 @@ class InputReader:
         ranges: Sequence[Range],
         sources: Mapping[str, Source],
         cuts: Mapping[str, Sequence[int]],
-        pruning: Pruning | None,
-    ) -> tuple[DataFrame, dict[str, Sequenced], int]:
-        """Return the rows of ranges, kept until `persisted` closes, what is committed of them, and their number."""
+        pruning: Pruning,
+    ) -> tuple[DataFrame, dict[str, Sequenced], list[RangeSummary]]:
+        """Return the rows of ranges, kept until `persisted` closes, what is committed of them, and all summaries."""
         plan = self._plan(ranges, cuts)
         rows = persisted.enter_context(_persisted(read_plan(self._spark, self._client, plan, self._schema)))
         summaries = collect_summaries(rows, plan)
+        seen = list(summaries.values())
         parts = _by_journal(summaries)
-        if pruning is None:
-            pruning = Pruning(
-                time.time(), first_offsets={journal: begins[0] for journal, begins in cuts.items() if begins}
-            )
         results = {
             journal: sequence(journal, sources[journal], parts[journal], pruning=pruning) for journal in sorted(parts)
         }
@@ -109,7 +125,9 @@ class InputReader:
             replays = self._plan_replays(results, cuts, first_number=len(summaries))
             again = persisted.enter_context(_persisted(read_plan(self._spark, self._client, replays, self._schema)))
             rows = rows.unionByName(again)
-            replayed = _by_journal(collect_summaries(again, replays))
+            found_again = collect_summaries(again, replays)
+            replayed = _by_journal(found_again)
+            seen += (replace(summary, rows=0) for summary in found_again.values())
             for journal, found in replayed.items():
                 producers = _replaying(results[journal])
                 results[journal] = sequence(journal, sources[journal], parts[journal], found, producers, pruning)
@@ -117,7 +135,7 @@ class InputReader:
         for journal, result in results.items():
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
             watch.look(result.source, pruning.now)
-        return rows, results, sum(summary.rows for summary in summaries.values())
+        return rows, results, seen
 
     def _plan(
         self,

@@ -46,7 +46,9 @@ OPTIONS = {
     "endingOffsets": "latest (default), or JSON as above; -1 is latest",
     "isolation": "read_committed (default) or read_uncommitted",
     "fragmentCacheBytes": "bytes of fragments that an executor keeps on its local disk, for its tasks to share",
-    "maxBytesPerPartition": "bytes of content that a task reads at most (read_uncommitted)",
+    "maxBytesPerPartition": "bytes of content that a task reads at most",
+    "maxRecordsPerPartition": "messages that a task reads at most, by the length of each journal's first messages",
+    "minPartitions": "number of tasks to read with at least, if there is enough content",
     "includeUuid": "whether there are columns producer, clock and flags: true (default) or false",
     "parse": "json: columns without underscore are fields of messages (default if no column is the source's own)",
     "mode": "for values that do not fit their columns: PERMISSIVE (null, default) or FAILFAST (an error)",
@@ -85,6 +87,8 @@ class SourceOptions:
     """None means latest."""
     isolation: Isolation
     max_bytes: int
+    max_records: int | None
+    min_partitions: int
     cache_bytes: int
     """Bytes of fragments that an executor keeps. 0: none."""
     include_uuid: bool
@@ -127,6 +131,10 @@ class SourceOptions:
             ending=_offsets(given, "endingOffsets", "latest", LATEST),
             isolation=isolation,
             max_bytes=_bytes(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES),
+            max_records=_number(given, "maxRecordsPerPartition", "10000")
+            if "maxrecordsperpartition" in given
+            else None,
+            min_partitions=_number(given, "minPartitions", "1"),
             cache_bytes=_bytes(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
             include_uuid=_flag(given, "includeUuid", True),
             parses_lines=_parse(given),
@@ -227,6 +235,13 @@ def _bytes(given: Mapping[str, str], name: str, default: int, least: int = 1) ->
     if not text.isascii() or not text.isdigit() or int(text) < least:
         kind = "a positive number" if least else "a number"
         raise InvalidInput(f"{text!r} is not {kind} of bytes, such as 67108864", field=f"option {name}")
+    return int(text)
+
+
+def _number(given: Mapping[str, str], name: str, default: str) -> int:
+    text = given.get(name.lower(), default)
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise InvalidInput(f"{text!r} is not a positive number, such as 8", field=f"option {name}")
     return int(text)
 
 

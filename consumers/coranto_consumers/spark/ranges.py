@@ -15,8 +15,12 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Final
 
 from coranto.errors import InvalidInput
+
+WORTHWHILE_BYTES: Final = 1 << 20
+"""Ranges of less are not split, because a task costs some tens of milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -85,13 +89,26 @@ def split(whole: Range, max_bytes: int, cuts: Sequence[int] = ()) -> list[Range]
     return parts
 
 
+def share(parts: Sequence[Range], max_bytes: int) -> list[list[Range]]:
+    """Put adjacent small parts together, up to `max_bytes`: each task costs some tens of milliseconds."""
+    shared: list[list[Range]] = []
+    room = 0
+    for part in parts:
+        if part.length > room:
+            shared.append([])
+            room = max_bytes
+        shared[-1].append(part)
+        room -= part.length
+    return shared
+
+
 def plan_slices(
     ranges: Iterable[Range],
     *,
     max_bytes: int,
     max_slices: int,
     cuts: Mapping[str, Sequence[int]] | None = None,
-    worthwhile_bytes: int = 1 << 20,
+    worthwhile_bytes: int = WORTHWHILE_BYTES,
 ) -> list[Slice]:
     """Distribute ranges to at most `max_slices` tasks of similar size.
 
@@ -106,9 +123,9 @@ def plan_slices(
     if max_slices < 1:
         raise InvalidInput(f"{max_slices} is not a positive number of slices, such as 8", field="max_slices")
     # Parts of at most an even share go to the least loaded slice, so that tasks have similar sizes.
-    share = min(max_bytes, max(worthwhile_bytes, -(-total // max_slices)))
-    wanted = min(max_slices, -(-total // share))
-    parts = [part for found in ranges for part in split(found, share, (cuts or {}).get(found.journal, ()))]
+    even = min(max_bytes, max(worthwhile_bytes, -(-total // max_slices)))
+    wanted = min(max_slices, -(-total // even))
+    parts = [part for found in ranges for part in split(found, even, (cuts or {}).get(found.journal, ()))]
     loads = [0] * wanted
     dealt: list[list[Range]] = [[] for _ in loads]
     for part in sorted(parts, key=lambda part: (-part.length, part)):
@@ -118,9 +135,19 @@ def plan_slices(
     return [tuple(sorted(slice_)) for slice_ in dealt if slice_]
 
 
+@dataclass(frozen=True, slots=True)
+class NumberedRange:
+    """A range of a plan, with the number that its rows and its summary carry."""
+
+    number: int
+    range: Range
+    replay: Mapping[str, int] = field(default_factory=dict)
+    """The only producers whose messages count, unless empty: begin offsets, by producer id in hex."""
+
+
 @dataclass(frozen=True)
 class ReadPlan:
-    """The plan of a sequenced read: slices of ranges. Ranges are numbered, so that windows can be joined to rows."""
+    """The plan of a sequenced read: slices of ranges. Ranges are numbered, so that limits can be joined to rows."""
 
     slices: tuple[Slice, ...]
     first_number: int = 0
@@ -132,6 +159,13 @@ class ReadPlan:
         """The numbers of ranges, ascending by journal and offset."""
         parts = sorted(part for slice_ in self.slices for part in slice_)
         return {part: number for number, part in enumerate(parts, self.first_number)}
+
+    def numbered(self) -> list[tuple[NumberedRange, ...]]:
+        """Return the slices with all that a task needs to read one of them."""
+        return [
+            tuple(NumberedRange(self.numbers[part], part, self.replay.get(part.journal, {})) for part in slice_)
+            for slice_ in self.slices
+        ]
 
     def dumps(self) -> str:
         """Return the plan as the text of an option."""

@@ -131,6 +131,8 @@ class BatchBuilder:
         self._layout = layout
         self._schema: Any = to_arrow_schema(layout.schema, timezone="UTC")
         self._parser = ColumnParser(layout.message)
+        self.left = 0
+        """The number of lines so far that are left to Spark's parser."""
 
     def build(self, lines: Lines, pieces: Int64s | None = None) -> Iterator[Any]:
         """Yield record batches of the lines.
@@ -170,6 +172,8 @@ class BatchBuilder:
                 columns, misfits = self._one_by_one(lines, columns, misfits)
         elif layout.misfits is not Misfits.DEFERRED:
             misfits = ~misfits  # Nothing is parsed, so everything fits.
+        if layout.misfits is Misfits.DEFERRED:
+            self.left += int(misfits.sum())
         if layout.text:
             columns[layout.text] = self._texts(lines, misfits)
         return columns

@@ -1,33 +1,30 @@
 """The driver's part of sequencing. From summaries of ranges it decides what is committed, and where to read next.
 
-Pure: it handles summaries (`scanning.py`), never rows. It uses the rules of `coranto.messages.columnar`.
+Pure: it handles summaries (`scanning.py`), never rows. It uses the rules of `coranto.messages.outlines`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState, Source
-from coranto.messages.columnar import ClockReset, resolve
+from coranto.messages.columnar import ClockReset
+from coranto.messages.outlines import resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import ProducerId
 from coranto_consumers.spark.ranges import Range
-from coranto_consumers.spark.scanning import ALWAYS_PIECE, RangeSummary, piece_of
+from coranto_consumers.spark.scanning import RangeSummary, piece_of
 
 
 @dataclass(frozen=True, slots=True)
-class ClockWindow:
-    """The committed rows of a piece: those with a clock in (lo, hi]."""
+class PieceLimit:
+    """The committed rows of a piece that is not committed as a whole: those with a clock in (lo, hi]."""
 
     piece: int
     lo: int
     hi: int
-
-
-ALWAYS_WINDOW = ClockWindow(ALWAYS_PIECE, -1, 0)
-"""The window of messages that opted out of sequencing. They have a zero clock, and are always committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,9 @@ class Sequenced:
     """
 
     source: Source
-    windows: tuple[ClockWindow, ...]
+    limits: tuple[PieceLimit, ...]
+    messages: int | None
+    """The number of committed messages. None if it takes the rows to know."""
     resets: tuple[ClockReset, ...]
     replay: tuple[Range, Mapping[ProducerId, ProducerState]] | None
 
@@ -64,24 +63,25 @@ def sequence(
         if found != entry.read_through:
             raise CorruptData(f"journal {journal}: the replay ended at {found} instead of {entry.read_through}")
     summaries = [before[part] for part in sorted(before)] + [parts[part] for part in sorted(parts)]
-    resolution = resolve(
-        [summary.segments for summary in summaries],
+    resolution = resolve_outlines(
+        [summary.outline for summary in summaries],
         entry.seen_producers,
         replayed=frozenset(replayed_producers),
         through=read_through,
     )
-    windows = tuple(
-        ClockWindow(piece_of(summary.number, index), lo, hi)
-        for summary, windows in zip(summaries, resolution.windows, strict=True)
-        for index, (lo, hi) in enumerate(zip(windows.lo, windows.hi, strict=True))
-        if lo < hi
+    limits = tuple(
+        PieceLimit(piece_of(summary.number, segment), lo, hi)
+        for summary, limits in zip(summaries, resolution.limits, strict=True)
+        for segment, lo, hi in limits
     )
+    counts = [summary.committed_rows(limits) for summary, limits in zip(summaries, resolution.limits, strict=True)]
+    messages = None if None in counts else sum(count or 0 for count in counts)
     replay = None
     if resolution.replay:
         begin = min(state.begin for state in resolution.replay.values())
         replay = Range(journal, begin, entry.read_through, entry.read_through), resolution.replay
     states = resolution.states if pruning is None else pruning.prune(journal, resolution.states, read_through)
-    return Sequenced(Source(read_through, states), windows, resolution.resets, replay)
+    return Sequenced(Source(read_through, states), limits, messages, resolution.resets, replay)
 
 
 def read_end(journal: str, begin: int, parts: Mapping[Range, RangeSummary]) -> int:
@@ -95,8 +95,3 @@ def read_end(journal: str, begin: int, parts: Mapping[Range, RangeSummary]) -> i
             raise CorruptData(f"journal {journal}: the message behind {expected} was found at {summary.first}")
         expected = summary.end
     return expected
-
-
-def windows_of(sequenced: Sequence[Sequenced]) -> list[ClockWindow]:
-    """Return the windows of all journals of a transaction."""
-    return [ALWAYS_WINDOW, *(window for each in sequenced for window in each.windows)]

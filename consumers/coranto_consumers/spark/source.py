@@ -19,7 +19,8 @@ not discover it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,12 +32,13 @@ from pyspark.sql.types import StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.disk_cache import DiskCache
-from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
-from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins, head_of, match_journals
-from coranto_consumers.spark.options import EARLIEST, LATEST, Isolation, SourceOptions
-from coranto_consumers.spark.ranges import Range, ReadPlan, Slice, split
+from coranto_consumers.spark.committed import CommittedReader
+from coranto_consumers.spark.options import Isolation, SourceOptions
+from coranto_consumers.spark.planning import plan_read
+from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan
 from coranto_consumers.spark.reading import read_lines
 from coranto_consumers.spark.rows import (
     FIELDS,
@@ -48,15 +50,15 @@ from coranto_consumers.spark.rows import (
     parsed_layout,
     raw_layout,
 )
-from coranto_consumers.spark.scanning import read_committed, read_sequenced
+from coranto_consumers.spark.scanning import RangeSummarizer, read_sequenced, summary_row
 from coranto_consumers.spark.task_errors import told_to_driver
 
 
 @dataclass
 class JournalPartition(InputPartition):
-    """The ranges that one task reads."""
+    """The ranges that one task reads. In a committed read, their numbers are those within their journals."""
 
-    parts: Slice
+    parts: tuple[NumberedRange, ...]
     client: ClientConfig = field(repr=False)
     """For this task: with a token for its journals instead of keys."""
 
@@ -84,7 +86,14 @@ class JournalDataSource(DataSource):
                 layout = parsed_layout(schema, options.text_column, options.misfits)
             else:
                 layout = raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED)
-            return JournalReader(options, layout)
+            if options.isolation is Isolation.SEQUENCED:
+                return JournalReader(options, layout, {}, ReadPlan.loads(options.slices).numbered())
+            # Spark pickles the reader before it asks for partitions, and a task needs all ranges of its journal.
+            with SyncJournalClient.of(options.client) as client:
+                ranges, shares = plan_read(client, options)
+            return JournalReader(
+                options, layout, ranges if options.isolation is Isolation.READ_COMMITTED else {}, shares
+            )
 
 
 def register(spark: SparkSession) -> None:
@@ -93,98 +102,85 @@ def register(spark: SparkSession) -> None:
 
 
 class JournalReader(DataSourceReader):
-    """Plans a read, and reads. Spark pickles it, and calls `partitions` and `read` in different processes."""
+    """Reads what is planned. Spark pickles it, and calls `partitions` and `read` in different processes.
 
-    def __init__(self, options: SourceOptions, layout: RowLayout) -> None:
+    `ranges` are those of each journal, in order, for committed reads.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        layout: RowLayout,
+        ranges: Mapping[str, Sequence[Range]],
+        shares: Sequence[tuple[NumberedRange, ...]],
+    ) -> None:
         self._options = options
         self._layout = layout
+        self._ranges = ranges
+        self._shares = shares
+        self._name = uuid.uuid4().hex
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out keys: executors have no use for them."""
+        """Leave out keys, because executors have no use for them, and shares, because each task is given its own."""
         options = replace(self._options, client=without_keys(self._options.client))
-        return {"_options": options, "_layout": self._layout}
+        return {**self.__dict__, "_options": options, "_shares": ()}
 
     def partitions(self) -> list[InputPartition]:
         with told_to_driver():
-            if self._options.isolation is Isolation.SEQUENCED:
-                slices: Sequence[Slice] = ReadPlan.loads(self._options.slices).slices
-            else:
-                with SyncJournalClient.of(self._options.client) as client:
-                    slices = [(part,) for part in plan_read(client, self._options)]
-            return [self._partition(parts) for parts in slices]
+            return [self._partition(parts) for parts in self._shares]
 
-    def _partition(self, parts: Slice) -> JournalPartition:
-        journals = {part.journal for part in parts}
+    def _partition(self, parts: tuple[NumberedRange, ...]) -> JournalPartition:
+        journals = {part.range.journal for part in parts}
         return JournalPartition(parts, for_tasks(self._options.client, Capability.READ, journals))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         # Spark replaces an empty list of partitions by a single one that is None or a plain InputPartition.
         if not isinstance(partition, JournalPartition):
             return
-        with told_to_driver():
-            yield from self._read(partition)
+        config = replace(partition.client, disk_cache=_disk_cache(self._options.cache_bytes))
+        with told_to_driver(), SyncJournalClient.of(config, timeout=config.patience) as client:
+            for numbered in partition.parts:
+                yield from self._read(client, numbered)
 
-    def _read(self, partition: JournalPartition) -> Iterator[pa.RecordBatch]:
-        options = self._options
-        batches = BatchBuilder(self._layout)
-        config = replace(partition.client, disk_cache=_disk_cache(options.cache_bytes))
-        with SyncJournalClient.of(config, timeout=config.patience) as client:
-            match options.isolation:
-                case Isolation.READ_UNCOMMITTED:
-                    for part in partition.parts:
-                        for lines in read_lines(client, part, options.framing):
-                            yield from batches.build(lines)
-                case Isolation.READ_COMMITTED:
-                    for part in partition.parts:
-                        for lines in read_committed(client, part, options.framing):
-                            yield from batches.build(lines)
-                case Isolation.SEQUENCED:
-                    plan = ReadPlan.loads(options.slices)
-                    for part in partition.parts:
-                        for lines, pieces in read_sequenced(client, part, plan, options.framing):
-                            yield from batches.build(lines, pieces)
+    def _read(self, client: SyncJournalClient, numbered: NumberedRange) -> Iterator[pa.RecordBatch]:
+        batches, framing = BatchBuilder(self._layout), self._options.framing
+        match self._options.isolation:
+            case Isolation.READ_UNCOMMITTED:
+                for lines in read_lines(client, numbered.range, framing):
+                    yield from batches.build(lines)
+            case Isolation.READ_COMMITTED:
+                journal = numbered.range.journal
+                reader = CommittedReader(client, self._ranges[journal], framing, self._shared_folder(journal))
+                for lines in reader.read(numbered.number):
+                    yield from batches.build(lines)
+            case Isolation.SEQUENCED:
+                scan = yield from _sequenced(client, numbered, framing, batches)
+                yield from batches.build(*summary_row(numbered.range.journal, scan.summary(batches.left)))
+
+    def _shared_folder(self, journal: str) -> Path | None:
+        folder = _executor_folder()
+        return folder and folder / "coranto-scans" / f"{self._name}-{list(self._ranges).index(journal)}"
+
+
+def _sequenced(
+    client: SyncJournalClient, numbered: NumberedRange, framing: JsonLines, batches: BatchBuilder
+) -> Generator[pa.RecordBatch, None, RangeSummarizer]:
+    rows = read_sequenced(client, numbered, framing)
+    while True:
+        try:
+            lines, pieces = next(rows)
+        except StopIteration as end:
+            scan: RangeSummarizer = end.value
+            return scan
+        yield from batches.build(lines, pieces)
+
+
+def _executor_folder() -> Path | None:
+    """Return the folder of this executor's files, which Spark removes when it ends. None outside of an executor."""
+    return Path(SparkFiles.getRootDirectory()) if TaskContext.get() is not None else None
 
 
 def _disk_cache(max_bytes: int) -> DiskCache | None:
-    """Return the cache that the tasks of this executor share, or None outside of an executor.
-
-    It is in the folder of the executor's files, which Spark removes when the executor ends.
-    """
-    if not max_bytes or TaskContext.get() is None:
-        return None
-    return DiskCache(Path(SparkFiles.getRootDirectory()) / "coranto-fragments", max_bytes)
-
-
-def plan_read(client: SyncJournalClient, options: SourceOptions) -> list[Range]:
-    """Return the ranges of a read, one for each task. Raises InvalidInput for offsets that the journals do not have."""
-    if options.pattern:
-        journals = match_journals(client, options.pattern, field="option subscribePattern")
-    else:
-        wanted = options.selector if options.journals is None else options.journals
-        journals = find_journals(client, wanted, field="options")
-    for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
-        if offsets is not None and set(offsets) != set(journals):
-            raise InvalidInput(
-                f"must name exactly the journals that are read: {', '.join(journals)}", field=f"option {name}"
-            )
-    ranges = []
-    for journal in journals:
-        head = head_of(client, journal)
-        begins = fragment_begins(client, journal)
-        first = earliest(begins, head)
-        start = EARLIEST if options.starting is None else options.starting[journal]
-        end = LATEST if options.ending is None else options.ending[journal]
-        start = first if start == EARLIEST else start
-        end = head if end == LATEST else end
-        if not start <= end <= head:
-            raise InvalidInput(
-                f"[{start}, {end}) is not a range of {journal}, whose head is {head}; give offsets from 0 to that",
-                field="options",
-            )
-        # If a user's offset is within a line, reading begins with the next line.
-        whole = Range(journal, start, end, head, aligned=start <= first)
-        if options.isolation is Isolation.READ_UNCOMMITTED:
-            ranges += split(whole, options.max_bytes, begins)
-        elif whole.length:
-            ranges.append(whole)
-    return ranges
+    """Return the cache that the tasks of this executor share, or None outside of an executor."""
+    folder = _executor_folder()
+    return DiskCache(folder / "coranto-fragments", max_bytes) if max_bytes and folder else None

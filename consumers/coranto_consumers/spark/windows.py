@@ -30,7 +30,7 @@ from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application, TableOutput
 from coranto_consumers.spark.consumer import DEFAULT_PARTITION_BYTES
-from coranto_consumers.spark.discovery import find_journals, fragment_begins
+from coranto_consumers.spark.discovery import cuts_of, find_journals
 from coranto_consumers.spark.frames import parse_schema
 from coranto_consumers.spark.inputs import InputReader
 from coranto_consumers.spark.outputs import Staged, stage_table_output
@@ -192,7 +192,7 @@ def _plan(
                 f"window {window.name} begins at {each.begin} of {each.journal}, and the states before it are those at "
                 f"{sources[each.journal].read_through}"
             )
-    cuts = {each.journal: fragment_begins(client, each.journal) for each in ranges}
+    cuts = cuts_of(client, [each.journal for each in ranges])
     return ranges, cuts, sources, Pruning(window.created)
 
 

@@ -7,9 +7,14 @@ from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import SparkConsumer
 from coranto_consumers.spark.options import SourceOptions
-from coranto_consumers.spark.source import plan_read
+from coranto_consumers.spark.planning import plan_read
 
 AWAKE, ASLEEP = "a/awake", "a/asleep"
+
+
+def planned(client, options):
+    ranges, _ = plan_read(client, options)
+    return [part for parts in ranges.values() for part in parts]
 
 
 @pytest.fixture
@@ -32,7 +37,7 @@ def journals(broker):
 def test_a_fully_suspended_journal_has_nothing_to_read(journals, offsets):
     options = SourceOptions.parse({"endpoint": journals.endpoint, "selector": "name:prefix=a/", **offsets})
     with SyncJournalClient.of(journals.config) as client:
-        assert [(part.journal, part.begin, part.end) for part in plan_read(client, options)] == [(AWAKE, 0, 8)]
+        assert [(part.journal, part.begin, part.end) for part in planned(client, options)] == [(AWAKE, 0, 8)]
 
 
 class Nothing:
@@ -59,6 +64,6 @@ def test_a_journal_whose_content_is_all_gone_is_read_from_its_head(broker):
     broker.fake.journals[AWAKE].drop_before(8)
     options = SourceOptions.parse({"endpoint": broker.endpoint, "subscribe": AWAKE})
     with SyncJournalClient.of(broker.config) as client:
-        assert plan_read(client, options) == []
+        assert planned(client, options) == []
         broker.write(AWAKE, b'{"n":2}\n')
-        assert [(part.begin, part.end) for part in plan_read(client, options)] == [(8, 16)]
+        assert [(part.begin, part.end) for part in planned(client, options)] == [(8, 16)]

@@ -1,115 +1,51 @@
 """Reading in ranges, in any split and over many transactions, delivers what reading message by message does."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from coranto.client import Chunk
 from coranto.errors import CorruptData, CorruptMessage, OffsetJump
 from coranto.messages.checkpoints import Checkpoint, Source
-from coranto.messages.framing import JsonLines, iter_messages
+from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
-from coranto.messages.sequencer import Sequencer
-from coranto.messages.sequencer import read_committed as read_message_by_message
-from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, format_uuid
-from coranto_consumers.spark.ranges import Range, ReadPlan, plan_slices, plan_transaction, split
+from coranto.messages.uuids import format_uuid
+from coranto_consumers.spark.committed import CommittedReader
+from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan, plan_slices, plan_transaction, split
 from coranto_consumers.spark.reading import read_blocks, read_lines
-from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, read_committed, read_sequenced
-from coranto_consumers.spark.sequencing import read_end, sequence, windows_of
+from coranto_consumers.spark.scanning import RangeSummary, read_sequenced
+from coranto_consumers.spark.sequencing import read_end, sequence
+from tests.consumers.spark.histories import FRAMING, NOW, PRODUCERS, Memory, expected, histories
 
-FRAMING = JsonLines()
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
-NOW = 1_900_000_000
-PRODUCERS = [ProducerId(bytes([1, 0, 0, 0, 0, n])) for n in range(3)]
-
-
-class Memory:
-    """Journal content in memory, given out in chunks of any size; content before `first` is gone."""
-
-    def __init__(self, journals: dict[str, bytes], chunk: int = 7, first: int = 0) -> None:
-        self.journals = journals
-        self.chunk = chunk
-        self.first = first
-
-    def read(self, journal, offset=0, *, end_offset=0, block=False, fail_on_jump=False) -> Iterator[Chunk]:
-        assert block
-        assert fail_on_jump
-        content = self.journals[journal]
-        assert end_offset <= len(content), "a read beyond the head would wait for ever"
-        if offset < self.first:
-            raise OffsetJump(journal, offset, self.first)
-        for begin in range(offset, end_offset, self.chunk):
-            end = min(begin + self.chunk, end_offset)
-            yield Chunk(begin, content[begin:end], len(content))
-
-
-@st.composite
-def histories(draw) -> bytes:
-    """A journal: transactions and single messages of a few producers, duplicates, rollbacks, resets and bare lines."""
-    rng = draw(st.randoms(use_true_random=False))
-    # One clock is centuries behind, one is right, and one is ahead by years.
-    clocks = dict(zip(PRODUCERS, (1000, clock_from_ns(NOW * 10**9), clock_from_ns(2 * NOW * 10**9)), strict=True))
-    lines: list[bytes] = []
-    for n in range(draw(st.integers(0, 40))):
-        producer = rng.choice(PRODUCERS)
-        kind = rng.choices(["continue", "ack", "outside", "again", "rollback", "none", "past"], [8, 4, 3, 4, 1, 1, 1])[
-            0
-        ]
-        if kind == "again" and lines:
-            begin = rng.randrange(len(lines))
-            lines += lines[begin : begin + rng.randint(1, 4)]
-            continue
-        if kind == "none":
-            lines.append(b'{"n":%d}\n' % n)
-            continue
-        clocks[producer] += rng.choice([1, 160])
-        clock = clocks[producer]
-        flags = {"ack": Flags.ACK_TXN, "rollback": Flags.ACK_TXN, "outside": Flags.OUTSIDE_TXN}.get(
-            kind, Flags.CONTINUE_TXN
-        )
-        if kind in ("rollback", "past"):
-            clock = max(1, clock - rng.choice([1, 160, 500]))
-        uuid = format_uuid(producer, clock, flags)
-        body = {"n": n, "pad": "x" * rng.randint(0, 30)}
-        lines.append(FRAMING.acknowledgement(uuid) if flags is Flags.ACK_TXN else FRAMING.marshal(body, uuid))
-    return b"".join(lines)
-
-
-def expected(journal: str, content: bytes) -> list[int]:
-    """Offsets of committed content, message by message, in order of delivery."""
-
-    def replay(wanted):
-        return iter_messages(FRAMING, journal, [content[wanted.begin : wanted.end]], wanted.begin)
-
-    envelopes = iter_messages(FRAMING, journal, [content], 0)
-    sequencer = Sequencer()
-    return [envelope.begin for envelope in read_message_by_message(envelopes, sequencer, replay)]
 
 
 def run(memory: Memory, plan: ReadPlan) -> tuple[dict[Range, RangeSummary], list[tuple[str, int, int, int]]]:
     """Read a plan as tasks do: summaries, and rows as (journal, offset, piece, clock)."""
-    summaries, rows = {}, []
-    for slice_ in plan.slices:
-        for part in slice_:
-            for lines, pieces in read_sequenced(memory, part, plan, FRAMING):
-                if pieces.tolist() == [SUMMARY_PIECE]:
-                    summaries[part] = RangeSummary.loads(lines.values[0].as_py())
-                    assert summaries[part].number == plan.numbers[part]
-                    continue
+    summaries: dict[Range, RangeSummary] = {}
+    rows: list[tuple[str, int, int, int]] = []
+
+    def read(numbered: NumberedRange):
+        scan = yield from read_sequenced(memory, numbered, FRAMING)
+        summaries[numbered.range] = RangeSummary.loads(scan.summary().dumps())
+        assert summaries[numbered.range] == scan.summary()
+        assert summaries[numbered.range].number == numbered.number == plan.numbers[numbered.range]
+
+    for slice_ in plan.numbered():
+        for numbered in slice_:
+            for lines, pieces in read(numbered):
                 columns = lines.begins.tolist(), pieces.tolist(), lines.clocks.tolist()
-                rows += [(part.journal, *row) for row in zip(*columns, strict=True)]
+                rows += [(numbered.range.journal, *row) for row in zip(*columns, strict=True)]
     return summaries, rows
 
 
-def choose(rows, windows) -> list[tuple[str, int]]:
-    by_piece = {window.piece: window for window in windows}
+def choose(rows, limits) -> list[tuple[str, int]]:
+    by_piece = {limit.piece: limit for limit in limits}
     return sorted(
         (journal, offset)
         for journal, offset, piece, clock in rows
-        if piece in by_piece and by_piece[piece].lo < clock <= by_piece[piece].hi
+        if piece not in by_piece or by_piece[piece].lo < clock <= by_piece[piece].hi
     )
 
 
@@ -133,7 +69,9 @@ def transaction(memory: Memory, sources: dict[str, Source], heads: dict[str, int
             result = sequence(journal, source, parts, replayed, producers, pruning=Pruning(NOW))
             assert result.replay is None
         results.append((journal, result))
-    delivered = choose(rows, windows_of([result for _, result in results]))
+    delivered = choose(rows, [limit for _, result in results for limit in result.limits])
+    counts = [result.messages for _, result in results]
+    assert None in counts or sum(counts) == len(delivered)
     return {journal: result.source for journal, result in results}, delivered
 
 
@@ -173,9 +111,8 @@ def test_a_committed_read_of_a_range_is_that_of_a_reader_that_starts_there(conte
     end = min((start for start in starts if start >= begin + length), default=len(content))
     whole = Range("j/j", begin, end, len(content))
 
-    rows = [
-        n for lines in read_committed(Memory({"j/j": content}, chunk), whole, FRAMING) for n in lines.begins.tolist()
-    ]
+    reader = CommittedReader(Memory({"j/j": content}, chunk), [whole], FRAMING)
+    rows = [n for lines in reader.read(0) for n in lines.begins.tolist()]
 
     assert sorted(rows) == sorted(begin + offset for offset in expected("j/j", content[begin:end]))
 
@@ -247,7 +184,7 @@ def test_content_that_is_gone_is_an_offset_jump():
 
 def test_ranges_that_do_not_add_up_are_noticed():
     first, second = Range("j/j", 10, 20, 40), Range("j/j", 20, 40, 40, aligned=False)
-    summaries = {first: RangeSummary(0, 2, 10, 24, ()), second: RangeSummary(1, 1, 26, 40, ())}
+    summaries = {first: RangeSummary(0, 2, 10, 24), second: RangeSummary(1, 1, 26, 40)}
 
     assert read_end("j/j", 10, {first: summaries[first]}) == 24
     with pytest.raises(CorruptData, match="behind 24 was found at 26"):

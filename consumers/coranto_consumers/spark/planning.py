@@ -1,0 +1,85 @@
+"""Planning of a read: the ranges of its journals, and the tasks that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput
+from coranto_consumers.spark.discovery import Extent, cuts_of, extents, find_journals, match_journals
+from coranto_consumers.spark.options import EARLIEST, LATEST, SourceOptions
+from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
+
+_SAMPLE_BYTES: Final = 64 << 10
+
+Plan = tuple[dict[str, list[Range]], list[tuple[NumberedRange, ...]]]
+
+
+def plan_read(client: SyncJournalClient, options: SourceOptions) -> Plan:
+    """Return the ranges of each journal, numbered from 0, and the ranges that each task reads.
+
+    Raises InvalidInput for offsets that the journals do not have.
+    """
+    found = extents(client, _journals(client, options))
+    wholes = [_whole(journal, extent, options) for journal, extent in found.items()]
+    wholes = [whole for whole in wholes if whole.length]
+    ranges = _split(client, wholes, options)
+    parts = [part for found in ranges.values() for part in found]
+    if len(parts) < options.min_partitions:
+        even = max(1, sum(whole.length for whole in wholes) // options.min_partitions)
+        ranges = {
+            whole.journal: [each for part in ranges[whole.journal] for each in split(part, even)] for whole in wholes
+        }
+        parts = [part for found in ranges.values() for part in found]
+    numbers = {part: NumberedRange(number, part) for found in ranges.values() for number, part in enumerate(found)}
+    few = options.min_partitions > 1 or options.max_records is not None
+    shares = [[part] for part in parts] if few else share(parts, min(WORTHWHILE_BYTES, options.max_bytes))
+    return ranges, [tuple(numbers[part] for part in each) for each in shares]
+
+
+def _journals(client: SyncJournalClient, options: SourceOptions) -> tuple[str, ...]:
+    if options.pattern:
+        journals = match_journals(client, options.pattern, field="option subscribePattern")
+    else:
+        wanted = options.selector if options.journals is None else options.journals
+        journals = find_journals(client, wanted, field="options")
+    for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        if offsets is not None and set(offsets) != set(journals):
+            raise InvalidInput(
+                f"must name exactly the journals that are read: {', '.join(journals)}", field=f"option {name}"
+            )
+    return journals
+
+
+def _whole(journal: str, extent: Extent, options: SourceOptions) -> Range:
+    start = EARLIEST if options.starting is None else options.starting[journal]
+    end = LATEST if options.ending is None else options.ending[journal]
+    start = extent.begin if start == EARLIEST else start
+    end = extent.head if end == LATEST else end
+    if not start <= end <= extent.head:
+        raise InvalidInput(
+            f"[{start}, {end}) is not a range of {journal}, whose head is {extent.head}; give offsets from 0 to that",
+            field="options",
+        )
+    # If a user's offset is within a line, reading begins with the next line.
+    return Range(journal, start, end, extent.head, aligned=start <= extent.begin)
+
+
+def _split(client: SyncJournalClient, wholes: Sequence[Range], options: SourceOptions) -> dict[str, list[Range]]:
+    most = {
+        whole.journal: min(options.max_bytes, options.max_records * _mean_length(client, whole))
+        if options.max_records is not None
+        else options.max_bytes
+        for whole in wholes
+    }
+    # Small journals are not split, so nobody needs to know where their fragments begin.
+    cuts = cuts_of(client, [whole.journal for whole in wholes if whole.length > most[whole.journal]])
+    return {whole.journal: split(whole, most[whole.journal], cuts.get(whole.journal, ())) for whole in wholes}
+
+
+def _mean_length(client: SyncJournalClient, whole: Range) -> int:
+    """Return about the mean length of a range's first messages, in bytes."""
+    end = min(whole.end, whole.begin + _SAMPLE_BYTES)
+    sample = client.read_all(whole.journal, whole.begin, end)
+    return max(1, len(sample) // max(1, sample.count(b"\n")))

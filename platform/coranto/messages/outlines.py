@@ -1,0 +1,149 @@
+"""Outlines of scanned ranges: the few segments of a range that other ranges depend on.
+
+A range of many small transactions has about as many segments as messages (`columnar.py`). Other ranges depend on few of
+them, because an acknowledgement decides everything before it, and what it leaves does not depend on what came before:
+its own clock, and nothing pending. So of a producer's segments in a range
+
+- those up to its first acknowledgement depend on the ranges before, and
+- those from its last acknowledgement on matter to the ranges behind.
+
+These are the range's **border**. The segments between are decided by the range alone, wherever it is read. An outline
+holds the border, and the decisions about the others. Decisions are told by their exceptions: a segment without a
+`Limit` is committed as a whole. So an outline grows with the number of producers and with what is *not* committed, and
+not with the number of transactions.
+
+`resolve_outlines` gives the same answers as `columnar.resolve` does from all segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from coranto.messages.checkpoints import ProducerState
+from coranto.messages.columnar import (
+    ALWAYS,
+    ClockReset,
+    CommittedWindows,
+    Int32s,
+    Mask,
+    RowSegment,
+    UInt64s,
+    resolve,
+)
+from coranto.messages.uuids import Flags, ProducerId
+
+
+class Limit(NamedTuple):
+    """The committed rows of a segment that is not committed as a whole: those with a clock in (lo, hi]."""
+
+    segment: int
+    lo: int
+    hi: int
+
+
+class BorderSegment(NamedTuple):
+    """A segment that other ranges depend on, with its number in its range."""
+
+    number: int
+    segment: RowSegment
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The outline of one range."""
+
+    border: tuple[BorderSegment, ...] = ()
+    """By number."""
+    limits: tuple[Limit, ...] = ()
+    """Of the segments that are not part of the border, by number."""
+    resets: tuple[ClockReset, ...] = ()
+    """The resets by acknowledgements that are not the first of their producers in the range."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutlinesResult:
+    """The result of `resolve_outlines`. As in `SequencingResult`, it is not final if `replay` is not empty."""
+
+    limits: tuple[tuple[Limit, ...], ...]
+    """For each range, the limits of all of its segments, by number."""
+    states: dict[ProducerId, ProducerState]
+    replay: dict[ProducerId, ProducerState]
+    resets: tuple[ClockReset, ...]
+
+
+def outline(segments: Sequence[RowSegment]) -> Outline:
+    """Return the outline of a range with these segments."""
+    first: dict[ProducerId, int] = {}
+    last: dict[ProducerId, int] = {}
+    for number, segment in enumerate(segments):
+        if segment.flags is Flags.ACK_TXN:
+            first.setdefault(segment.producer, number)
+            last[segment.producer] = number
+    border = tuple(
+        BorderSegment(number, segment)
+        for number, segment in enumerate(segments)
+        if number <= first.get(segment.producer, number) or number >= last[segment.producer]
+    )
+    if first == last:
+        return Outline(border)
+    resolution = resolve([segments], {}, replayed=())
+    [windows] = resolution.windows
+    outer = {number for number, _ in border}
+    found = _limits(map(BorderSegment, range(len(segments)), segments), windows)
+    limits = tuple(limit for limit in found if limit.segment not in outer)
+    first_offsets = {segments[number].first_offset for number in first.values()}
+    return Outline(border, limits, tuple(reset for reset in resolution.resets if reset.offset not in first_offsets))
+
+
+def resolve_outlines(
+    ranges: Sequence[Outline],
+    entry: Mapping[ProducerId, ProducerState],
+    *,
+    replayed: Collection[ProducerId],
+    through: int = 0,
+) -> OutlinesResult:
+    """Decide which rows adjacent ranges of one journal commit. The arguments are those of `columnar.resolve`."""
+    resolution = resolve(
+        [[segment for _, segment in each.border] for each in ranges], entry, replayed=replayed, through=through
+    )
+    limits = tuple(
+        tuple(sorted((*_limits(each.border, windows), *each.limits)))
+        for each, windows in zip(ranges, resolution.windows, strict=True)
+    )
+    firsts = {segment.first_offset for each in ranges for segment in _first_acknowledgements(each.border)}
+    resets = [reset for reset in resolution.resets if reset.offset in firsts]
+    resets += (reset for each in ranges for reset in each.resets)
+    resets.sort(key=lambda reset: reset.offset)
+    return OutlinesResult(limits, resolution.states, resolution.replay, tuple(resets))
+
+
+def limited_mask(row_segment: Int32s, limits: Sequence[Limit], clocks: UInt64s) -> Mask:
+    """Return the mask of a range's committed content rows, from their segments and the limits of all its segments."""
+    committed: Mask = (row_segment >= 0) | (row_segment == ALWAYS)
+    if limits:
+        numbers, lows, highs = zip(*limits, strict=True)
+        known = np.array(numbers, dtype=np.int64)
+        place = np.minimum(np.searchsorted(known, row_segment), len(known) - 1)
+        rows = np.flatnonzero(known[place] == row_segment)
+        low, high = np.array(lows, dtype=np.uint64)[place[rows]], np.array(highs, dtype=np.uint64)[place[rows]]
+        committed[rows] = (clocks[rows] > low) & (clocks[rows] <= high)
+    return committed
+
+
+def _limits(segments: Iterable[BorderSegment], windows: CommittedWindows) -> Iterator[Limit]:
+    """Yield the limits of those segments that are not committed as a whole. The windows are in their order."""
+    for (number, segment), lo, hi in zip(segments, windows.lo, windows.hi, strict=True):
+        if segment.flags is not Flags.ACK_TXN and not (lo < segment.first_clock and segment.last_clock <= hi):
+            yield Limit(number, lo, hi)
+
+
+def _first_acknowledgements(border: Iterable[BorderSegment]) -> Iterator[RowSegment]:
+    seen = set()
+    for _, segment in border:
+        if segment.flags is Flags.ACK_TXN and segment.producer not in seen:
+            seen.add(segment.producer)
+            yield segment

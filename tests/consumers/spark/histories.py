@@ -1,0 +1,79 @@
+"""Journals in memory with histories of producers, and the committed messages that a plain reader finds in them."""
+
+from collections.abc import Iterator
+
+from hypothesis import strategies as st
+
+from coranto.client import Chunk
+from coranto.errors import OffsetJump
+from coranto.messages.framing import JsonLines, iter_messages
+from coranto.messages.sequencer import Sequencer
+from coranto.messages.sequencer import read_committed as read_message_by_message
+from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, format_uuid
+
+FRAMING = JsonLines()
+NOW = 1_900_000_000
+PRODUCERS = [ProducerId(bytes([1, 0, 0, 0, 0, n])) for n in range(3)]
+
+
+class Memory:
+    """Journal content in memory, given out in chunks of any size; content before `first` is gone."""
+
+    def __init__(self, journals: dict[str, bytes], chunk: int = 7, first: int = 0) -> None:
+        self.journals = journals
+        self.chunk = chunk
+        self.first = first
+
+    def read(self, journal, offset=0, *, end_offset=0, block=False, fail_on_jump=False) -> Iterator[Chunk]:
+        assert block
+        assert fail_on_jump
+        content = self.journals[journal]
+        assert end_offset <= len(content), "a read beyond the head would wait for ever"
+        if offset < self.first:
+            raise OffsetJump(journal, offset, self.first)
+        for begin in range(offset, end_offset, self.chunk):
+            end = min(begin + self.chunk, end_offset)
+            yield Chunk(begin, content[begin:end], len(content))
+
+
+@st.composite
+def histories(draw) -> bytes:
+    """A journal: transactions and single messages of a few producers, duplicates, rollbacks, resets and bare lines."""
+    rng = draw(st.randoms(use_true_random=False))
+    # One clock is centuries behind, one is right, and one is ahead by years.
+    clocks = dict(zip(PRODUCERS, (1000, clock_from_ns(NOW * 10**9), clock_from_ns(2 * NOW * 10**9)), strict=True))
+    lines: list[bytes] = []
+    for n in range(draw(st.integers(0, 40))):
+        producer = rng.choice(PRODUCERS)
+        kind = rng.choices(["continue", "ack", "outside", "again", "rollback", "none", "past"], [8, 4, 3, 4, 1, 1, 1])[
+            0
+        ]
+        if kind == "again" and lines:
+            begin = rng.randrange(len(lines))
+            lines += lines[begin : begin + rng.randint(1, 4)]
+            continue
+        if kind == "none":
+            lines.append(b'{"n":%d}\n' % n)
+            continue
+        clocks[producer] += rng.choice([1, 160])
+        clock = clocks[producer]
+        flags = {"ack": Flags.ACK_TXN, "rollback": Flags.ACK_TXN, "outside": Flags.OUTSIDE_TXN}.get(
+            kind, Flags.CONTINUE_TXN
+        )
+        if kind in ("rollback", "past"):
+            clock = max(1, clock - rng.choice([1, 160, 500]))
+        uuid = format_uuid(producer, clock, flags)
+        body = {"n": n, "pad": "x" * rng.randint(0, 30)}
+        lines.append(FRAMING.acknowledgement(uuid) if flags is Flags.ACK_TXN else FRAMING.marshal(body, uuid))
+    return b"".join(lines)
+
+
+def expected(journal: str, content: bytes) -> list[int]:
+    """Offsets of committed content, message by message, in order of delivery."""
+
+    def replay(wanted):
+        return iter_messages(FRAMING, journal, [content[wanted.begin : wanted.end]], wanted.begin)
+
+    envelopes = iter_messages(FRAMING, journal, [content], 0)
+    sequencer = Sequencer()
+    return [envelope.begin for envelope in read_message_by_message(envelopes, sequencer, replay)]
