@@ -86,7 +86,9 @@ def test_a_series_of_transactions_fetches_each_fragment_once(spark, broker, stor
 
 
 def test_reads_continue_without_a_fragment_cache(spark, broker, stored):
-    frame = spark.read.format("journal").options(endpoint=broker.endpoint, subscribe=JOURNAL, fragmentCacheBytes="0")
+    frame = spark.read.format("journal").options(
+        endpoint=broker.endpoint, subscribe=JOURNAL, fragmentCacheBytes="0", minPartitions="4"
+    )
 
     assert numbers(frame.load()) == list(range(MESSAGES))
     assert min(stored.fetched.values()) >= 2

@@ -96,6 +96,8 @@ def test_a_client_is_configured_by_the_environment_where_options_say_nothing(mon
         ({**ENDPOINT, "selector": "x", "patience": "long"}, "option patience: 'long' is not a number of seconds"),
         ({**ENDPOINT, "slices": "[]"}, "slices and the isolation `sequenced` go together"),
         ({**ENDPOINT, "selector": "x", "maxBytesPerPartition": "0"}, "not a positive number of bytes"),
+        ({**ENDPOINT, "selector": "x", "minPartitions": "0"}, "option minPartitions: '0' is not a positive number"),
+        ({**ENDPOINT, "selector": "x", "maxRecordsPerPartition": "-1"}, "not a positive number, such as 8"),
         ({**ENDPOINT, "selector": "x", "maxBytesPerPartition": "1MB"}, "not a positive number of bytes"),
         ({**ENDPOINT, "selector": "x", "fragmentCacheBytes": "-1"}, "not a number of bytes"),
         (

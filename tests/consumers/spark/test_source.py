@@ -88,6 +88,19 @@ def test_an_uncommitted_read_yields_every_line_over_many_tasks(spark, topic):
     assert [row.flags for row in rows].count(Flags.ACK_TXN) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "at_least"),
+    [({"minPartitions": "7"}, 7), ({"maxRecordsPerPartition": "3"}, 9), ({"maxBytesPerPartition": "300"}, 5)],
+)
+def test_a_committed_read_of_one_journal_may_have_many_tasks(spark, topic, options, at_least):
+    whole = load(spark, topic, assign=json.dumps([ONE]))
+    frame = load(spark, topic, assign=json.dumps([ONE]), **options)
+
+    assert whole.rdd.getNumPartitions() == 1
+    assert at_least <= frame.rdd.getNumPartitions() <= 3 * at_least
+    assert sorted(frame.collect()) == sorted(whole.collect())
+
+
 def test_columns_can_be_chosen_and_values_be_bytes(spark, topic):
     reader = spark.read.format("journal").option("endpoint", topic.endpoint).option("selector", "name:prefix=a/topic/")
 
