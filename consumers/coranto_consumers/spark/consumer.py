@@ -31,7 +31,7 @@ from coranto.errors import CorantoError, CorruptData, InvalidInput, JournalNotFo
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application
-from coranto_consumers.spark.discovery import Extent, cuts_of, extents, find_journals
+from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
 from coranto_consumers.spark.frames import parse_schema
 from coranto_consumers.spark.inputs import InputReader
 from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
@@ -126,7 +126,7 @@ class SparkConsumer:
                 caught_up = _heads(present)
             return report
 
-    def _present(self, client: SyncJournalClient) -> dict[str, Extent]:
+    def _present(self, client: SyncJournalClient) -> dict[str, ContentExtent]:
         return extents(client, find_journals(client, self._application.sources, field="application sources"))
 
     def _begin(self, client: SyncJournalClient) -> tuple[ConsumeReport, Mapping[str, Source]]:
@@ -143,7 +143,7 @@ class SparkConsumer:
         client: SyncJournalClient,
         report: ConsumeReport,
         sources: Mapping[str, Source],
-        present: Mapping[str, Extent],
+        present: Mapping[str, ContentExtent],
         done: Callable[[ConsumeReport], bool],
     ) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Process what is present in transactions, until there is none left or `done`."""
@@ -260,7 +260,7 @@ class SparkConsumer:
             raise self._store.failure("stale staged rows could not be deleted", error) from error
 
 
-def _heads(present: Mapping[str, Extent]) -> dict[str, int]:
+def _heads(present: Mapping[str, ContentExtent]) -> dict[str, int]:
     return {journal: extent.head for journal, extent in present.items()}
 
 

@@ -64,27 +64,31 @@ def _require_json_lines(info: JournalInfo, field: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class ContentExtent:
     """The content of a journal: [begin, head)."""
 
     begin: int
     head: int
 
 
-def extents(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, Extent]:
+def extents(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, ContentExtent]:
     """Return what the journals hold, by one call for all of them. Raises the client's error for one that is unknown."""
     if not journals:
         return {}
     told = client.heads(label_selector(include=[(NAME, name) for name in journals])).by_name
-    clear = {name: Extent(each.begin, each.head) for name, each in told.items() if each.status == pb.OK and each.listed}
+    clear = {
+        name: ContentExtent(each.begin, each.head)
+        for name, each in told.items()
+        if each.status == pb.OK and each.listed
+    }
     unclear = [name for name in journals if name not in clear]
     clear |= zip(unclear, _at_once(lambda name: _extent(client, name), unclear), strict=True)
     return {name: clear[name] for name in journals}
 
 
-def _extent(client: SyncJournalClient, journal: str) -> Extent:
+def _extent(client: SyncJournalClient, journal: str) -> ContentExtent:
     head = head_of(client, journal)
-    return Extent(earliest(fragment_begins(client, journal), head), head)
+    return ContentExtent(earliest(fragment_begins(client, journal), head), head)
 
 
 def cuts_of(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, list[int]]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.discovery import Extent, cuts_of, extents, find_journals, match_journals
+from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals, match_journals
 from coranto_consumers.spark.options import EARLIEST, LATEST, SourceOptions
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
 
@@ -52,7 +52,7 @@ def _journals(client: SyncJournalClient, options: SourceOptions) -> tuple[str, .
     return journals
 
 
-def _whole(journal: str, extent: Extent, options: SourceOptions) -> Range:
+def _whole(journal: str, extent: ContentExtent, options: SourceOptions) -> Range:
     start = EARLIEST if options.starting is None else options.starting[journal]
     end = LATEST if options.ending is None else options.ending[journal]
     start = extent.begin if start == EARLIEST else start
