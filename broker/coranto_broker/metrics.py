@@ -94,7 +94,7 @@ class Metrics:
         )
         self.disk_failures = Counter(
             "coranto_disk_failures",
-            "Spools that the disk failed to keep, and that were taken up anew.",
+            "Spools that the disk failed to keep, and that were recovered anew.",
             registry=self.registry,
         )
         self.calls = Gauge("coranto_calls", "Calls under way.", ["method"], registry=self.registry)
@@ -116,7 +116,7 @@ class Metrics:
     def watch(self, facts: dict[str, str], values: Mapping[str, Callable[[], float]]) -> None:
         """Add metrics of the process and of its broker: `facts` about it, and the `values` of WATCHED by name."""
         ProcessCollector(registry=self.registry)
-        Info("coranto_broker", "What this broker is.", registry=self.registry).info(facts)
+        Info("coranto_broker", "The identity and version of this broker.", registry=self.registry).info(facts)
         Gauge("coranto_tasks", "Tasks of the event loop.", registry=self.registry).set_function(
             lambda: len(asyncio.all_tasks())
         )

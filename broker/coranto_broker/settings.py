@@ -24,7 +24,7 @@ class BrokerSettings(MemberSettings):
         default=None,
         ge=0,
         le=65535,
-        description="Port of the HTTP gateway; 0 chooses a free one. Without, there is none.",
+        description="Port of the HTTP gateway; 0 chooses a free one. Unset: no gateway.",
     )
     id: str = Field(default="broker-0", description="Name of this broker, unique within its zone.")
     data_dir: Path = Field(default=Path(".coranto/broker-0"), description="Folder for spools; of one broker only.")

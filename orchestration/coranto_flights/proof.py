@@ -84,7 +84,7 @@ def differing_cells(expected: pd.DataFrame, actual: dict[tuple[Hashable, ...], s
 
 
 def same(expected: Any, actual: Any) -> bool:
-    """Return whether cells are equal: both absent, or equal numbers (to 12 significant digits)."""
+    """Return True if cells are equal: both absent, or equal numbers (to 12 significant digits)."""
     absent = bool(pd.isna(expected))
     if absent or actual is None:
         return absent and actual is None

@@ -1,8 +1,9 @@
 """A consumer beside Dagster: `python -m dagster_coranto.serve -m my_project.definitions [CONSUMER]`.
 
 The process keeps consuming until it is interrupted, and reports materialisations to $DAGSTER_HOME's instance without
-runs. It is for a consumer that should be quick at all times, under a supervisor such as systemd or Kubernetes. Leave
-the consumer's polling sensor off beside it: whichever starts later shuts out the other.
+runs. It is for a consumer that should be quick at all times, under a supervisor such as systemd or Kubernetes. Turn the
+consumer's polling sensor off meanwhile: of the process and the sensor's runs, whichever starts later shuts out the
+other.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def serve(
 ) -> None:
     """Keep a consumer going until `stopped`, through outages of brokers and stores.
 
-    Raises Fenced when another instance has started, and InvalidInput for a name of no consumer.
+    Raises Fenced when another instance has started, and InvalidInput if no consumer has that name.
     """
     assets = repository.assets_defs_by_key
     definition = consumer_of(list(dict.fromkeys(assets.values())), name)

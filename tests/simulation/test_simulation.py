@@ -57,7 +57,7 @@ INTERESTING = {
     "a client went away during its commit",
     "a lease ran out",
     "an append was aborted mid-stream",
-    "an etcd that was restored was taken up",
+    "an etcd that was restored was adopted",
     "an unknown append was applied",
     "an unknown append was not applied",
     *(f"append was proposed: {way.value}" for way in Way),

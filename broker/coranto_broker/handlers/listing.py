@@ -183,7 +183,7 @@ def _failed(broker: Broker, revision: int) -> pb.ApplyResponse:
 def _nesting(name: str, other: str) -> InvalidInput:
     return InvalidInput(
         f"{name} nests with {other}: in a fragment store, the folder of one would lie within the other's. Choose a "
-        "name that does not go on from another journal's after a '/', nor another's from it",
+        "name such that neither continues the other one after a '/'",
         field="JournalSpec.name",
     )
 

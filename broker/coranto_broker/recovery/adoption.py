@@ -99,15 +99,15 @@ class Adoption:
         _, kv, cluster = await read_cluster(self._coordinator, layout)
         if kv is None or cluster is None or not cluster.gathering:
             raise WrongCluster(
-                f"the brokers of prefix {layout.prefix} are not taking up an etcd that was restored; "
+                f"the brokers of prefix {layout.prefix} are not adopting a restored etcd; "
                 "run `coranto broker adopt` for each of them first"
             )
         missing = cluster.missing(used, tuple(without))
         if missing:
             raise WrongCluster(
-                f"{', '.join(missing)} did not say yet what they know: run `coranto broker adopt` with their data "
-                "directories. Name those that are gone for good with --without: what nobody else has of "
-                "journals is lost then, and such journals wait for `coranto journals reset-head`"
+                f"{', '.join(missing)} have not reported yet: run `coranto broker adopt` with their data "
+                "directories. Name those that are gone for good with --without: content that only they had "
+                "is lost then, and its journals wait for `coranto journals reset-head`"
             )
         records = await self._coordinator.range(layout.in_sync_records)
         for each in records.kvs:
@@ -115,11 +115,11 @@ class Adoption:
         # The second read is linearizable after these writes: later revisions are greater.
         header, kv, again = await read_cluster(self._coordinator, layout)
         if kv is None or again != cluster:
-            raise WrongCluster("another broker has just said what it knows; finish again")
+            raise WrongCluster("another broker has just reported; run finish-adoption again")
         done = replace(cluster, gathering=False, since=cluster.base + header.revision)
         result = await self._txn([unmodified(kv)], [Put(layout.cluster_key, encode(done))])
         if not result.succeeded:
-            raise WrongCluster("another broker has just said what it knows; finish again")
+            raise WrongCluster("another broker has just reported; run finish-adoption again")
         return done
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Adoption:
             raise WrongCluster(
                 f"{', '.join(names)} are members at {self._layout.prefix}: stop all brokers first. If none runs, wait: "
                 "leases that were restored with etcd run out. If they are another cluster's, this etcd or prefix is "
-                "not the one to take up"
+                "not the one to adopt"
             )
 
     async def _merge(self, journal: str, record: InSyncRecord, cluster: ClusterIdentity, *, late: bool) -> bool:

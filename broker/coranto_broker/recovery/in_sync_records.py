@@ -101,7 +101,7 @@ class InSyncRecords:
         if not result.succeeded:
             if self._guard and not (await self._coordinator.txn(self._guard, [])).succeeded:
                 raise Unavailable(
-                    "another etcd was taken up by this cluster's brokers: this one may write no records; stop it, "
+                    "this cluster's brokers have adopted another etcd: this one may write no records; stop it, "
                     "and run `coranto broker adopt` with its data directory"
                 )
             return result, await self.read(journal, reading.create_revision)

@@ -119,7 +119,7 @@ class Residence:
         if cluster is not None and cluster.gathering:
             gathered = ", ".join(cluster.gathered) or "nobody"
             raise WrongCluster(
-                f"the brokers of prefix {layout.prefix} are taking up an etcd that was restored ({gathered} so far): "
+                f"the brokers of prefix {layout.prefix} are adopting a restored etcd ({gathered} so far): "
                 f"`coranto broker adopt` on every one, then `coranto broker finish-adoption`; {ADVICE}"
             )
         if identity is not None:

@@ -41,7 +41,7 @@ class SetAsideFragment:
     committed_end: int
     """The journal's offset up to which content had committed according to the log."""
     sound_end: int
-    """The journal's offset up to which the content is what had committed, by its SHA-1."""
+    """The journal's offset up to which the content is known to have committed, by its SHA-1."""
 
     @property
     def end(self) -> int:

@@ -32,14 +32,14 @@ def broker() -> None:
 
 
 def serve(configuration: Configuration[BrokerSettings]) -> None:
-    """Serve journals until told to stop. What no option says comes from the environment (CORANTO_BROKER_<NAME>), then
-    from the file. Keys of tokens are no option, as others could see them: CORANTO_BROKER_AUTH_KEYS.
+    """Serve journals until told to stop. Settings without an option come from the environment (CORANTO_BROKER_<NAME>),
+    then from the file. Give keys of tokens in CORANTO_BROKER_AUTH_KEYS: others could see an option.
     """
     run_member(configuration, lambda: run(configuration.settings), loop_factory=loop_factory())
 
 
 def adopt(configuration: Configuration[BrokerSettings]) -> None:
-    """Take up an etcd that was restored from a backup, or emptied, with a broker's data directory. The broker is given
+    """Adopt an etcd that was restored from a backup, or emptied, with a broker's data directory. The broker is given
     as to `serve`, and must not run, nor any other at the prefix. Do this for every broker, then `finish-adoption`.
     """
     settings = configuration.settings
@@ -51,7 +51,7 @@ def adopt(configuration: Configuration[BrokerSettings]) -> None:
         told = f"{member} told etcd of {found.records} in-sync records; {found.brought_back} spools were brought back"
         if found.late:
             return f"{told}. The other brokers have finished before: start it"
-        others = ", ".join(found.cluster.missing((), ())) or "those whose data directories were not taken up yet"
+        others = ", ".join(found.cluster.missing((), ())) or "those whose data directories were not gathered yet"
         return f"{told}. So far: {', '.join(found.cluster.gathered)}. Go on with {others}, then finish-adoption"
 
     _adopt(settings, gather)
@@ -72,7 +72,7 @@ def finish_adoption(configuration: Configuration[BrokerSettings], without: Witho
 
     async def finish(adoption: Adoption) -> str:
         cluster = await adoption.finish(without)
-        return f"brokers may start: {', '.join(cluster.gathered)} have taken up this etcd"
+        return f"brokers may start: {', '.join(cluster.gathered)} have adopted this etcd"
 
     _adopt(configuration.settings, finish)
 

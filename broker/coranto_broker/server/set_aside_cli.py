@@ -28,7 +28,7 @@ def list_(
         Path, typer.Option("--data-dir", envvar="CORANTO_BROKER_DATA_DIR", help="The broker's data directory.")
     ] = Path(".coranto/broker-0"),
 ) -> None:
-    """List what is set aside: its journal and offsets, and how much of it is what had committed, by its SHA-1.
+    """List what is set aside: its journal and offsets, and how much of it is known to have committed, by its SHA-1.
 
     The broker may be running.
     """
@@ -106,7 +106,7 @@ def export(
     first = kept.begin if begin is None else begin
     last = max(kept.sound_end, first) if end is None else end
     if last > kept.sound_end:
-        note(f"bytes beyond {kept.sound_end} are not known to be what had committed")
+        note(f"bytes beyond {kept.sound_end} are not known to have committed")
     try:
         for piece in set_aside.read(kept, disk, first, last):
             sys.stdout.buffer.write(piece)

@@ -70,7 +70,7 @@ class Operator:
                 world.etcd.txn([], [Put("of another program", b"")], [])
             world.etcd.txn([], specs, [])
         world.unsure = False
-        world.coverage.sometimes("an etcd that was restored was taken up")
+        world.coverage.sometimes("an etcd that was restored was adopted")
         for machine in world.machines:
             machine.locked = machine.stays_down = False
             machine.boot(rng.uniform(0.0, 0.5))
@@ -99,9 +99,9 @@ class Operator:
                 await command(Adoption(coordinator, LAYOUT, world.rng.randbytes), at, process)
                 return
             except (CorantoError, OSError) as error:
-                world.loop.note(f"{at.name}: not taken up yet: {error}")
+                world.loop.note(f"{at.name}: not adopted yet: {error}")
                 if isinstance(error, WrongCluster):
-                    world.coverage.sometimes("etcd could not be taken up at once")
+                    world.coverage.sometimes("etcd could not be adopted at once")
             await asyncio.sleep(0.5)
 
     async def _gather(self, adoption: Adoption, machine: BrokerHost, process: Process) -> None:

@@ -181,7 +181,7 @@ class Flusher:
         if self._failure is not None:
             raise DiskFailed(
                 f"the disk failed to keep what was written to {self._folder.path} ({self._failure}). The spool is "
-                "taken up anew; if that does not help, replace the disk"
+                "recovered anew; if that does not help, replace the disk"
             )
 
     def _pending(self) -> _FlushWork:

@@ -1,4 +1,4 @@
-"""The acknowledgements that a checkpoint was committed with: are they in their journals?"""
+"""The check of the acknowledgements that a checkpoint was committed with: they must be in their journals."""
 
 from __future__ import annotations
 

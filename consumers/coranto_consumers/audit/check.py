@@ -1,8 +1,8 @@
 """`ConsumerCheck`: the audit of a consumer across its store and its journals.
 
-It compares the store's checkpoints and fences with the journals that they speak of: the sources that were read, and the
-journals that acknowledgements were committed for. It works while the consumer runs: the store is read as of one moment,
-journals only grow, and an acknowledgement that is on its way is waited for.
+It compares the store's checkpoints and fences with the journals that they name: the sources that were read, and the
+journals that acknowledgements are for. It works while the consumer runs: the store is read as of one moment, journals
+only grow, and the check waits for an acknowledgement that is on its way.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class ConsumerCheck:
         """`shards` are full names in the store, by default the consumer's own name.
 
         `min_offsets` has, by shard and journal, the offsets at which specs let them begin. A deep audit replays sources
-        from where the last one in `memory` ended, or from their beginnings. With `accept` the present state is
-        remembered as the right one, whatever is found.
+        from where the last one in `memory` ended, or from their beginnings. With `accept`, the present state is
+        remembered as right, whatever is found.
         """
         self.consumer = consumer
         self._consumer = Subject(SubjectKind.CONSUMER, consumer)
@@ -80,11 +80,11 @@ class ConsumerCheck:
         self._accept = accept
         self._patience_s = patience_s
         self.known = Known()
-        """The knowledge of earlier audits, once it has run."""
+        """The knowledge of earlier audits, once the check has run."""
         self.sound: Mapping[str, KnownShard] = {}
-        """The sound shards as they are now, once it has run."""
+        """The sound shards as they are now, once the check has run."""
         self.values: Sequence[object] = ()
-        """The results of the expectations' queries, once it has run."""
+        """The results of the expectations' queries, once the check has run."""
 
     @property
     def remembers(self) -> bool:
@@ -252,7 +252,9 @@ class ConsumerCheck:
             if not self.is_deep:
                 problem = "only a deep audit counts messages"
             elif found is None:
-                problem = str(value) if isinstance(value, Exception) else f"the query gives {value!r}, no number"
+                problem = (
+                    str(value) if isinstance(value, Exception) else f"the query gives {value!r}, which is not a number"
+                )
             elif progress.totals_problems:
                 problem = "; ".join(dict.fromkeys(progress.totals_problems))
             if problem or found is None:

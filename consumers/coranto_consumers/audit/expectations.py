@@ -1,4 +1,4 @@
-"""Expectations that a user has of a consumer's tables, such as `SELECT COUNT(*) FROM orders == messages`. Pure."""
+"""Expectations of a user about a consumer's tables, such as `SELECT COUNT(*) FROM orders == messages`. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sum_of(pointer: str) -> Measure:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """The expectation that a query over the store gives the sum of a measure over all committed messages.
+    """The expectation that a query's result equals the sum of a measure over all committed messages.
 
     The query gives one row of one number. It is run in the same snapshot of the database in which the audit reads the
     checkpoints.
@@ -90,7 +90,7 @@ def parse_expectation(text: str) -> Expectation:
 
 
 def number(value: object) -> Number | None:
-    """Return a query's result as a number, with 0 for NULL, and None for what is no number."""
+    """Return a query's result as a number: 0 for NULL, and None for a value that is not a number."""
     match value:
         case None:
             return 0
@@ -105,7 +105,7 @@ def number(value: object) -> Number | None:
 
 
 def agree(found: Number, expected: Number) -> bool:
-    """Return whether a query's result is the expected sum. Integers agree only exactly."""
+    """Return True if a query's result is the expected sum. Integers agree only exactly."""
     if isinstance(found, int) and isinstance(expected, int):
         return found == expected
     one, other = Decimal(found), Decimal(expected)

@@ -1,4 +1,4 @@
-"""Acknowledgements of a committed checkpoint: each must be in its journal, and commit what it is of exactly once.
+"""Acknowledgements of a committed checkpoint: each must be in its journal, and commit its messages exactly once.
 
 A consumer appends its ACK intents after the commit of the checkpoint that holds them, and again at each start. So a
 journal may have an acknowledgement several times; the first one commits, and the others change nothing.
@@ -20,7 +20,8 @@ from coranto.messages.sequencer import QueueOutcome, Sequencer
 from coranto.messages.uuids import clock_to_ns
 
 SKEW_SECONDS: Final = 3600
-"""The clocks of producers and stores may differ by so much. Older fragments cannot hold an acknowledgement."""
+"""The largest expected difference between the clocks of producers and stores. Fragments that are older by more cannot
+hold an acknowledgement."""
 
 _COMMITS: Final = (QueueOutcome.ACK_COMMIT_RING, QueueOutcome.ACK_COMMIT_REPLAY)
 
@@ -58,7 +59,7 @@ def parse_intents(framing: Framing[Any], journal: str, content: bytes) -> list[I
     found = []
     for envelope in ReadUncommitted(framing, journal, [content]):
         if envelope.clock == 0 or envelope.flags != Flags.ACK_TXN:
-            raise CorruptMessage(journal, envelope.begin, "a message of the ACK intent is no acknowledgement")
+            raise CorruptMessage(journal, envelope.begin, "a message of the ACK intent is not an acknowledgement")
         found.append(Intent(journal, envelope.producer, envelope.clock))
     return found
 
@@ -82,7 +83,7 @@ def framing_of_intent(framings: Sequence[Framing[Any]], journal: str, content: b
 async def find_fates(
     client: JournalClient, framing: Framing[Any], journal: str, intents: Sequence[Intent], *, has_content: bool = True
 ) -> dict[Intent, Fate]:
-    """Read the end of a journal, and return what became of acknowledgements. Raises the client's errors.
+    """Read the end of a journal, and return the fate of each acknowledgement. Raises the client's errors.
 
     A journal that is fully suspended has no content, and no broker to ask.
     """

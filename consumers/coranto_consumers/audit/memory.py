@@ -1,8 +1,8 @@
 """The memory of a consumer's audits: how far its checkpoints were, and states that were proven right.
 
 It shows losses that the store alone cannot show, such as a checkpoint that was set back. It also spares replays: a
-state that an audit has proven is where the next one begins. So it must not be kept in the consumer's own store, which
-may be restored from a backup together with what is to be found.
+state that an audit has proven is where the next one begins. So it must not be kept in the consumer's own store: a
+backup of that store would restore the memory together with the old checkpoint.
 """
 
 from __future__ import annotations

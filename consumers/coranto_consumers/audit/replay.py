@@ -1,8 +1,8 @@
 """An independent replay of a consumer's source: the oracle by which an audit judges a checkpoint.
 
 It reads the journal's messages up to the checkpoint's offset and sequences them one by one, with the reference
-sequencer. Consumers use other forms of the same rule (columns, many tasks, many restarts), so an equal result says that
-the checkpoint is what its journal makes of it. Memory is bounded: a ring of pending messages, and the state of each
+sequencer. Consumers use other forms of the same rule (columns, many tasks, many restarts), so an equal result shows
+that the checkpoint follows from its journal. Memory is bounded: a ring of pending messages, and the state of each
 producer.
 """
 
@@ -43,7 +43,7 @@ class Replayed:
     acknowledged: set[ProducerId] = field(default_factory=set)
     """Producers with an acknowledgement behind the last gap. Their state does not depend on what came before it."""
     returned: set[ProducerId] = field(default_factory=set)
-    """Producers that were silent for so long that the consumer may have forgotten them, and then wrote again."""
+    """Producers that wrote again after a silence so long that the consumer may have forgotten them."""
     corrupt: list[CorruptMessage] = field(default_factory=list)
     """The first messages that cannot be read."""
     corrupt_count: int = 0
@@ -130,7 +130,7 @@ class Replay:
             totals[measure.name] += measure.of(envelope)
 
     async def _finish_delivery(self) -> None:
-        """Deliver a part of the next acknowledgement's messages, if the checkpoint was taken within its delivery.
+        """Deliver a part of the next acknowledgement's messages if the checkpoint was taken amid their delivery.
 
         Such a checkpoint has consumed the first messages that the acknowledgement at its offset commits.
         """
@@ -152,7 +152,8 @@ class Replay:
                     return
 
     def _partly_delivered(self) -> ProducerId | None:
-        """Return the one producer that the checkpoint knows to be further than the replay, if there is exactly one."""
+        """Return the one producer that is further in the checkpoint than in the replay; None unless there is exactly
+        one."""
         found = self._found.source.producers
         further = [
             producer
@@ -174,7 +175,7 @@ class Replay:
                 yield envelope
 
     async def _chunks(self, begin: int, end: int) -> AsyncGenerator[Chunk]:
-        """Yield content, and note where it jumps."""
+        """Yield content, and record where offsets jump."""
         expected = begin
         async with contextlib.aclosing(self._client.read(self._journal, begin, end_offset=end)) as chunks:
             async for chunk in chunks:

@@ -20,7 +20,7 @@ from coranto_consumers.audit.states import compare
 FramingOf = Callable[[pb.JournalSpec], Framing[Any]]
 
 _NAMED: Final = 3
-"""The differing producers that a message names."""
+"""Most producers that a message about differences names."""
 
 
 def framing_of(spec: pb.JournalSpec) -> Framing[Any]:
@@ -36,7 +36,7 @@ def framing_of(spec: pb.JournalSpec) -> Framing[Any]:
 
 
 def is_fully_suspended(info: JournalInfo) -> bool:
-    """Return whether a journal is suspended so that no broker holds it: it has no content then."""
+    """Return True if a journal is fully suspended: no broker holds it, and it has no content."""
     return info.spec.suspend.level == pb.JournalSpec.Suspend.FULL
 
 
@@ -221,7 +221,7 @@ class SourceCheck:
             )
 
     def _base(self, audit: SourceAudit, usable: KnownSource | None, first: int) -> Source | None:
-        """Return a proven state to begin from, if it is below the checkpoint and has all measures."""
+        """Return a proven state to begin from: one below the checkpoint, with all measures."""
         if usable is None:
             return None
         try:
@@ -266,7 +266,7 @@ class SourceCheck:
             self._find(
                 audit,
                 Kind.CHECKPOINT_DIFFERS,
-                f"the checkpoint is not what {self.journal} up to {through} makes of it: its offset or its producers' "
+                f"the checkpoint contradicts {self.journal} up to {through}: its offset or its producers' "
                 f"states were changed. {named}{more}",
                 read_through=through,
                 producers=[each.producer.hex() for each in compared.differences],
@@ -276,7 +276,7 @@ class SourceCheck:
                 audit,
                 Kind.TRANSACTION_CUT_OFF,
                 f"producer {producer.hex()} has an open transaction in {self.journal} that began at {begin}, and "
-                f"content below {first} is gone: should it be acknowledged, the consumer fails",
+                f"content below {first} is gone: if it is acknowledged, the consumer fails",
                 Severity.WARNING,
                 producer=producer.hex(),
                 begin=begin,

@@ -12,7 +12,7 @@ from coranto_consumers.audit.replay import Replayed
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A producer whose state in the checkpoint is not what the journal makes of it."""
+    """A producer whose state in the checkpoint differs from the replay's."""
 
     producer: ProducerId
     problem: str
@@ -88,7 +88,7 @@ def _difference(state: ProducerState, replayed: ProducerState) -> str | None:
 
 
 def _may_be_forgotten(state: ProducerState, read_through: int, first_offset: int) -> bool:
-    """Return whether pruning may have removed a producer from the checkpoint."""
+    """Return True if pruning may have removed a producer from the checkpoint."""
     if read_through - state.seen_through < DEFAULT_PRUNE_DISTANCE:
         return False
     return not (state.is_pending and state.seen_through > first_offset)

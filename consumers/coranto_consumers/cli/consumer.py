@@ -34,9 +34,9 @@ def serve(
 ) -> None:
     """Process the shards of an application until told to stop.
 
-    APPLICATION is `module:App`: a coranto_consumers.runtime.application.Application, or what makes one. What no option
-    says comes from the environment (CORANTO_CONSUMER_<NAME>), then from the file. Keys of tokens are no option, as
-    others could see them: CORANTO_CONSUMER_AUTH_KEYS.
+    APPLICATION is `module:App`: a coranto_consumers.runtime.application.Application, or what makes one. Settings
+    without an option come from the environment (CORANTO_CONSUMER_<NAME>), then from the file. Give keys of tokens in
+    CORANTO_CONSUMER_AUTH_KEYS: others could see an option.
     """
     settings = configuration.settings
 

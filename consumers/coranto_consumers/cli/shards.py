@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, help="Shards of consumers: their specs and how they are doing.")
 
-_HEAD = "# Save what the shards shall be. Shards that are left out stay as they are; `delete: true` deletes.\n"
+_HEAD = "# Edit the specs of shards, and save. Shards that are left out stay as they are; `delete: true` deletes.\n"
 
 Consumer = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""Shards that failed, or that nobody runs."""
+"""Shards that failed, or that no process runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class ShardDoctor:
             if status.code == pc.ReplicaStatus.FAILED:
                 steps.append(
                     RecoveryStep(
-                        StepKind.UNASSIGN_SHARD, name, f"take {name} from where it failed, so that it starts anew"
+                        StepKind.UNASSIGN_SHARD,
+                        name,
+                        f"take {name} from the process where it failed, so that it starts anew",
                     )
                 )
                 remarks.append(Remark(name, f"it failed: {status.errors[0] if status.errors else 'without a reason'}"))

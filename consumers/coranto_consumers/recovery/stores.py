@@ -1,8 +1,8 @@
 """A consumer's SQL store: staged rows, acknowledgements, and checkpoints that were changed or deleted.
 
-A checkpoint is written back only if that is proven to be right: an earlier audit has proven it, and every expectation
-shows that the tables hold exactly what it covers. Otherwise the tables and the checkpoint are of different moments, and
-no program can tell which messages they have in common.
+A checkpoint is restored only with proof: an earlier audit has proven it, and every expectation shows that the tables
+hold exactly the messages that it covers. Otherwise the tables and the checkpoint are of different moments, and no
+program can tell which messages they have in common.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CHECKPOINT: Final = frozenset(
         Kind.CHECKPOINT_DIFFERS,
     }
 )
-"""Findings that say that a checkpoint is not the one that the consumer wrote last."""
+"""The kinds of findings about checkpoints that are not the ones that the consumer wrote last."""
 _LOSSES: Final = frozenset(
     {
         Kind.JOURNAL_GONE,
@@ -58,8 +58,8 @@ class _Diagnosed:
 class StoreDoctor:
     """Finds damage between a consumer's store and its journals, by its audit, and mends what can be mended.
 
-    Every change raises the fence first, so a process of the consumer that still runs cannot commit in between. It stops
-    or starts anew, as after any change of owner.
+    Every change raises the fence first, so a process of the consumer that still runs cannot commit in between. That
+    process stops or starts anew, as after any change of owner.
     """
 
     def __init__(self, client: JournalClient, store: SqlStore, new_check: Callable[[bool], ConsumerCheck]) -> None:
@@ -129,7 +129,7 @@ class StoreDoctor:
 
     @staticmethod
     def _is_mended(finding: Finding, mended: set[str], damaged: set[str]) -> bool:
-        """Return whether restoring checkpoints also mends this finding."""
+        """Return True if restoring checkpoints also mends this finding."""
         if finding.kind is Kind.EXPECTATION_FAILED:
             return bool(damaged) and damaged <= mended
         return finding.kind in _CHECKPOINT and finding.subject.name in mended
@@ -240,7 +240,8 @@ class StoreDoctor:
 
 
 def _is_proven(shard: KnownShard, measure: str) -> bool:
-    """Return whether all of a shard's sources are proven where they were seen last, with their totals."""
+    """Return True if all of a shard's sources are proven, with their totals, at the offsets where they were last
+    seen."""
     return all(
         source.totals_complete and measure in source.totals and _is_current(journal, source.read_through, shard)
         for journal, source in shard.sources.items()

@@ -55,7 +55,7 @@ async def check_still_there(client: JournalClient, log: str, proven: Proven) -> 
 async def follow(
     client: JournalClient, log: str, begin: int, end: int, author: Author, start: HistoryPosition, goal: HistoryPosition
 ) -> bool:
-    """Return whether operations of `author` in [begin, end) lead the history from `start` to `goal`.
+    """Return True if operations of `author` in [begin, end) lead the history from `start` to `goal`.
 
     Like players, it skips repeated operations, and operations of other authors that do not continue the history. Raises
     Fenced when another author's operation continues the history before the goal is reached (or anywhere in the range,

@@ -83,7 +83,7 @@ def live_segments(shards: Sequence[ShardHints]) -> LiveSegments:
 
 
 def is_dead(fragment: Fragment, segments: Sequence[LogSegment]) -> bool:
-    """Return whether no segment has content in the fragment."""
+    """Return True if no segment has content in the fragment."""
     return all(
         segment.first_offset >= fragment.end or 0 < segment.last_offset <= fragment.begin for segment in segments
     )

@@ -231,7 +231,7 @@ class Recorder:
         return fnode
 
     def exists(self, path: str) -> bool:
-        """Return whether a file is at `path`."""
+        """Return True if a file is at `path`."""
         return _normal(path) in self._fsm.paths
 
     @property
@@ -432,7 +432,7 @@ class Recorder:
             self._proven = Proven(result.begin, result.end, result.sum, goal)
 
     async def _reaches(self, goal: HistoryPosition, end: int) -> bool:
-        """Return whether this author's history reaches `goal` between its last append and offset `end`."""
+        """Return True if this author's history reaches `goal` between its last append and offset `end`."""
         proven = self._proven
         return await follow(self._client, self.log, proven.end, end, self.author, proven.chain, goal)
 

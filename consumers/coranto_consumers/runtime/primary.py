@@ -432,7 +432,7 @@ class Primary:
         )
 
     def _has_room(self, limit: int) -> bool:
-        """Return whether there is room to read ahead, within `limit` messages and `READ_AHEAD_BYTES`."""
+        """Return True if there is room to read ahead, within `limit` messages and `READ_AHEAD_BYTES`."""
         return (
             self._intake.size + sum(map(len, self._arrived)) < limit
             and self._intake.size_bytes + self._arrived_bytes < READ_AHEAD_BYTES
@@ -444,5 +444,5 @@ def _succeeded(append: asyncio.Future[int]) -> bool:
 
 
 def _is_ack(message: Envelope[Any]) -> bool:
-    """Return whether a message is an acknowledgement. These commit other messages, and the application skips them."""
+    """Return True if a message is an acknowledgement. These commit other messages, and the application skips them."""
     return message.flags == Flags.ACK_TXN and message.clock != 0

@@ -302,7 +302,7 @@ class ShardReplica:
         return self._is_transient(self._primary, error)
 
     async def _is_assigned(self) -> bool:
-        """Return whether the shard is still assigned to this process. Asks etcd, and returns True if it is unavailable.
+        """Return True if the shard is still assigned to this process. Asks etcd, and returns True if it is unavailable.
 
         The process that raised the fence may no longer own the shard: it may have hung before, for longer than its
         lease.

@@ -47,7 +47,7 @@ class _LocalShard:
 
 
 def covers(claims: Claims, spec: pc.ShardSpec) -> bool:
-    """Return whether a shard is in the scope of claims. Their selector sees its labels, and `id`."""
+    """Return True if a shard is in the scope of claims. Their selector sees its labels, and `id`."""
     return claims.covers_all or labels.matches(claims.selector, with_meta(spec))
 
 

@@ -109,7 +109,7 @@ class ShardService(pc_grpc.ShardServicer):
         return response
 
     def _is_hidden(self, shard: str, claims: Claims) -> bool:
-        """Return whether the shard does not exist for this caller. Then no other check may reveal more."""
+        """Return True if the shard does not exist for this caller. Then no other check may reveal more."""
         item = self._process.keyspace.state.item(shard)
         return not claims.covers_all and (item is None or not covers(claims, item.spec))
 

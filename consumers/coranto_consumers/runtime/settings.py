@@ -24,5 +24,5 @@ class ConsumerProcessSettings(MemberSettings):
     shard_limit: int = Field(default=32, ge=0, le=131072, description="Most shards that this process takes.")
     max_hot_standbys: int = Field(default=3, ge=0, description="Caps the hot standbys of every shard.")
     data_dir: Path | None = Field(
-        default=None, description="Folder for what recovery logs are played into. Default: that of temporary files."
+        default=None, description="Folder into which recovery logs are played. Default: that of temporary files."
     )

@@ -103,7 +103,7 @@ class Transactions:
         return self.current.messages > 0
 
     def reads(self, now: float) -> bool:
-        """Return whether the current transaction takes further messages."""
+        """Return True if the current transaction takes further messages."""
         if self._deferred or self._ended:
             return False
         return not self.is_open or now < self.current.began + self.limits.max_seconds

@@ -1,7 +1,7 @@
 """The values of one JSON line as Spark's reader of JSON files gives them, for lines that are not parsed as columns.
 
-The line must be JSON as RFC 8259 defines it, in UTF-8, or have Spark's words for numbers that are none (`NaN`). Other
-lines have no values, also where Spark would accept them (names in single quotes, text behind the object).
+The line must be JSON as RFC 8259 defines it, in UTF-8; Spark's words such as `NaN` are allowed. Other lines have no
+values, even if Spark would accept them (names in single quotes, text behind the object).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MISFIT: Final = object()
 def values_of(line: bytes, schema: StructType) -> tuple[list[object], bool]:
     """Return the values of a line for the columns of a schema, and True if all of them fit.
 
-    A value that does not fit is left out. If the line is not a JSON object, all values are. Of equal names the last
-    value that fits counts.
+    A value that does not fit is left out. If the line is not a JSON object, all values are. If names are equal, the
+    last value that fits counts.
     """
     try:
         fields = list(fields_of(line.decode()))
@@ -60,7 +60,7 @@ def values_of(line: bytes, schema: StructType) -> tuple[list[object], bool]:
 
 
 def _value(kind: DataType, value: object, text: str) -> object:
-    """Return a JSON value as a column's type has it, or MISFIT. `text` is the value as it is written."""
+    """Return a JSON value as a value of a column's type, or MISFIT. `text` is the value as it is written."""
     if value is None:
         return None
     if isinstance(kind, StringType):

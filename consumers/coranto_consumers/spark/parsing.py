@@ -1,8 +1,8 @@
 """Parsing of messages' JSON into typed columns, many lines at once, with the answers of Spark's own parser.
 
-pyarrow parses the lines. It is quick, and lenient or strict at other places than Spark's `from_json`. So its answer
+pyarrow parses the lines. It is quick, but lenient and strict in other places than Spark's `from_json`. So its answer
 counts only for lines about which the two agree. All other lines are *doubtful*: this module gives no values for them,
-and somebody else decides (`json_values.py`, or Spark's parser).
+and `json_values.py` or Spark's parser decides.
 
 Agreement needs that one line is one object. If each line begins with `{` and ends with `}`, then no object of JSON
 reaches over a newline: an object that continues in the next line would go on with `{` after `}`, or have a newline in a
@@ -46,7 +46,7 @@ TYPES: Final = (
 _FEW_LINES: Final = 64
 _SHORTEST: Final = len(b"{}\n")
 _WORDS: Final = (b"NaN", b"Inf")
-"""The beginnings of words that pyarrow takes for numbers, and Spark only if they are spelled in its way."""
+"""The beginnings of words that pyarrow reads as numbers, and that Spark reads as numbers only in its own spelling."""
 
 
 def is_parsed(kind: DataType) -> bool:
@@ -146,7 +146,7 @@ def _found(data: Any, word: bytes) -> bool:
 
 
 def _words(text: bytes) -> Iterator[int]:
-    """Yield the places of words that stand where a number may stand."""
+    """Yield the places of words that are where a number may be."""
     for word in _WORDS:
         at = text.find(word)
         while at >= 0:
@@ -167,7 +167,7 @@ def _is_text(value: bytes) -> bool:
 
 
 def _unlike_spark(table: Any) -> Mask:
-    """Return the mask of rows with a number that Spark reads otherwise: an infinite one, or the integer -0."""
+    """Return the mask of rows with a number that Spark reads differently: an infinite one, or the integer -0."""
     unlike: Mask = np.zeros(table.num_rows, dtype=np.bool_)
     for column in table.columns:
         if column.type == pa.float64():

@@ -1,4 +1,4 @@
-"""Errors of tasks. They reach the driver with their types and fields, although Spark passes on nothing but text.
+"""Errors of tasks. They reach the driver with their types and fields, although Spark passes on only text.
 
 A task's error gets a note of one line of JSON, which tracebacks print behind the error's own text.
 """
@@ -21,7 +21,7 @@ _LINE: Final = re.compile(re.escape(_MARK) + r"(\{.*\})")
 
 @contextmanager
 def told_to_driver() -> Iterator[None]:
-    """Note errors of Coranto's such that `error_of_task` finds them again. Use it around all that a task does."""
+    """Note errors of Coranto such that `error_of_task` finds them again. Wrap all work of a task in it."""
     try:
         yield
     except CorantoError as error:
@@ -32,7 +32,7 @@ def told_to_driver() -> Iterator[None]:
 
 @contextmanager
 def errors_of_tasks() -> Iterator[None]:
-    """Raise the error of Coranto's that ended a task or a query in place of Spark's own."""
+    """Raise the error of Coranto that ended a task or a query in place of Spark's own."""
     try:
         yield
     except PySparkException as error:
@@ -43,9 +43,8 @@ def errors_of_tasks() -> Iterator[None]:
 
 
 def error_of_task(error: BaseException) -> CorantoError | None:
-    """Return the error of Coranto's that ended a task or a query. None when it was no error of Coranto's.
-
-    Fields that are texts, numbers or flags are those of the original.
+    """Return the error of Coranto that ended a task or a query; None if it was another error. Fields that are texts,
+    numbers or flags are those of the original.
     """
     # What comes before the last one may be a quotation.
     for found in reversed(_LINE.findall(str(error))):

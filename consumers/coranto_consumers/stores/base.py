@@ -59,7 +59,8 @@ class Store(ABC):
         """Release the store's connections and files. Uncommitted changes are dropped. Never raises."""
 
     def is_transient(self, error: BaseException) -> bool:
-        """Return whether an error may be gone when the shard starts anew from its checkpoint, like a lost connection.
+        """Return True if an error, like a lost connection, may not occur again once the shard starts anew from its
+        checkpoint.
 
         The error is one of this store, or of the application's own use of it. Other errors need an operator.
         """

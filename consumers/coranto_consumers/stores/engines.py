@@ -43,12 +43,12 @@ def open_engine(url: URL) -> Engine:
 
 
 def was_rolled_back(error: DBAPIError) -> bool:
-    """Return whether a transaction conflicted with another one. It was rolled back, and can be tried again."""
+    """Return True if a transaction conflicted with another one. It was rolled back, and can be tried again."""
     return _state(error).startswith("40") or (mysql.is_mysql(error) and mysql.was_rolled_back(error))
 
 
 def is_transient(error: DBAPIError) -> bool:
-    """Return whether the next try may succeed, as after a conflict, a lost connection or an unavailable server."""
+    """Return True if the next try may succeed, as after a conflict, a lost connection or an unavailable server."""
     if mysql.is_mysql(error):
         return mysql.is_transient(error)
     lost = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
@@ -56,7 +56,7 @@ def is_transient(error: DBAPIError) -> bool:
 
 
 def is_denied(error: DBAPIError) -> bool:
-    """Return whether the database denies this role access to something that exists."""
+    """Return True if the database denies this role access to something that exists."""
     return _state(error) == _INSUFFICIENT_PRIVILEGE or mysql.code_of(error) == ER.TABLEACCESS_DENIED_ERROR
 
 

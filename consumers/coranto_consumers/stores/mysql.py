@@ -151,18 +151,18 @@ def code_of(error: BaseException | None) -> int:
 
 
 def is_mysql(error: DBAPIError) -> bool:
-    """Return whether the error comes from the driver of these servers."""
+    """Return True if the error comes from the driver of these servers."""
     return isinstance(error.orig, MySQLError)
 
 
 def was_rolled_back(error: DBAPIError) -> bool:
-    """Return whether a transaction conflicted with another one. It was rolled back, and can be tried again."""
+    """Return True if a transaction conflicted with another one. It was rolled back, and can be tried again."""
     state = getattr(error.orig, "sqlstate", None) or ""
     return code_of(error) in _ROLLED_BACK or state.startswith("40")
 
 
 def is_transient(error: DBAPIError) -> bool:
-    """Return whether the next try may succeed, as after a conflict, a lost connection or an unavailable server."""
+    """Return True if the next try may succeed, as after a conflict, a lost connection or an unavailable server."""
     code = code_of(error)
     return error.connection_invalidated or was_rolled_back(error) or code in _UNAVAILABLE or 2000 <= code < 3000
 

@@ -66,7 +66,7 @@ def delete_stale(store: SqlStore, connection: Connection, shard: str, fence: int
 
 
 def delete_shards(store: SqlStore, connection: Connection, gone: Callable[[str], bool]) -> None:
-    """Delete all rows of consumers that `gone` tells are no more."""
+    """Delete all rows of consumers that `gone` says no longer exist."""
 
     def work(stage: Table) -> None:
         column = stage.c[STAGE_COLUMNS[0]]

@@ -1,4 +1,4 @@
-"""New windows as journals grow: what is stored of them is asked from brokers, and windows are added and merged."""
+"""New windows as journals grow: brokers tell the stored content, and windows are added and merged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def grow(
     limit: int = DEFAULT_NEW_WINDOWS,
     now: float | None = None,
 ) -> list[KnownWindow]:
-    """Add windows for what brokers have stored of the selectors' journals, merge old ones, and return all of them.
+    """Add windows for the stored content of the selectors' journals, merge old windows, and return all of them.
 
     Content is left for later until it is stored and fills a window of `window_bytes`, or, if `partial`, until it is
     stored. A window never ends within a line. To see that, its last fragments are read, so one call adds at most
@@ -43,7 +43,7 @@ def grow(
 
     * InvalidInput for selectors without journals and for sizes out of range,
     * CorruptData when content was lost before a window covered it,
-    * Unavailable when no broker tells of a journal, and other errors of the client,
+    * Unavailable when no broker answers about a journal, and other errors of the client,
     * Fenced when another process changed the windows at the same time; try again.
     """
     known = log.load()
@@ -68,9 +68,9 @@ def grow(
 def stored_of(
     client: SyncJournalClient, selectors: Iterable[str | pb.LabelSelector], windows: list[Window]
 ) -> dict[str, Stored]:
-    """Return what is stored of journals, as far as brokers know. Raises InvalidInput when there is no journal.
+    """Return the stored content of journals, as far as brokers know. Raises InvalidInput when there is no journal.
 
-    Of suspended journals, and of those whose stores a broker has not listed yet, nothing new is known.
+    Nothing new is known of suspended journals, and of those whose stores a broker has not listed yet.
     """
     wanted = list(selectors)
     done = positions(windows)

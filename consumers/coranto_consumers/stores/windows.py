@@ -1,7 +1,7 @@
 """The windows of a consumer, kept in its SQL store.
 
-The store is their place because a window's rows are replaced in the same SQL transaction that finds the window still
-there. So a run of a window that was merged meanwhile cannot commit, and no row counts twice.
+They are kept there so that one SQL transaction can both check that a window still exists and replace its rows. So a run
+of a window that was merged meanwhile cannot commit, and no row counts twice.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ WINDOWS = Table(
 
 @dataclass(frozen=True, slots=True)
 class KnownWindow:
-    """A window, and what is known of it.
-
-    `after` has the states of all sources at its end: None until they were found out. `materialised` is the time at
-    which its rows were last committed, in seconds since 1970: None if a part of them never was.
+    """A window, and its state. `after` has the states of all sources at its end; None until they are known.
+    `materialised` is the time at which its rows were last committed, in seconds since 1970: None if some of them never
+    were.
     """
 
     window: Window
@@ -80,7 +79,7 @@ class WindowLog:
             raise self._store.failure(f"the windows of {self._consumer} could not be read", error) from error
 
     def replace(self, before: Sequence[KnownWindow], after: Iterable[Window]) -> list[KnownWindow]:
-        """Make `after` the windows, where `before` is what was loaded. Returns them.
+        """Replace the windows `before`, as they were loaded, by `after`, and return the new ones.
 
         A window of `after` that covers several of `before` is materialised if all of those are. Raises Fenced when
         somebody else has changed the windows since; nothing was changed then.

@@ -67,7 +67,7 @@ class ChainConsumer:
         return MemberId(ZONES[number % len(ZONES)], f"{self.stage.name}-{number}.{incarnation}")
 
     def knows(self, number: int, incarnation: int) -> bool:
-        """Return whether a process is a member in etcd."""
+        """Return True if a process is a member in etcd."""
         return self.keyspace.state.member(self.member_id(number, incarnation)) is not None
 
     def note_failures(self, state: KeySpaceState[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]) -> None:
@@ -131,7 +131,7 @@ class Chain(StagedContext):
         self._publishing: list[asyncio.Task[None]] = []
 
     def is_member(self, number: int) -> bool:
-        """Return whether a broker is a member in etcd. It is one until its lease ends."""
+        """Return True if a broker is a member in etcd. It is one until its lease ends."""
         return self.ground.is_member(MemberId(ZONES[number % len(ZONES)], f"broker-{number}"))
 
     @property

@@ -1,4 +1,4 @@
-"""Components, for projects that say in YAML what they want (`dg scaffold defs dagster_coranto.…`)."""
+"""Components: definitions in YAML (`dg scaffold defs dagster_coranto.…`)."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def shared_resource(kind: str, resource: dg.ConfigurableResource[Any]) -> tuple[
     """Return a key for a resource, and the one resource that all components with the same settings use.
 
     Dagster wants equal keys to mean the same object in a whole project. So each component binds its own resources,
-    under keys that tell settings apart and that no user takes by chance.
+    under keys that differ by their settings and that no user chooses by chance.
     """
     settings = repr(sorted((name, str(value)) for name, value in vars(resource).items() if not name.startswith("_")))
     key = f"coranto_{kind}_{hashlib.sha256(settings.encode()).hexdigest()[:8]}"

@@ -70,15 +70,15 @@ def build_spark_consumer_assets(
     `report_seconds`. The consumer itself gives the exactly-once guarantees (`coranto_consumers.spark`), so a run may be
     killed and started again at any time.
 
-    At most one run should be under way. `build_journal_polling_sensor` sees to that; runs that are launched by hand
-    wait for one another in the pool `coranto_` and the name, unless `pool` says otherwise. Should two run all the same,
+    At most one run should be under way. `build_journal_polling_sensor` ensures that. Runs that are launched by hand
+    wait for one another in the pool `coranto_` and the name, unless `pool` names another one. If two run nevertheless,
     the SQL store's fence shuts out the earlier one, whose run fails without retries.
 
     `settings` is called at run time, with Dagster's context, and with a resource for each further parameter that is
     annotated with a resource's class; import the application there.
 
-    The translator's specs are honoured in every field, and those of `tables`, too; see AssetOptions for what options
-    add. Metadata: ConsumerMetadataSet for tables, with table name, columns and row count if the store has the table;
+    All fields of the translator's specs take effect, as do those of `tables`; see AssetOptions for what options add.
+    Metadata: ConsumerMetadataSet for tables, with table name, columns and row count if the store has the table;
     GroupMetadataSet for journal groups. The data version of tables is a digest of the offsets read, and that of journal
     groups a digest of their heads.
     """

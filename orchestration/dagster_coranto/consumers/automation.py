@@ -1,4 +1,4 @@
-"""Automation conditions for what is made of journals."""
+"""Automation conditions for assets that are made from journals."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import dagster as dg
 def on_new_content() -> dg.AutomationCondition[Any]:
     """Return the condition of a consumer: run when its journals have grown, one run at a time.
 
-    What comes after a run was requested starts another one when it has ended. `AutomationCondition.eager()` would take
-    it for done with the run. Let `build_journal_observation_sensor` report the growth.
+    Content that arrives after a run was requested starts another run when that one has ended.
+    `AutomationCondition.eager()` would count this content as processed by the first run. Let
+    `build_journal_observation_sensor` report the growth.
     """
     condition = dg.AutomationCondition
     updated = condition.any_deps_updated()

@@ -1,4 +1,4 @@
-"""A Spark consumer as Dagster knows it: what it reads, what it maintains, and how a run of it is set up."""
+"""The definition of a Spark consumer in Dagster: its sources, its assets, and the settings of its runs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def consumers_of(assets: Sequence[object]) -> Iterator[SparkConsumerDefinition]:
 
 
 def consumer_of(assets: Sequence[object], name: str = "") -> SparkConsumerDefinition:
-    """Return the Spark consumer of a name, or the only one. Raises InvalidInput if there is no such one."""
+    """Return the Spark consumer of a name, or the only one. Raises InvalidInput if there is none."""
     found = {consumer.name: consumer for consumer in consumers_of(assets)}
     if name in found:
         return found[name]

@@ -70,7 +70,7 @@ class JournalPollingSensorCursor:
         )
 
     def moved(self, since: JournalPollingSensorCursor) -> bool:
-        """Return whether any journal has grown, or was created since and has content."""
+        """Return True if any journal has grown, or was created since and has content."""
         return self.grown_bytes(since) > 0
 
     def grown_bytes(self, since: JournalPollingSensorCursor) -> int:

@@ -33,7 +33,7 @@ from dagster_coranto.instance.home import dagster_environment
 FIRST = Job()
 SECOND = Job(prefix="second/", table="carrier_delays_second")
 _SECONDS = (SECOND, *(replace(SECOND, prefix=f"second-{n}/", table=f"{SECOND.table}_{n}") for n in (2, 3)))
-"""The second pass and further tries of it. On a busy machine, a consumer may be done before it is killed."""
+"""The second pass and further tries of it. On a busy machine, a consumer may finish before it is killed."""
 _SECOND_TRANSACTIONS = 4
 """The approximate number of transactions of the second pass, so that the kill comes between commits for any data."""
 _LEASE_S = 30.0

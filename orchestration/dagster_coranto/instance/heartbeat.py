@@ -1,4 +1,4 @@
-"""A sign of life that a consuming run keeps in its tags.
+"""A heartbeat: a sign of life that a consuming run keeps in its tags.
 
 A run whose process was killed stays "started" for ever, as far as Dagster knows. The tag tells it from one that works.
 """

@@ -43,7 +43,7 @@ class Target:
         return Target(consumed or keys, None if keys or job is None else job.name)
 
     def is_run_by(self, run: dg.DagsterRun, repository: dg.RepositoryDefinition) -> bool:
-        """Return whether a run materialises any of the assets, or runs the job."""
+        """Return True if a run materialises any of the assets, or runs the job."""
         if run.asset_selection is not None:
             return not self.keys.isdisjoint(run.asset_selection)
         if run.asset_check_selection:
@@ -66,9 +66,9 @@ def runs_under_way(
 ) -> list[dg.DagsterRun]:
     """Return the runs of a target that are queued or under way, the oldest first.
 
-    Left out are runs that are presumed dead. One that consumed, and has shown no sign of life since, is marked as
-    failed, and its place in its pool becomes free; otherwise no other run could ever follow it. If it lives after all,
-    the consumer's fence keeps the two apart.
+    Runs that are presumed dead are left out. If such a run consumed, it is marked as failed, and its place in its pool
+    becomes free; otherwise no other run could ever follow it. If it is alive after all, the consumer's fence keeps the
+    two apart.
     """
     found = []
     records = instance.get_run_records(dg.RunsFilter(statuses=list(NOT_FINISHED_STATUSES)), ascending=True)

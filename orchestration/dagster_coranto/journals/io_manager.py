@@ -37,11 +37,11 @@ class JournalIOManager(dg.ConfigurableIOManager):
 
     An asset's journals are those of the group in its metadata `dagster-coranto/journal`, else of the group that its key
     names. A step may return an iterable of mappings, a pyarrow Table or a pandas DataFrame; each record becomes one
-    message. Messages are published in one transaction, which commits with a row in the SQL store: whatever ends the
-    step, its output counts once when it is tried again, also by a run that goes on from a failure. Without the metadata
+    message. Messages are published in one transaction, which commits with a row in the SQL store: however a step ends,
+    its output counts once, also when the step or a later run tries it again. Without the metadata
     `dagster-coranto/key_field` an output goes to one journal, in order.
 
-    An input is a list of records, or what the parameter's type says: `pyarrow.Table` or `pandas.DataFrame`. It has
+    An input is a list of records, or a `pyarrow.Table` or `pandas.DataFrame` if the parameter has that type. It has
     every committed message up to the heads of the moment, in order within each journal. `max_input_bytes` guards the
     step's memory; use a Spark consumer for more.
     """
@@ -158,7 +158,7 @@ def output_id(context: dg.OutputContext) -> str:
 
 
 def records_of(obj: Any) -> Iterable[Mapping[str, Any]]:
-    """Return the records of an output. Raises InvalidInput for what has none."""
+    """Return the records of an output. Raises InvalidInput for an output without records."""
     if obj is None:
         return ()
     if hasattr(obj, "to_pylist") and hasattr(obj, "schema"):  # A pyarrow Table or RecordBatch.
@@ -178,7 +178,7 @@ def _checked(records: Iterable[Any]) -> Iterable[Mapping[str, Any]]:
 
 
 def as_type(records: list[dict[str, Any]], kind: Any) -> "list[dict[str, Any]] | pa.Table | pd.DataFrame":
-    """Return records as a step's parameter wants them."""
+    """Return records in the type that a step's parameter has."""
     module, _, name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}".rpartition(".")
     if module.startswith("pyarrow") and name == "Table":
         import pyarrow as pa
@@ -192,7 +192,7 @@ def as_type(records: list[dict[str, Any]], kind: Any) -> "list[dict[str, Any]] |
 
 
 def without_meta(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without what its publisher added."""
+    """Return a message without the fields that its publisher added."""
     return {name: value for name, value in message.items() if name != _META}
 
 

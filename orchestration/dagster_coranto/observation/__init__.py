@@ -1,1 +1,1 @@
-"""Sensors that report what programs outside Dagster do: to journals, and as consumers."""
+"""Sensors that report the work of programs outside Dagster: of writers to journals, and of consumers."""

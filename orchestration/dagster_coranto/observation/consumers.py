@@ -24,7 +24,7 @@ from dagster_coranto.translation.translator import DagsterJournalTranslator, bui
 
 
 class OffsetsSource(Protocol):
-    """A resource that tells how far consumers have come: SqlStoreResource or ShardConsumerResource."""
+    """A resource that knows consumers' committed offsets: SqlStoreResource or ShardConsumerResource."""
 
     def offsets(self, consumer: str) -> Mapping[str, int] | None:
         """Return the offsets through which a consumer has committed. None if it has never committed."""
@@ -37,10 +37,11 @@ class ShardConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg] 
     endpoint: str = Field(description="A consumer process, as host:port or a URL; several are separated by commas.")
 
     def offsets(self, consumer: str) -> Mapping[str, int] | None:
-        """Return how far the shards of a selector, such as `app=sums`, have come. None before their first transaction.
+        """Return the offsets that the shards of a selector, such as `app=sums`, have committed. None before their first
+        transaction.
 
-        Of a journal that several shards read, the least offset counts. Raises Unavailable when a shard has no primary:
-        nobody knows then how far it has come.
+        Of a journal that several shards read, the least offset counts. Raises Unavailable when a shard has no primary,
+        because only the primary knows its offsets.
         """
         from coranto.wire import consumer_pb2 as pc
         from coranto_consumers.runtime.sync_client import SyncShardClient
@@ -115,7 +116,7 @@ def build_consumer_observation_sensor(
     default_sensor_status: dg.DefaultSensorStatus | None = None,
     wall: Callable[[], float] = time,
 ) -> dg.SensorDefinition:
-    """Return a sensor that reports how far consumers outside Dagster have come.
+    """Return a sensor that reports the offsets and the lag of consumers outside Dagster.
 
     The assets of a consumer that has committed get a materialisation, whose data version is a digest of its offsets.
     If its lag alone has changed, they get an observation. There is at most one report in `report_seconds`. A consumer

@@ -31,7 +31,7 @@ _COLUMNS = {
 @whitelist_for_serdes
 @record
 class GroupSeen:
-    """The last event about a group: its time in seconds since 1970, and the state that it told of."""
+    """The last event about a group: its time in seconds since 1970, and the reported state."""
 
     at: float
     version: str
@@ -151,16 +151,16 @@ class ObservedGroup:
 
     @property
     def rest(self) -> str:
-        """All that changes without the heads."""
+        """The state that can change while the heads stay."""
         return repr((self.unknown, self.unstored, sorted(self.lags.items())))
 
     def event(
         self, key: dg.AssetKey, before: GroupSeen | None, reported: str | None
     ) -> dg.AssetMaterialization | dg.AssetObservation | None:
-        """Return the event about what has changed since the last one, if anything has.
+        """Return the event about the changes since the last one; None without changes.
 
-        `reported` is the data version of the asset's last materialisation, which may be that of a run. Nothing is said
-        of growth while a head is unknown.
+        `reported` is the data version of the asset's last materialisation, which may be that of a run. Growth is not
+        reported while a head is unknown.
         """
         moved = self.version != reported and (before is None or self.version != before.version)
         grown = moved and self.head > 0 and not self.unknown

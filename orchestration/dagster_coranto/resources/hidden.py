@@ -22,7 +22,7 @@ _secrets: Final[dict[str, str]] = {}
 
 
 def hide(secret: str, shown: str = "") -> str:
-    """Return the stand-in of a literal secret: `[hidden]`, followed by the text that may be `shown` of it.
+    """Return the stand-in of a literal secret: `[hidden]`, followed by the part of it that may be `shown`.
 
     Empty texts, `dg.EnvVar`s and stand-ins are returned as they are.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _SharedSession:
-    """The session that resources of this process share: the last user stops it, unless it was there before them."""
+    """The session that resources of this process share. Its last user stops it, unless it existed before its first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -43,7 +43,7 @@ class SqlStoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it
         return found
 
     def store(self) -> SqlStore:
-        """Return the store. Raises InvalidInput for a URL that is none of a store."""
+        """Return the store. Raises InvalidInput for a URL that is not that of a store."""
         from coranto_consumers.stores.sql import SqlStore
 
         return SqlStore(self.url_with_password())
@@ -61,7 +61,7 @@ class SqlStoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it
 
 
 def hide_password(url: str) -> str:
-    """Return a URL as it is if it has no secret, and otherwise a stand-in that shows all else of it."""
+    """Return a URL as it is if it has no secret; otherwise a stand-in that shows the rest of it."""
     from coranto_consumers.stores.urls import display_url, parse_store_url
 
     if not url or isinstance(url, dg.EnvVar) or "://" not in url:

@@ -70,7 +70,7 @@ def build_journal_specs_check(
     blocking: bool = False,
     resource_key: str = "journals",
 ) -> dg.AssetChecksDefinition:
-    """Return a check that journals are as a tree says. It changes nothing: run it to see what applying would do.
+    """Return a check that journals are as a tree says. It changes nothing, so run it to preview what applying would do.
 
     It fails with a warning when journals differ from the tree, or when there are journals of `prune_groups` that the
     tree does not name. Metadata: the plan, as of the specs asset.

@@ -23,7 +23,7 @@ OpenReconciler = Callable[[], AbstractAsyncContextManager[SpecReconciler]]
 """Connects, and returns the reconciler of a document."""
 
 _LOGGED: Final = 100
-"""Most specs of a run that are logged one by one. Beyond that, each transaction is."""
+"""Most specs of a run that are logged one by one. In larger runs, each transaction is logged instead."""
 _WORDS: Final = {
     SpecAction.CREATE: "created",
     SpecAction.UPDATE: "changed",
@@ -65,7 +65,7 @@ def compare(opened: OpenReconciler) -> SpecPlan:
 
 
 def apply(log: dg.DagsterLogManager, opened: OpenReconciler) -> SpecPlan:
-    """Apply a document and return what was done. Logs each change, and how far it is."""
+    """Apply a document, and return the steps. Logs each change and the progress."""
 
     async def work(report: Callable[[SpecPlan | Sequence[SpecStep]], None]) -> SpecPlan:
         async with opened() as reconciler:

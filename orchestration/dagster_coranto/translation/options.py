@@ -1,4 +1,4 @@
-"""Options of assets, the same for every builder, and how they meet what a translator says."""
+"""Options of assets, the same for every builder, and their combination with a translator's specs."""
 
 from __future__ import annotations
 

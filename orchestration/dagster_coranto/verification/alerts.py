@@ -1,4 +1,4 @@
-"""A sensor that calls a function for each failed asset check, such as one that sends an e-mail."""
+"""A sensor that calls a function of the user for each failed asset check, for example to send an e-mail."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -22,9 +22,9 @@ def build_failed_check_sensor(
     """Return a sensor that calls `alert` once for each run of a check that failed; between two ticks only the latest.
 
     `severity` ERROR leaves out failures that are only warnings. `assets` limits it to checks of these assets. Checks
-    that failed before the sensor was first started are left out; those that fail while it is stopped are told when it
-    starts again. If `alert` raises an error, the tick fails and the next one calls it again, so an alert may come twice
-    rather than never. Raises InvalidInput for an interval below 1 s.
+    that failed before the sensor was first started are left out; those that fail while it is stopped are reported when
+    it starts again. If `alert` raises an error, the tick fails and the next one calls it again: an alert is never lost,
+    but may come twice. Raises InvalidInput for an interval below 1 s.
     """
     if minimum_interval_seconds < 1:
         raise InvalidInput(f"{minimum_interval_seconds} s is below 1 s", field="minimum_interval_seconds")

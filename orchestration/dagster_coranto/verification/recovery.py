@@ -1,6 +1,6 @@
 """Recovery as jobs: one that plans, and one that carries out the plan whose hash somebody has approved.
 
-The engine is `coranto.recovery`. Here are only its jobs, and a sensor that has a plan made when an audit fails.
+The engine is `coranto.recovery`. This module has its jobs, and a sensor that starts a planning run when an audit fails.
 """
 
 from collections.abc import Coroutine, Sequence

@@ -21,7 +21,7 @@ class Result:
     cluster: str = ""
 
     def add(self, other: Result) -> None:
-        """Take over what another check found. Facts of one subject are joined."""
+        """Add the results of another check. Facts about one subject are joined."""
         self.findings += other.findings
         self.coverage += other.coverage
         self.cluster = self.cluster or other.cluster
@@ -53,7 +53,7 @@ async def run_checks(
     clock: Clock | None = None,
     subjects: Mapping[str, Mapping[str, Fact]] | None = None,
 ) -> Report:
-    """Run checks one after another, and return their report. `selector` is what the report says it is about.
+    """Run checks one after another, and return their report. `selector` tells in the report what was audited.
 
     Checks only read, so cancelling leaves nothing behind.
     """

@@ -1,4 +1,4 @@
-"""One journal as it is and as it was, while it is judged: what the parts of the judgement share. Pure."""
+"""The present and the remembered state of one journal, as the parts of a judgement share them. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto.fragments.fragment import Fragment
 
 
 class ComparedJournal:
-    """One journal, as it is and as it was."""
+    """The present and the remembered state of one journal, and what their comparison has found so far."""
 
     def __init__(self, present: Present, before: JournalRecord | None) -> None:
         self.present = present
@@ -26,13 +26,13 @@ class ComparedJournal:
         self.bad = {each.key: each for each in remembered if each.bad}
         self.verified = {each.key: each.verified_at for each in remembered if not each.bad} | dict(present.verified)
         self.lost: Spans = []
-        """The spans of content that is gone and may not be."""
+        """The spans of content that is gone although nothing allowed that."""
         self.gaps: Spans = list(before.gaps) if before is not None else []
         """The spans without content that were accepted as lost."""
         self.missed: list[KnownFragment] = []
-        """The fragments that an earlier audit found lost, and that are not back."""
+        """The fragments that an earlier audit found lost and that are still missing."""
         self.replaced: set[Key] = set()
-        """The fragments that were known, and whose offsets have other content in the store now."""
+        """The known fragments whose offsets now have other content in the store."""
         head = present.head
         self.head = max(head.head, before.head if before is not None else 0)
 
@@ -40,7 +40,7 @@ class ComparedJournal:
         self.findings.append(Finding(kind, severity, self.subject, message, facts or {}))
 
     def is_bad(self, fragment: Fragment) -> bool:
-        """Return True if this audit, or an earlier one, read this very object and found other content than named."""
+        """Return True if this audit or an earlier one read this object, and its SHA-1 differed from its name."""
         key = known(fragment).key
         if key in self.present.bad or key in self.present.verified:
             return key in self.present.bad
@@ -49,5 +49,5 @@ class ComparedJournal:
 
 
 def shown_time(seconds: float) -> str:
-    """Return a time for people."""
+    """Return a time as text for people."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

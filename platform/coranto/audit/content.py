@@ -111,7 +111,7 @@ async def _audit_persisted(stores: StoreRegistry, fragment: Fragment) -> Fragmen
         store = stores.get(fragment.backing_store)
         if not await store.exists(fragment):
             return FragmentAudit(
-                fragment, AuditStatus.MISSING, f"the index names it, {fragment.backing_store} lacks it"
+                fragment, AuditStatus.MISSING, f"the index names it, but {fragment.backing_store} does not have it"
             )
         await store.read(fragment)
     except CorruptFragment as error:

@@ -26,7 +26,7 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.telemetry import ProgressReport, amount
 
 RECHECK_BYTES: Final = 64 << 20
-"""The largest missed fragment whose content is read again, without a budget, if something covers it now."""
+"""The largest missed fragment whose content is read again, outside the budget, if something covers it now."""
 RECHECK_SECONDS: Final = 30.0
 
 
@@ -50,7 +50,7 @@ async def read_stored(
     clock: Clock,
     progress: ProgressReport | None = None,
 ) -> DeepResult:
-    """Read stored fragments, those first that were read longest ago, until `budget` bytes are read (None: all).
+    """Read stored fragments until `budget` bytes are read (None: all), beginning with those read longest ago.
 
     At least one fragment is read, however large. A fragment that cannot be read is a finding.
     """
@@ -140,8 +140,8 @@ async def _read_live(
         if problem:
             where = f"the replica at {endpoint}" if endpoint else "a broker"
             message = (
-                f"the content of [{fragment.begin}, {fragment.end}) that {where} has, and no store yet, is not what it "
-                f"says: {problem}. Another replica may have it right: end that broker, so that it is replaced"
+                f"{where} has damaged content at [{fragment.begin}, {fragment.end}), and no store has it yet: "
+                f"{problem}. Another replica may have good content: stop this broker, so that another one takes over"
             )
             facts: dict[str, Fact] = {"endpoint": endpoint, "span": [fragment.begin, fragment.end]}
             result.findings.append(
@@ -167,7 +167,7 @@ async def _compare(client: JournalClient, fragment: Fragment, wanted: bytes) -> 
 
 
 async def found_again(client: JournalClient, present: Present, record: JournalRecord | None) -> frozenset[Key]:
-    """Return the missed fragments of a record whose very content is there again, within other fragments."""
+    """Return the missed fragments of a record whose content other fragments have again, byte for byte."""
     if record is None or not present.head.known:
         return frozenset()
     keys = present.keys
@@ -176,7 +176,7 @@ async def found_again(client: JournalClient, present: Present, record: JournalRe
 
 
 async def _digest(client: JournalClient, present: Present, fragment: KnownFragment) -> str:
-    """Return the SHA-1 of a span as it is now; "" if it is not all there, too large, or cannot be read."""
+    """Return the SHA-1 of a span as it is now; "" if it is incomplete, too large or not readable."""
     if fragment.end - fragment.begin > RECHECK_BYTES or uncovered(present.spans, fragment.begin, fragment.end):
         return ""
     try:
@@ -190,10 +190,10 @@ async def _digest(client: JournalClient, present: Present, fragment: KnownFragme
 async def replaced_meanwhile(
     client: JournalClient, present: Present, record: JournalRecord | None
 ) -> list[tuple[KnownFragment, str]]:
-    """Return what brokers alone had at the last audit, and whose content is another one now, with what was found.
+    """Return fragments that only brokers had at the last audit, and that have other content now, with its SHA-1.
 
-    Its fragment has been completed since, so it is stored with another name. Only its content tells whether brokers
-    gave out its offsets twice.
+    Such a fragment was completed since, so it is stored under another name. Only its content tells whether brokers gave
+    out its offsets twice.
     """
     if record is None or not present.head.known or record.create_revision != present.info.create_revision:
         return []

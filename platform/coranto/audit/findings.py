@@ -23,7 +23,7 @@ class Severity(enum.StrEnum):
     WARNING = "warning"
     """Something is likely to go wrong, or unusual. The audit passes."""
     INFO = "info"
-    """Something worth to know."""
+    """Something worth knowing."""
 
 
 class Kind(enum.StrEnum):
@@ -31,7 +31,7 @@ class Kind(enum.StrEnum):
 
     # What was selected.
     NOTHING_SELECTED = "nothing_selected"
-    """The selector matches nothing, and nobody said that this is right."""
+    """The selector matches nothing, and the audit's options do not allow that."""
     JOURNAL_GONE = "journal_gone"
     """A journal that an earlier audit knew no longer exists."""
     JOURNAL_RECREATED = "journal_recreated"
@@ -71,7 +71,7 @@ class Kind(enum.StrEnum):
     REPLICAS_MISSING = "replicas_missing"
     """Fewer brokers hold the journal, or are in sync, than its replication asks for."""
     UNANSWERED = "unanswered"
-    """No broker could tell about the journal."""
+    """No broker answered about the journal."""
     UNPERSISTED_TOO_OLD = "unpersisted_too_old"
     """Content waits for the fragment store for longer than the journal's flush interval allows."""
     STORE_UNREACHABLE = "store_unreachable"
@@ -83,7 +83,7 @@ class Kind(enum.StrEnum):
 
     # Consumers.
     CHECKPOINT_GONE = "checkpoint_gone"
-    """The store has no checkpoint of a consumer, or has a younger one than an earlier audit knew."""
+    """The store has no checkpoint of a consumer, or a new one in place of the one that an earlier audit knew."""
     CHECKPOINT_UNREADABLE = "checkpoint_unreadable"
     """The bytes of a checkpoint are not a checkpoint."""
     CHECKPOINT_SET_BACK = "checkpoint_set_back"
@@ -91,17 +91,17 @@ class Kind(enum.StrEnum):
     CHECKPOINT_AHEAD = "checkpoint_ahead"
     """A checkpoint has an offset that its journal does not have."""
     CHECKPOINT_DIFFERS = "checkpoint_differs"
-    """A checkpoint is not what a replay of its journal up to its offset gives."""
+    """A checkpoint differs from the result of replaying its journal up to its offset."""
     UNREAD_CONTENT_GONE = "unread_content_gone"
     """Content of a source is gone, and the consumer has not consumed it."""
     TRANSACTION_CUT_OFF = "transaction_cut_off"
     """The first messages of an open transaction are gone, so the consumer cannot deliver it if it is acknowledged."""
     ACKNOWLEDGEMENT_MISSING = "acknowledgement_missing"
-    """An acknowledgement of a committed checkpoint is not in its journal, or does not commit what it is of."""
+    """An acknowledgement of a committed checkpoint is missing from its journal, or does not commit its messages."""
     ROWS_LEFT_STAGED = "rows_left_staged"
-    """Rows are staged under a fence that was raised since. No transaction will ever use them."""
+    """Rows are staged under an old fence. No transaction will ever use them."""
     EXPECTATION_FAILED = "expectation_failed"
-    """A query over a consumer's tables does not give what its committed messages amount to."""
+    """A query over a consumer's tables contradicts its committed messages."""
 
     # The audit itself.
     FIRST_AUDIT = "first_audit"
@@ -111,7 +111,7 @@ class Kind(enum.StrEnum):
     MEMORY_UNREACHABLE = "memory_unreachable"
     """The place of the records of earlier audits cannot be reached."""
     NOT_EXAMINED = "not_examined"
-    """Something that was to be examined was not."""
+    """Something should have been examined and was not."""
 
 
 class SubjectKind(enum.StrEnum):

@@ -11,11 +11,11 @@ from coranto.errors import status_error
 from coranto.wire import protocol_pb2 as pb
 
 FLUSH_GRACE_SECONDS: Final = 180.0
-"""The time, beyond the flush interval, in which content should be stored: a pulse completes it, and it is uploaded."""
+"""The time after the flush interval within which content should be stored: a pulse completes it, and it is uploaded."""
 
 
 def health_of(present: Present) -> Iterator[Finding]:
-    """Yield what is wrong with a journal's brokers, replicas, stores and unstored content."""
+    """Yield the problems of a journal's brokers, replicas, stores and unstored content."""
     subject, head, spec = Subject.journal(present.journal), present.head, present.info.spec
 
     def found(kind: Kind, severity: Severity, message: str, facts: Mapping[str, Fact] | None = None) -> Finding:
@@ -25,7 +25,7 @@ def health_of(present: Present) -> Iterator[Finding]:
         yield found(
             Kind.STORE_UNREACHABLE,
             Severity.ERROR,
-            f"its fragment store {url} could not be listed by this audit, so only the brokers' word is known: {reason}",
+            f"this audit could not list its fragment store {url}, so it relies on the brokers' index alone: {reason}",
             {"store": url},
         )
     if not spec.fragment.stores:
@@ -47,7 +47,7 @@ def health_of(present: Present) -> Iterator[Finding]:
             Kind.UNANSWERED, Severity.ERROR, f"brokers do not list its fragments: {present.problem}", {"status": ""}
         )
     if head.status == pb.SUSPENDED or not head.broker:
-        return  # Nobody holds it, or it was asked about alone, and the rest is not known.
+        return  # No broker holds it, or a call about it alone was asked, which does not tell the rest.
     if not head.is_primary:
         yield found(
             Kind.NO_PRIMARY,
@@ -58,15 +58,15 @@ def health_of(present: Present) -> Iterator[Finding]:
         yield found(
             Kind.REPLICAS_MISSING,
             Severity.ERROR,
-            f"{head.replicas} brokers hold it, and its replication is {head.replication}: start the missing brokers, "
-            "or add others in another zone",
+            f"only {head.replicas} brokers hold it, but its replication is {head.replication}: start the missing "
+            "brokers, or add others in another zone",
             {"replicas": head.replicas, "replication": head.replication},
         )
     elif not head.in_sync:
         yield found(
             Kind.REPLICAS_MISSING,
             Severity.WARNING,
-            f"its {head.replicas} replicas have not agreed since the last change of its brokers; if that lasts, look "
+            f"its {head.replicas} replicas have not agreed since the last change of its brokers; if this lasts, look "
             "into the primary's log",
             {"replicas": head.replicas, "replication": head.replication},
         )
@@ -93,6 +93,6 @@ def health_of(present: Present) -> Iterator[Finding]:
             Kind.UNPERSISTED_TOO_OLD,
             Severity.ERROR,
             f"{head.unpersisted_bytes} bytes wait to be stored, the oldest for {age:.0f} s, and its flush interval is "
-            f"{flush:g} s. Look for the reason in its store's health and in the primary's log",
+            f"{flush:g} s. Check its store's health and the primary's log",
             {"age_seconds": age, "flush_seconds": flush, "bytes": head.unpersisted_bytes},
         )

@@ -1,4 +1,5 @@
-"""The audit of journals: gathers what is there, compares it with what audits remember, and remembers the rest.
+"""The audit of journals: gathers their present state, compares it with the records of earlier audits, and writes new
+records.
 
 `audit_journals` is what the command, Python programs and orchestrators call.
 """
@@ -36,9 +37,9 @@ class AuditOptions:
     """The options of an audit.
 
     `depth` DEEP reads stored content up to `budget` bytes (None: everything), and all spools. `memory` is the URL of
-    the store with the records of earlier audits; by default each journal's first store has them. `allow_empty` says
-    that it is right if the selector matches nothing. `accept` is a reason to take the journals as they are: what is
-    lost is reported once more, and not held against later audits.
+    the store with the records of earlier audits; by default each journal's first store has them. With `allow_empty`, a
+    selector that matches nothing is no error. `accept` is the reason for accepting the journals as they are: losses are
+    reported once more, and later audits ignore them.
     """
 
     depth: Depth = Depth.CHEAP
@@ -71,7 +72,7 @@ async def audit_journals(
 
 @dataclass(slots=True)
 class _RecordPlace:
-    """One place of records, with what it had."""
+    """One place of records, and the records that were read from it."""
 
     url: str
     memory: AuditMemory | None
@@ -101,7 +102,8 @@ class JournalsCheck:
     ) -> None:
         """`memory` is used for all journals, in place of the one that `options` names.
 
-        A deep audit reads spools `at_replicas`: it connects to each at its own endpoint. Otherwise one of them serves.
+        With `at_replicas`, a deep audit reads the spool of each replica at its own endpoint. Otherwise any one of them
+        serves its spool.
         """
         self._client = client
         self._stores = stores
@@ -149,7 +151,7 @@ class JournalsCheck:
                 "journals",
                 known,
                 len(journals) - known,
-                "" if known == len(journals) else "brokers or stores did not tell all about them; see the findings",
+                "" if known == len(journals) else "brokers or stores did not answer completely; see the findings",
             ),
         )
         return result
@@ -171,7 +173,7 @@ class JournalsCheck:
     async def _deepen(
         self, journals: list[Present], records: Mapping[str, JournalRecord], result: Result
     ) -> list[Present]:
-        """Read content, and return what was found of each journal with it."""
+        """Read content, and return the journals with the results."""
         stored = await deep.read_stored(
             self._stores, journals, records, self._options.budget, self._clock, self._progress
         )
@@ -238,7 +240,7 @@ class JournalsCheck:
                     Kind.MEMORY_DAMAGED,
                     Severity.ERROR,
                     subject,
-                    f"a record of earlier audits cannot be read, so it does not count: {problem}. It is replaced after "
+                    f"a record of earlier audits cannot be read and is ignored: {problem}. It is replaced after "
                     "a few more audits; restore it if there is a copy",
                 )
                 for problem in place.loaded.damaged
@@ -246,7 +248,7 @@ class JournalsCheck:
         return found
 
     def _gone(self, journals: Sequence[Present], records: Mapping[str, JournalRecord], cluster: str) -> list[Finding]:
-        """Return a finding for each remembered journal that the selector would match, and that is gone."""
+        """Return a finding for each remembered journal that the selector matches and that is gone."""
         matches = labels.matcher(parse_selector(self._selector))
         there = {present.journal for present in journals}
         found = []
@@ -260,7 +262,7 @@ class JournalsCheck:
                     Kind.JOURNAL_GONE,
                     Severity.ERROR,
                     Subject.journal(name),
-                    f"it existed at the last audit and does not any more, or is no longer selected; it ended at "
+                    f"it existed at the last audit and is gone now, or is no longer selected; it ended at "
                     f"{record.head}. Content that was not stored is in deleted/ of the brokers' data directories for a "
                     "week. If it was deleted on purpose, accept that (--accept)",
                     facts,
@@ -282,7 +284,7 @@ class JournalsCheck:
         for present in journals:
             record = judged[present.journal].record
             if record is None:
-                continue  # Not all is known: what was known stays.
+                continue  # The present state is not known completely, so the earlier record stays.
             if reason:
                 losses = [str(each.kind) for each in judged[present.journal].findings if each.is_error]
                 plain = judge(present, None, fresh=True).record or record

@@ -1,4 +1,4 @@
-"""The judgement of one journal: compare what is there with what was there, and with what its spec promises. Pure."""
+"""The judgement of one journal: its present state, compared with the remembered one and with its spec. Pure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Judged:
 
 
 def judge(present: Present, before: JournalRecord | None, *, fresh: bool = False) -> Judged:
-    """Judge a journal by what is there now and what was there `before`.
+    """Judge a journal by its present state and its record `before`.
 
-    With `fresh` the journal is taken as it is: what is lost is not held against it, and not remembered.
+    With `fresh`, the journal is accepted as it is: losses are neither held against it nor remembered.
     """
     found = _Judgement(present, None if fresh else before)
     found.identity()
@@ -90,10 +90,10 @@ class _Judgement(ComparedJournal):
 
     def content(self, *, fresh: bool) -> None:
         if not self.present.head.known or self.present.problem:
-            return  # `health_of` tells that.
+            return  # `health_of` reports that.
         stored = [each for each in self.sound.stored if not self.is_bad(each)]
         if self.present.unlisted:
-            stored = [each for each in self.present.index if each.backing_store]  # The brokers' word has to do.
+            stored = [each for each in self.present.index if each.backing_store]  # All that is known then.
         stored_spans = [(each.begin, each.end) for each in stored]
         spans = stored_spans + [(each.begin, each.end) for each in self.present.live]
         beginning = min((begin for begin, _ in spans), default=self.head)
@@ -109,7 +109,8 @@ class _Judgement(ComparedJournal):
         self.lost = [piece for begin, end in self.lost for piece in uncovered(list(self.gaps), begin, end)]
         self._tell_lost(expected)
         if self._is_pruned:
-            # Whoever owns it removes what nothing needs, anywhere. So it is told once, and taken as it is.
+            # Its consumer removes content that it no longer needs, anywhere in the log. So this is reported once, and
+            # then accepted.
             self.gaps, self.lost, self.missed = merged([*self.gaps, *self.lost]), [], []
         elif self.before is None and not fresh and expected.first == beginning > 0:
             self._unexplained(beginning, keeps=not expected.retention_seconds, stored=bool(stored_spans))
@@ -168,7 +169,7 @@ class _Judgement(ComparedJournal):
             else "its retention keeps everything"
         )
         hint = (
-            " Its spec was changed since: a retention that was shortened and lengthened again would explain it."
+            " Its spec was changed since: a retention that was shortened for a while would explain it."
             if changed and was
             else ""
         )
@@ -180,7 +181,9 @@ class _Judgement(ComparedJournal):
         if not self.present.objects and any(url.startswith("file:") for url in self.spec.fragment.stores):
             advice = f"If brokers have their files in another folder, name it ($CORANTO_FILE_ROOT). {advice}"
         if self._is_pruned:
-            advice = "It is a recovery log: `coranto shards prune` removes what no hints name. This is told only once"
+            advice = (
+                "It is a recovery log: `coranto shards prune` removes what no hints name. This is reported only once"
+            )
         self.find(
             kind,
             Severity.WARNING if self._is_pruned else Severity.ERROR,
@@ -189,7 +192,8 @@ class _Judgement(ComparedJournal):
         )
 
     def _unexplained(self, beginning: int, *, keeps: bool, stored: bool) -> None:
-        """Tell of a beginning that retention does not explain. It always keeps the fragment that reaches furthest."""
+        """Report a beginning that retention does not explain. Retention always keeps the fragment that reaches
+        furthest."""
         if not keeps and (stored or not self.spec.fragment.stores):
             return
         self.unexplained = True
@@ -243,7 +247,7 @@ class _Judgement(ComparedJournal):
             if now.key in present.bad:
                 kept = now._replace(bad=present.bad[now.key])
             if now.key in conflicts:
-                continue  # Another object was there first: this one must not pass for what was known.
+                continue  # Another object was there first. This one must not count as the known one.
             fragments[now.key] = kept or now._replace(verified_at=self.verified.get(now.key, 0.0))
         missed = {each.key for each in self.missed} | {each.key for each, _ in present.twice}
         for old in [*(before.fragments if before is not None else []), *map(known, present.gone)]:
@@ -274,7 +278,7 @@ class _Judgement(ComparedJournal):
         )
 
     def _newcomers(self) -> set[Key]:
-        """Return objects that were not known and have the offsets of one that was, and is there still or is missed."""
+        """Return new objects with the offsets of a known one that is still there, or missed."""
         keys = self.present.keys
         remembered = self.before.fragments if self.before is not None else []
         old = {each.key for each in remembered}

@@ -49,7 +49,7 @@ def shortest(*retentions: float) -> float:
 
 
 def lost(expected: Expected, present: Spans, stored_end: int, now: float) -> Spans:
-    """Return the spans of expected content that are gone and may not be, in order.
+    """Return the spans of expected content that are gone although nothing allowed that, in order.
 
     `present` are the spans that are there, `stored_end` is the largest end of a stored one.
     """
@@ -106,6 +106,6 @@ def _expired(begin: int, end: int, expected: Expected, now: float) -> bool:
         return False
     holders = [each for each in expected.known if each.begin < end and begin < each.end]
     if any(each.lost_since for each in holders):
-        return False  # An earlier audit judged that it may not be gone.
+        return False  # An earlier audit has judged this to be a loss.
     times = [each.mod_time or expected.seen_at for each in holders] or [expected.seen_at]
     return all(time > 0 and now - time >= seconds for time in times)

@@ -14,7 +14,7 @@ _SHOWN = 5
 
 
 def tell_missing(journal: ComparedJournal, spans: Spans) -> None:
-    """Tell of fragments that the index names and their stores lack, unless retention has just removed them."""
+    """Report fragments that the index names and their stores lack, unless retention has just removed them."""
     there = merged(spans)
     for each in journal.present.gone:
         is_lost = overlaps((each.begin, each.end), journal.lost)
@@ -30,7 +30,7 @@ def tell_missing(journal: ComparedJournal, spans: Spans) -> None:
 
 
 def tell_unstored(journal: ComparedJournal, stored: Spans) -> None:
-    """Tell of fragments that a store had, and whose content only brokers have now."""
+    """Report fragments that a store had, and whose content only brokers have now."""
     keys, there = {known(each).key for each in journal.sound.stored}, merged(stored)
     live = [(each.begin, each.end) for each in journal.present.live]
     for old in journal.before.fragments if journal.before is not None else []:
@@ -42,14 +42,14 @@ def tell_unstored(journal: ComparedJournal, stored: Spans) -> None:
             journal.find(
                 Kind.FRAGMENT_MISSING,
                 Severity.WARNING,
-                f"the store does not have [{old.begin}, {old.end}) with the SHA-1 {old.sum} any more, and had it. "
-                "A broker still has the content and stores it again, if it does not end before",
+                f"the store has lost [{old.begin}, {old.end}) with the SHA-1 {old.sum}. "
+                "A broker still has the content and stores it again, unless that broker ends first",
                 {"span": [old.begin, old.end], "sum": old.sum},
             )
 
 
 def tell_replaced(journal: ComparedJournal) -> None:
-    """Tell of objects of the same offsets with different SHA-1s: at most one of them is the journal's content."""
+    """Report objects of the same offsets with different SHA-1s: at most one of them is the journal's content."""
     sums: dict[tuple[int, int], set[str]] = defaultdict(set)
     for each in journal.sound.stored:
         sums[each.begin, each.end].add(each.sum.hex())
@@ -90,7 +90,7 @@ def tell_replaced(journal: ComparedJournal) -> None:
 
 
 def tell_misnamed(journal: ComparedJournal) -> None:
-    """Tell of files whose names are wrong, and of fragments that the brokers' index does not cover."""
+    """Report files whose names are wrong, and fragments that the brokers' index does not cover."""
     for each in journal.sound.implausible:
         journal.find(
             Kind.CONTENT_DIFFERS,
@@ -125,7 +125,7 @@ def tell_misnamed(journal: ComparedJournal) -> None:
         journal.find(
             Kind.OBJECT_MISNAMED,
             Severity.WARNING,
-            f"{len(paths)} files in its folder have names that are not fragments', so they count for nothing: "
+            f"{len(paths)} files in its folder have names that are not fragments', so they are ignored: "
             f"{', '.join(paths[:_SHOWN])}. Remove them, or give a fragment its name back",
             {"paths": paths},
         )

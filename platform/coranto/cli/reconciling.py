@@ -26,7 +26,7 @@ Check = Annotated[
 ]
 Update = Annotated[
     bool,
-    typer.Option("--update", help="What has no `revision` may exist, and is updated. Otherwise it must be new."),
+    typer.Option("--update", help="Specs without a `revision` may exist, and are updated. Otherwise they must be new."),
 ]
 Prune = Annotated[
     str | None,

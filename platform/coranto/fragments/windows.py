@@ -4,8 +4,8 @@ Windows are numbered from 1. A window has, of each journal that it covers, the c
 is covered without gap or overlap: where one window ends, the next one that has the journal begins. All ends are ends of
 stored fragments, so a window is made of whole fragments.
 
-There is a bounded number of windows. Old neighbours are merged: of the windows 9 to 16 becomes one, whose name is
-`00000009-00000016`. It covers what they covered, so each of their names still leads to it.
+The number of windows is bounded, because old neighbours are merged. For example, the windows 9 to 16 become one, whose
+name is `00000009-00000016`. It covers what they covered, so each of their names still leads to it.
 
 Nothing here does I/O.
 """
@@ -83,16 +83,18 @@ class Stored:
 
 
 def numbers_of(name: str) -> tuple[int, int]:
-    """Return the first and the last number of a window's name. Raises InvalidInput for what is no such name."""
+    """Return the first and the last number of a window's name. Raises InvalidInput for text that is not such a name."""
     found = _NAME.fullmatch(name)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if found is None or not 0 < first <= last:
-        raise InvalidInput(f"{name!r} is no name of a window, such as 00000012 or 00000009-00000016", field="window")
+        raise InvalidInput(
+            f"{name!r} is not the name of a window, such as 00000012 or 00000009-00000016", field="window"
+        )
     return first, last
 
 
 def find(windows: Sequence[Window], name: str) -> Window:
-    """Return the window that covers what the window of a name has covered: itself, or one that it was merged into.
+    """Return the window of that name, or the one that it was merged into.
 
     Raises InvalidInput when there is none.
     """
@@ -172,7 +174,7 @@ def extend(
 
 def _begin(journal: str, stored: Stored, before: Span | None) -> int:
     """Return where the next window of a journal begins."""
-    anew = "Start windows of another name to begin at what there is."
+    anew = "To begin at the present content, start windows of another name."
     if before is None:
         return stored.begin
     if stored.revision != before.revision or stored.head < before.end:

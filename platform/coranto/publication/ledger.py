@@ -102,7 +102,7 @@ class Ledger:
                 yield decision
 
     def is_acknowledged(self, writer_id: str) -> bool:
-        """Return whether the acknowledgements of a decision are known to be in their journals."""
+        """Return True if the acknowledgements of a decision are known to be in their journals."""
         return writer_id in self._acknowledged
 
     def decide(self, decision: Decision) -> Decision:
@@ -136,7 +136,7 @@ class Ledger:
         except OffsetJump as error:
             raise LedgerDamaged(f"ledger {self.journal} has lost content: {error}") from error
         if partial or begin != head:
-            raise CorruptData(f"ledger {self.journal} at offset {begin}: content up to {head} is no whole record")
+            raise CorruptData(f"ledger {self.journal} at offset {begin}: content up to {head} is not a whole record")
         self._offset = head
 
     def _take(self, line: bytes, offset: int) -> None:
@@ -207,7 +207,7 @@ class Ledger:
             self._client.append(self.journal, accepted, check_registers=untouched, union_registers=_HELD)
             return
         raise LedgerDamaged(
-            f"journal {self.journal} has content but not the registers of a ledger: it is none, or all its brokers "
+            f"journal {self.journal} has content but not the registers of a ledger: it is not one, or all its brokers "
             "were lost, and its last records perhaps with them"
         )
 

@@ -1,4 +1,4 @@
-"""`publish_once`: publishes a finite set of messages exactly once, whoever tries how often.
+"""`publish_once`: publishes a finite set of messages exactly once, whoever tries, and however often.
 
     undecided ──all appended, recorded in the ledger──> decided ──acknowledgements appended──> visible
 

@@ -1,4 +1,4 @@
-"""Makes specs in etcd what a document says, of journals and shards alike, for commands and for orchestrators.
+"""Makes the specs of journals and shards in etcd match a document, for commands and orchestrators.
 
 `kinds` tells what differs between kinds of specs, `plan` compares (pure), and `reconciler` applies in transactions.
 """

@@ -45,7 +45,7 @@ class SpecKind:
     in_the_way: Callable[[Sequence[Any], Sequence[Any]], set[str]]
     """Takes deleted and created specs. Returns the names of those that must be deleted before the others exist."""
     way_is_made_within: bool
-    """True if one transaction may delete what is in the way and create the others. Otherwise it takes two."""
+    """True if one transaction may both delete names that are in the way and create the others."""
 
     @property
     def plural(self) -> str:

@@ -20,7 +20,7 @@ _SHOWN_CONFLICTS: Final = 10
 
 
 class SpecReconciler:
-    """Makes the specs of one kind what a document wants.
+    """Makes the specs of one kind match a document.
 
     `source` is the document's name in errors. Every change expects the revision at which it was compared. If somebody
     else is faster, or an answer is lost, specs are compared again. A document of more changes than `size` takes several
@@ -60,7 +60,7 @@ class SpecReconciler:
     async def apply(
         self, plan: SpecPlan, on_applied: Callable[[Sequence[SpecStep]], None] = lambda _: None
     ) -> SpecPlan:
-        """Apply a plan of this reconciler, and return the steps that were done with those that were not needed.
+        """Apply a plan of this reconciler, and return the steps that were done or not needed.
 
         Calls `on_applied` with the steps of each transaction. Raises EtcdTransactionFailed for a conflict; one that
         shows at the start is raised before anything is applied. Other errors tell how much was applied before.
@@ -84,7 +84,7 @@ class SpecReconciler:
                     raise
                 total = len(self._done.keys() | {step.name for step in plan.due})
                 raise CorantoError(
-                    f"{error} Of {total} changes the first {len(self._done)} were applied before. "
+                    f"{error} The first {len(self._done)} of {total} changes were applied. "
                     "Apply again to go on with the others."
                 ) from error
 

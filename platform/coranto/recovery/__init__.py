@@ -1,4 +1,4 @@
-"""Recovery of journals and of what stands on them: diagnose, plan, approve by hash, act, verify.
+"""Recovery of journals and of their consumers: diagnose, plan, approve by hash, act, verify.
 
 `plan` has the values, `engine` makes plans and carries approved ones out. Doctors find and mend damage: `content` that
 of stored fragments, `heads` journals that wait for `reset-head`, and `losses` both of these and what is gone for good.

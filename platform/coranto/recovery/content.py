@@ -23,7 +23,7 @@ from coranto.recovery.plan import Diagnosis, Loss, RecoveryStep, Remark, StepKin
 from coranto.wire import protocol_pb2 as pb
 
 ASIDE: Final = ".coranto-damaged"
-"""The folder of a store with damaged files."""
+"""The folder of a store to which damaged files are moved."""
 _BROKER: Final = "broker "
 _LISTING_S: Final = 60.0
 _LOOK_AGAIN_S: Final = 0.2
@@ -138,7 +138,7 @@ class ContentDoctor:
         )
 
     async def _copies(self, info: JournalInfo, fragment: Fragment) -> AsyncGenerator[tuple[str, bytes]]:
-        """Yield good copies, with the place that each is from."""
+        """Yield good copies, each with the place that it is from."""
         for url in info.spec.fragment.stores:
             if url == fragment.backing_store:
                 continue
@@ -151,7 +151,7 @@ class ContentDoctor:
                 yield f"{_BROKER}{member.zone}/{member.suffix}", content
 
     async def _of_broker(self, endpoint: str, fragment: Fragment) -> bytes | None:
-        """Return a fragment's content as a broker serves it, None if it does not or its SHA-1 is another one."""
+        """Return a fragment's content as one broker serves it; None if it does not, or if the SHA-1 differs."""
         pieces: list[bytes] = []
         try:
             # Without a cache of routes the broker itself is asked, and it serves what it has itself.

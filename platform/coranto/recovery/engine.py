@@ -61,7 +61,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The result of a plan: of its steps, what a new diagnosis finds, and the audit behind it."""
+    """The result of carrying out a plan: the results of its steps, a new diagnosis, and a final audit."""
 
     plan: Plan
     results: tuple[StepResult, ...]

@@ -26,7 +26,7 @@ async def reset_head(client: JournalClient, journal: str) -> str:
             await asyncio.sleep(_RACE_SECONDS * attempt)
         try:
             head = (await client.append(journal, b"", suspend=Suspend.KEEP)).end
-            return f"well, at {head}"
+            return f"healthy, at {head}"
         except IndexHasGreaterOffset:
             head = await client.head(journal)
         try:

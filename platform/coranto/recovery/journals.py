@@ -1,4 +1,4 @@
-"""Recovery of the journals of a selector and of what stands on them, as orchestrators run it."""
+"""Recovery of the journals of a selector and of their consumers, as orchestrators run it."""
 
 from __future__ import annotations
 

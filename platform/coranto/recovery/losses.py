@@ -1,4 +1,4 @@
-"""Losses that an audit of journals finds, and that nothing brings back: they are named, and can be accepted."""
+"""Losses of journals: audits find them, nothing undoes them, and an approved plan accepts them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _STABLE_FACTS: Final = (
     *("span", "spans", "fragment", "head", "head_before", "sum_before", "sums"),
     *("create_revision", "create_revision_before"),
 )
-"""Facts that stay the same from one audit to the next, so that a plan's hash does."""
+"""The facts that do not change from one audit to the next, so that a plan's hash does not change either."""
 
 
 class JournalDoctor:
     """Finds all damage of the journals of a selector: with the other doctors of journals, and by a deep audit.
 
-    Its steps are those of `ContentDoctor` and `HeadDoctor`. What the audit finds besides, and what no step mends, is a
-    loss. The last step accepts all losses in the memory of audits, so that later ones report only what is new.
+    Its steps are those of `ContentDoctor` and `HeadDoctor`. Findings of the audit that no step mends are losses. The
+    last step accepts all losses in the memory of audits, so that later ones report only what is new.
     """
 
     def __init__(self, client: JournalClient, stores: StoreRegistry, selector: str, *, memory: str = "") -> None:
@@ -50,12 +50,12 @@ class JournalDoctor:
         self._heads = HeadDoctor(client, ())
 
     async def audit(self, accept: str = "") -> Report:
-        """Audit the journals deeply, and all of their content. With `accept`, take them as they are for that reason."""
+        """Audit the journals, and read all of their content. With `accept`, take them as they are for that reason."""
         options = AuditOptions(Depth.DEEP, None, self._memory, accept=accept)
         return await audit_journals(self._client, self._stores, self._selector, options)
 
     async def diagnose(self) -> Diagnosis:
-        """Find damage. Raises InvalidInput if the selector matches nothing, and audits know of nothing that it did."""
+        """Find damage. Raises InvalidInput if the selector matches no journal, now or in the records of audits."""
         journals = (await self._client.list(self._selector)).journals
         self._content = ContentDoctor(self._client, self._stores, journals)
         self._heads = HeadDoctor(self._client, journals)
@@ -63,7 +63,7 @@ class JournalDoctor:
         report = await self.audit()
         steps = [*content.steps, *heads.steps]
         blamed = {each.subject.name for each in report.errors if each.kind in _LOSSES}
-        # A loss that was accepted is none any more, although the content is still gone.
+        # An accepted loss does not count any more, although the content is still gone.
         losses = [loss for loss in content.losses if loss.subject in blamed]
         remarks = [*content.remarks, *heads.remarks]
         told = {remark.subject for remark in remarks}
@@ -99,7 +99,7 @@ class JournalDoctor:
 
 
 def _is_mended(finding: Finding, steps: Sequence[RecoveryStep]) -> bool:
-    """Return whether a step mends what a finding is about."""
+    """Return True if a step mends the damage that a finding is about."""
     here = [step for step in steps if step.subject == finding.subject.name]
     if finding.kind in _MENDED_BY_RESET:
         return any(step.kind is StepKind.RESET_HEAD for step in here)
@@ -121,7 +121,7 @@ def _spans(facts: Mapping[str, Fact]) -> list[tuple[int, int]]:
 
 
 def _text(finding: Finding) -> str:
-    """Return what was lost, in words that are the same at each audit."""
+    """Return the loss in words that are the same at each audit."""
     facts = {name: finding.facts[name] for name in _STABLE_FACTS if name in finding.facts}
     spans = _spans(facts)
     where = f" at {', '.join(f'[{begin}, {end})' for begin, end in spans)}" if spans else ""

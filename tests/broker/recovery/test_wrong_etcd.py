@@ -141,7 +141,7 @@ async def test_an_etcd_that_was_emptied_is_taken_up(
         await coordinator.txn([], [Delete(prefix, prefix=True) for prefix in prefixes])
     assert "this etcd knows no cluster" in await refusal(broker_settings)
     early = await asyncio.to_thread(run, broker_settings, "finish-adoption")
-    assert (early.returncode, "not taking up" in early.stderr) == (1, True)
+    assert (early.returncode, "not adopting" in early.stderr) == (1, True)
     await adopt_etcd(broker_settings)
     async with running_broker(broker_settings) as (_, client):
         await client.apply(kept)  # Nobody may write at offsets that were acknowledged before.

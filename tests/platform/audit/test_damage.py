@@ -376,7 +376,7 @@ def test_retention_shortened_and_lengthened_again_is_reported(play: Play) -> Non
         report = await journal.audit()
         assert one(report, Kind.CONTENT_LOST)["spec_changed"] is True
         (found,) = report.errors
-        assert "shortened and lengthened again" in found.message
+        assert "shortened for a while" in found.message
         await journal.audit(accept="it was meant")
         assert not kinds(await journal.audit())
 

@@ -119,7 +119,7 @@ def test_lost_content_is_no_reason_to_go_on_with_a_gap(stored: Stored, message: 
 
 @pytest.mark.parametrize("name", ["", "12", "00000000", "00000009-00000003", "00000001-", "x", "٠٠٠٠٠٠٠١"])
 def test_what_is_no_name_of_a_window_is_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match="no name of a window"):
+    with pytest.raises(InvalidInput, match="not the name of a window"):
         numbers_of(name)
 
 

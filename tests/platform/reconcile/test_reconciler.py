@@ -92,7 +92,7 @@ async def test_more_changes_than_a_transaction_holds_are_applied_in_several() ->
 async def test_after_an_interruption_the_same_tree_continues_with_the_rest() -> None:
     specs = MemorySpecs()
     specs.before[1] = fail(InvalidInput("the broker refuses"))
-    with pytest.raises(CorantoError, match=r"Of 300 changes the first 128 were applied before\. Apply again"):
+    with pytest.raises(CorantoError, match=r"The first 128 of 300 changes were applied\. Apply again"):
         await Run(specs, tree(300))()
     assert len(specs.journals) == 128
     rest = Run(specs, tree(300))
@@ -131,7 +131,7 @@ async def test_a_journal_that_somebody_else_creates_meanwhile_is_a_conflict_if_i
     specs = MemorySpecs()
     specs.before[1] = lambda: specs.put("a/0", replication=3)
     run = Run(specs, [upsert("b/0"), upsert("a/0")], size=1)
-    with pytest.raises(CorantoError, match=r"a/0 exists already, at revision .* Of 2 changes the first 1 were applied"):
+    with pytest.raises(CorantoError, match=r"a/0 exists already, at revision .* The first 1 of 2 changes were applied"):
         await run()
     assert run.told == ["create b/0"]
 

@@ -53,7 +53,7 @@ STEPS = ("fence", "publish", "update", "commit", "log", "acknowledge")
 
 
 class ConsumerWorld(World):
-    """Everything there is in one run. `folder` is a real one, for what recovery logs are played into."""
+    """Everything there is in one run. `folder` is a real one, into which recovery logs are played."""
 
     def __init__(self, loop: SimLoop, options: Options, folder: Path) -> None:
         self.of_consumers = options

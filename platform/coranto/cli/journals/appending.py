@@ -122,7 +122,7 @@ def _mapping(mapping: KeyMapping, journals: list[str]) -> Mapping:
     def direct(key: bytes) -> str:
         name = key.decode(errors="replace")
         if name not in known:
-            raise InvalidInput(f"the key {name!r} is none of the {len(known)} selected journals", field="--mapping")
+            raise InvalidInput(f"the key {name!r} is not one of the {len(known)} selected journals", field="--mapping")
         return name
 
     return direct

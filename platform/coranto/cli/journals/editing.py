@@ -18,7 +18,7 @@ from coranto.errors import CorantoError, InvalidInput
 from coranto.reconcile import JOURNALS, JournalSpecs
 from coranto.specs.journal_tree import parse_tree, render_tree
 
-_HEAD = "# Save what the journals shall be. Journals that are left out stay as they are; `delete: true` deletes.\n"
+_HEAD = "# Edit the specs of journals, and save. Journals that are left out stay as they are; `delete: true` deletes.\n"
 _ERROR = "# ERROR: "
 
 

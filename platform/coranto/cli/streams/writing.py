@@ -72,7 +72,7 @@ def write(
     command is interrupted, the events before that are written, and the command says how many of them are durable.
     """
     if (key is not None) + (key_field is not None) + tabs != 1:
-        raise InvalidInput("say what routing keys are: with one of --key, --key-field and --tabs", field="--key")
+        raise InvalidInput("choose the routing keys: with one of --key, --key-field and --tabs", field="--key")
     if transaction and key is None:
         raise InvalidInput("a transaction is of one routing key: give it with --key", field="--transaction")
     if expected_offset is not None and not transaction:

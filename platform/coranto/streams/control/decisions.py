@@ -165,7 +165,7 @@ class Decisions:
         await self._batches[1].append(b"".join(map(_line, records)))
 
     async def was_decided(self, txn: str, begin: int) -> bool:
-        """Return whether a transaction was decided. If it was not, it never will be.
+        """Return True if a transaction was decided. If it was not, it never will be.
 
         `begin` is the end of the journal when the transaction began.
         """

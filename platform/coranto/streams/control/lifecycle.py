@@ -444,7 +444,7 @@ class Streams:
 
 
 def _looks_applied(change: pb.ApplyRequest.Change, present: Mapping[str, JournalInfo]) -> bool:
-    """Return whether a journal is as the change makes it, or was changed further since."""
+    """Return True if a journal is as the change makes it, or was changed further since."""
     if change.delete:
         return change.delete not in present
     found = present.get(change.upsert.name)
@@ -524,7 +524,7 @@ def check_cut(stream: Stream, cut: StreamCut) -> frozenset[int]:
         )
     before = stream.ancestors(cut)
     both = sorted(before & cut.keys())
-    problem = f"what succeeds segment {both[0]} is in it, too; name one of them" if both else _gap(stream, cut)
+    problem = f"it has both segment {both[0]} and a successor of it; name one of them" if both else _gap(stream, cut)
     if problem:
         raise InvalidInput(f"the segments {_listed(sorted(cut)) or '(none)'} are not a cut: {problem}", field="cut")
     return before

@@ -425,13 +425,13 @@ class GroupReader(Generic[E]):
         await self._read(number, SegmentPosition(behind))
 
     def _may_pass_on(self, between: bool) -> bool:
-        """Return whether segments may be released and completed, because everything delivered is consumed."""
+        """Return True if segments may be released and completed, because everything delivered is consumed."""
         if self._auto_commit or between:
             return True
         return all(self._committed[number] == source.position for number, source in self._pool.sources.items())
 
     def _awaits_commit(self) -> bool:
-        """Return whether only a commit lets reading go on."""
+        """Return True if only a commit lets reading go on."""
         behind = self._pool.finished() or self._group.state.share(self.id) < 0
         return bool(behind) and not self._may_pass_on(between=False)
 

@@ -120,8 +120,8 @@ class GroupState:
         if not self.is_member(reader, token):
             raise ReaderOffline(
                 f"reader {reader} is not a member of its group (any more): it was silent for too long, another reader "
-                "took its name, or the group was reset. What it delivered since it last said how far it is will be "
-                "delivered again; make another reader to go on"
+                "took its name, or the group was reset. Events that it delivered after its last reported position will "
+                "be delivered again; make another reader to go on"
             )
 
     def share(self, reader: str) -> int:

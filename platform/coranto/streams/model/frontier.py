@@ -179,7 +179,7 @@ def frontier_at(stream: Stream, position: StreamPosition | None = None, *, skip_
             if not at.complete and not skip_truncated:
                 raise StreamTruncated(
                     f"segment {number} of stream {stream.name} was truncated away, but is to be read from offset "
-                    f"{at.offset}. Begin at the stream's beginning, or let what is gone be skipped",
+                    f"{at.offset}. Begin at the stream's beginning, or skip the missing content (skip_truncated)",
                     number,
                 )
             ended.append((number, at.offset))
@@ -188,7 +188,7 @@ def frontier_at(stream: Stream, position: StreamPosition | None = None, *, skip_
                 if not skip_truncated:
                     raise StreamTruncated(
                         f"segment {number} of stream {stream.name} begins at offset {segment.begin}, but is to be "
-                        f"read from {at.needed_from}. Begin there, or let what is gone be skipped",
+                        f"read from {at.needed_from}. Begin there, or skip the missing content (skip_truncated)",
                         number,
                         segment.begin,
                     )

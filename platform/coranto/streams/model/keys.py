@@ -81,7 +81,7 @@ class KeyRange:
         return isinstance(place, int) and self.begin <= place < self.end
 
     def contains(self, place: int) -> bool:
-        """Return whether a key's place is in the range."""
+        """Return True if a key's place is in the range."""
         return self.begin <= place < self.end
 
     def overlaps(self, other: KeyRange) -> bool:

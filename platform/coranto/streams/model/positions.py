@@ -54,7 +54,7 @@ class SegmentPosition:
     def __post_init__(self) -> None:
         if self.offset < 0 or any(not 0 <= each.begin < self.offset for each in self.pending):
             raise InvalidInput(
-                f"{self!r} is not a position: offsets are not negative, and what is pending is below them"
+                f"{self!r} is not a position: offsets are not negative, and pending messages are below them"
             )
 
     @property

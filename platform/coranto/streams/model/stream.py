@@ -238,7 +238,7 @@ def ordered(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 
 def covers(ranges: Iterable[KeyRange], whole: KeyRange) -> bool:
-    """Return whether the ranges together are exactly `whole`, without gap or overlap."""
+    """Return True if the ranges together are exactly `whole`, without gap or overlap."""
     at = whole.begin
     for each in sorted(ranges):
         if each.begin != at:

@@ -172,7 +172,7 @@ class Watermarks:
 
 
 def passed(position: StreamPosition, cut: Mapping[int, int], graph: Graph) -> bool:
-    """Return whether a reader has read everything before a cut, in its own segments and in the segments before them."""
+    """Return True if a reader has read everything before a cut, in its own segments and in the segments before them."""
     before, after = ancestors(graph, position), descendants(graph, position)
     for number, offset in cut.items():
         if number in position:

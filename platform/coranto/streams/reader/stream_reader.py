@@ -255,7 +255,7 @@ class StreamReader(Generic[E]):
         return self._frontier.open[number].offset
 
     def _ends_in(self, number: int) -> bool:
-        """Return whether reading ends in this segment, so that its successors are not read."""
+        """Return True if reading ends in this segment, so that its successors are not read."""
         return self._end is not None and number in self._end
 
     async def _read_segment(self, number: int) -> None:
@@ -264,7 +264,9 @@ class StreamReader(Generic[E]):
         assert self._format is not None
         segment = self._watch.stream.segments.get(number)
         if segment is None:
-            raise StreamTruncated(f"segment {number} is gone; begin anew, or let what is gone be skipped", number)
+            raise StreamTruncated(
+                f"segment {number} is gone; begin anew, or skip the missing content (skip_truncated)", number
+            )
         end = await self._bound(segment)
         self._seen = None
         position = self._frontier.open[number]

@@ -96,9 +96,9 @@ def test_journals_are_named_or_selected(run: CommandLine, parts: tuple[str, ...]
 
 
 def test_a_name_is_selector_enough(run: CommandLine, parts: tuple[str, ...]) -> None:
-    assert run("reset-head", "-l", parts[1]).output == f"{parts[1]}: well, at 0\n"
-    assert run("reset-head", "-l", "content-type").output.count("well") == 3
-    assert run("reset-head", "-l", "").output.count("well") == 3
+    assert run("reset-head", "-l", parts[1]).output == f"{parts[1]}: healthy, at 0\n"
+    assert run("reset-head", "-l", "content-type").output.count("healthy") == 3
+    assert run("reset-head", "-l", "").output.count("healthy") == 3
 
 
 # -- list ----------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_specs_are_applied_in_several_transactions_which_continue_after_an_inter
     remote.fake.at(CallPoint.APPLY, None, grpc.StatusCode.INVALID_ARGUMENT)
     result = run("apply", "--specs", "-", "--max-txn-size", "2", input=TREE.encode())
     assert (result.code, result.output) == (1, "create orders/part-000\ncreate orders/part-001\n")
-    assert "Of 3 changes the first 2 were applied before. Apply again to go on" in result.errors
+    assert "The first 2 of 3 changes were applied. Apply again to go on" in result.errors
     again = run("apply", "--specs", "-", "--max-txn-size", "2", input=TREE.encode())
     assert (again.code, again.output.count("unchanged"), again.output.count("create")) == (0, 2, 1)
     assert applied(remote) == [2, 1, 1]
@@ -358,7 +358,7 @@ def test_records_follow_their_keys(
         (["-f", "fixed"], encode_frame(b"whole") + encode_frame(b"half")[:-1], "record 2 of the input: the input ends"),
         (["-f", "lines", "-m", "modulo"], b"k\nv\nk\n", "record 3 of the input: no record follows the key b'k'"),
         (["-f", "lines", "-m", "modulo", "--base64"], b"aw==\nv\n?\nv\n", "record 3 of the input: the key b'?' is not"),
-        (["-f", "lines", "-m", "direct"], b"parts/part-000\nv\nparts/nine\nv\n", "'parts/nine' is none of the 3"),
+        (["-f", "lines", "-m", "direct"], b"parts/part-000\nv\nparts/nine\nv\n", "'parts/nine' is not one of the 3"),
     ],
 )
 def test_records_before_a_malformed_one_are_appended(
@@ -576,7 +576,7 @@ def test_heads_are_reset(run: CommandLine, remote: RemoteBroker, parts: tuple[st
     # Somebody else is faster once.
     remote.fake.at(CallPoint.APPEND_BEGUN, None, None, pb.WRONG_APPEND_OFFSET)
     assert run("reset-head", "-l", "name:prefix=parts/").output.splitlines() == [
-        f"{parts[0]}: well, at 4",
+        f"{parts[0]}: healthy, at 4",
         f"{parts[1]}: reset to 1000",
         f"{parts[2]}: suspended; left as it is",
     ]
@@ -589,7 +589,7 @@ def test_a_failure_of_one_journal_leaves_the_others_done(
     remote.fake.at(CallPoint.APPEND_BEGUN, pb.NOT_ALLOWED)
     result = run("reset-head", *parts)
     assert result.code == 1
-    assert result.output.count("well") == 2
+    assert result.output.count("healthy") == 2
     assert result.errors.count("\n") == 1
     assert "NOT_ALLOWED" in result.errors
 

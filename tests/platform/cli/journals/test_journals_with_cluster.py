@@ -246,7 +246,7 @@ def test_lost_heads_are_reset(cluster: EmbeddedCluster, run: Run, client: SyncJo
     for journal in (single, replicated):
         assert f"[{end}, {end + 3})" in run("append", journal, input=b"on\n")
         assert run("read", journal, "--offset", "1000") == "unknown to the brokers\non\n"
-    assert run("reset-head", "-l", selector).count(f"well, at {end + 3}") == 2
+    assert run("reset-head", "-l", selector).count(f"healthy, at {end + 3}") == 2
 
 
 def test_stores_are_tried(run: Run) -> None:

@@ -114,8 +114,8 @@ def test_from_creation_to_deletion(run: CommandLine) -> None:
         (("describe", "orders", "--heads", "-o", "map"), "--heads: a map has no place"),
         (("autoscale", "--policy", "x/1"), "is not a scaling policy"),
         (("autoscale", "--interval", "0"), "--interval: 0 seconds is not an interval"),
-        (("write", "orders"), "--key: say what routing keys are"),
-        (("write", "orders", "--tabs", "--key", "k"), "--key: say what routing keys are"),
+        (("write", "orders"), "--key: choose the routing keys"),
+        (("write", "orders", "--tabs", "--key", "k"), "--key: choose the routing keys"),
         (("write", "orders", "--tabs", "--transaction"), "--transaction: a transaction is of one routing key"),
         (
             ("write", "orders", "-k", "a", "--expected-offset", "7"),
@@ -161,7 +161,7 @@ def test_an_impossible_change_names_the_possible_ones(run: CommandLine) -> None:
         "[0.666667, 1) 2 2",
     ]
     both = run("truncate", "shares", "--at", "0=0", "--at", "3=0", "--at", "1=0", "--at", "2=0")
-    assert "what succeeds segment 0 is in it, too; name one of them" in both.errors
+    assert "it has both segment 0 and a successor of it; name one of them" in both.errors
 
 
 def test_a_scaling_is_reported(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

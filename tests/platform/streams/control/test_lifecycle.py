@@ -451,8 +451,8 @@ async def test_what_is_no_cut_is_refused(streams: Streams, client: JournalClient
     for cut, problem in [
         ({}, r"lacks the keys \[0, 1\); name the segments that have them, such as 3, 4"),
         ({0: 0}, r"lacks the keys \[0\.5, 1\)"),
-        ({0: 0, 1: 0, 2: 0}, "what succeeds segment 0 is in it, too"),
-        ({0: 0, 4: 0}, "what succeeds segment 0 is in it, too"),
+        ({0: 0, 1: 0, 2: 0}, "it has both segment 0 and a successor of it"),
+        ({0: 0, 4: 0}, "it has both segment 0 and a successor of it"),
         ({3: 0, 9: 0}, "segment 9 is not in stream orders"),
         ({0: 7, 1: 0}, "offset 7 is not in segment 0, which ends at 6"),
         ({0: -1, 1: 0}, "offset -1 is not in segment 0"),

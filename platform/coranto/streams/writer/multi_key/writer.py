@@ -329,7 +329,7 @@ class MultiKeyWriter(Generic[E]):
         self._held.add(journal)
 
     async def _was_decided(self, txn: str, begin: int, error: AppendOutcomeUnknown) -> bool:
-        """Return whether a transaction was decided, and make sure that it cannot be decided later.
+        """Return True if a transaction was decided, and make sure that it cannot be decided later.
 
         Raises CommitUnknown if that is not possible.
         """
