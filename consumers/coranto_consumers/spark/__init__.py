@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
     from coranto_consumers.spark.session import new_session
     from coranto_consumers.spark.source import register
+    from coranto_consumers.spark.streaming.progress import bytes_behind
     from coranto_consumers.spark.task_errors import error_of_task, errors_of_tasks
     from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
 
@@ -25,6 +26,7 @@ _HOMES = {
     **dict.fromkeys(("new_session",), "coranto_consumers.spark.session"),
     **dict.fromkeys(("register",), "coranto_consumers.spark.source"),
     **dict.fromkeys(("error_of_task", "errors_of_tasks"), "coranto_consumers.spark.task_errors"),
+    **dict.fromkeys(("bytes_behind",), "coranto_consumers.spark.streaming.progress"),
     **dict.fromkeys(("Add", "Max", "MergeRule", "Min", "Quotient", "Replace"), "coranto_consumers.stores.merge"),
 }
 
@@ -43,6 +45,7 @@ __all__ = [
     "SparkConsumer",
     "Step",
     "TableOutput",
+    "bytes_behind",
     "error_of_task",
     "errors_of_tasks",
     "new_session",

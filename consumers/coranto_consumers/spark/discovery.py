@@ -69,6 +69,8 @@ class ContentExtent:
 
     begin: int
     head: int
+    created: int = 0
+    """The etcd revision that created the journal; 0 means unknown."""
 
 
 def extents(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, ContentExtent]:
@@ -77,18 +79,19 @@ def extents(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, Con
         return {}
     told = client.heads(label_selector(include=[(NAME, name) for name in journals])).by_name
     clear = {
-        name: ContentExtent(each.begin, each.head)
+        name: ContentExtent(each.begin, each.head, each.create_revision)
         for name, each in told.items()
         if each.status == pb.OK and each.listed
     }
+
+    def ask(name: str) -> ContentExtent:
+        head = head_of(client, name)
+        created = told[name].create_revision if name in told else 0
+        return ContentExtent(earliest(fragment_begins(client, name), head), head, created)
+
     unclear = [name for name in journals if name not in clear]
-    clear |= zip(unclear, _at_once(lambda name: _extent(client, name), unclear), strict=True)
+    clear |= zip(unclear, _at_once(ask, unclear), strict=True)
     return {name: clear[name] for name in journals}
-
-
-def _extent(client: SyncJournalClient, journal: str) -> ContentExtent:
-    head = head_of(client, journal)
-    return ContentExtent(earliest(fragment_begins(client, journal), head), head)
 
 
 def cuts_of(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, list[int]]:

@@ -14,7 +14,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from coranto.client import ClientConfig
 from coranto.client.config import DEFAULT_PATIENCE
@@ -55,7 +55,13 @@ OPTIONS = {
     "columnNameOfCorruptRecord": "column for lines that do not fit, if the schema has it: _corrupt_record (default)",
     "uuidPointer": "JSON pointer to a message's UUID: /_meta/uuid (default)",
     "slices": "what each task reads, planned by a consumer; excludes all options that say what to read",
+    "maxBytesPerTrigger": "bytes of content that a micro-batch reads at most: 268435456 (default)",
+    "maxOffsetsPerTrigger": "messages that a micro-batch reads at most (default: as many as there are)",
+    "minOffsetsPerTrigger": "messages for which a micro-batch waits (default: none)",
+    "maxTriggerDelay": "time for which a micro-batch waits for minOffsetsPerTrigger at most: 15m (default)",
 }
+STREAM_OPTIONS = ("maxBytesPerTrigger", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+"""The options that only streaming queries have."""
 _SELECTIONS = ("assign", "subscribe", "subscribePattern", "selector")
 
 E = TypeVar("E", bound=enum.StrEnum)
@@ -216,12 +222,7 @@ def _offsets(given: Mapping[str, str], name: str, word: str, symbol: int) -> dic
     where = f"option {name}"
     if text.lower() == word:
         return None
-    try:
-        offsets = json.loads(text)
-    except ValueError as error:
-        raise InvalidInput(f"{text!r} is neither {word!r} nor JSON: {error}", field=where) from error
-    if not isinstance(offsets, dict):
-        raise InvalidInput(f"{text!r} is not a JSON object of journals and offsets", field=where)
+    offsets: dict[str, int] = offsets_option(text, name, word)
     for journal, offset in offsets.items():
         if type(offset) is not int or (offset < 0 and offset != symbol):
             raise InvalidInput(
@@ -230,11 +231,30 @@ def _offsets(given: Mapping[str, str], name: str, word: str, symbol: int) -> dic
     return offsets
 
 
+def offsets_option(text: str, name: str, words: str) -> dict[str, Any]:
+    """Return the JSON object of an option with offsets, whose values are not checked. Raises InvalidInput."""
+    where = f"option {name}"
+    try:
+        offsets = json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(f"{text!r} is neither {words} nor JSON: {error}", field=where) from error
+    if not isinstance(offsets, dict):
+        raise InvalidInput(f"{text!r} is not a JSON object of journals and offsets", field=where)
+    return offsets
+
+
 def _bytes(given: Mapping[str, str], name: str, default: int, least: int = 1) -> int:
+    return number_option(given, name, default, least=least, of="bytes, such as 67108864")
+
+
+def number_option(
+    given: Mapping[str, str], name: str, default: int, *, least: int = 1, of: str = "messages, such as 100000"
+) -> int:
+    """Return the number that an option holds, of bytes or messages. Raises InvalidInput."""
     text = given.get(name.lower(), str(default))
     if not text.isascii() or not text.isdigit() or int(text) < least:
         kind = "a positive number" if least else "a number"
-        raise InvalidInput(f"{text!r} is not {kind} of bytes, such as 67108864", field=f"option {name}")
+        raise InvalidInput(f"{text!r} is not {kind} of {of}", field=f"option {name}")
     return int(text)
 
 

@@ -25,17 +25,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark import SparkFiles, TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.client.disk_cache import DiskCache
 from coranto.messages.framing import JsonLines
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.committed import CommittedReader
+from coranto_consumers.spark.fetching import executor_folder, shared_cache
 from coranto_consumers.spark.options import Isolation, SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan
@@ -51,6 +50,8 @@ from coranto_consumers.spark.rows import (
     raw_layout,
 )
 from coranto_consumers.spark.scanning import RangeSummarizer, read_sequenced, summary_row
+from coranto_consumers.spark.streaming.options import StreamOptions, refuse_stream_options
+from coranto_consumers.spark.streaming.reader import JournalStreamReader
 from coranto_consumers.spark.task_errors import told_to_driver
 
 
@@ -71,8 +72,10 @@ class JournalDataSource(DataSource):
         return "journal"
 
     def schema(self) -> StructType:
+        # Streaming queries have other starting offsets. Which of both this will be, is not known here.
+        given = {key: value for key, value in self.options.items() if key.lower() != "startingoffsets"}
         with told_to_driver():
-            options = SourceOptions.parse(self.options)
+            options = SourceOptions.parse(given)
         names = [name for name in FIELDS if options.include_uuid or name not in UUID_FIELDS]
         fields = [FIELDS[name] for name in names]
         if options.isolation is Isolation.SEQUENCED:
@@ -81,11 +84,9 @@ class JournalDataSource(DataSource):
 
     def reader(self, schema: StructType) -> JournalReader:
         with told_to_driver():
+            refuse_stream_options(self.options)
             options = SourceOptions.parse(self.options)
-            if options.parses_lines or not is_raw(schema):
-                layout = parsed_layout(schema, options.text_column, options.misfits)
-            else:
-                layout = raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED)
+            layout = _layout(schema, options)
             if options.isolation is Isolation.SEQUENCED:
                 return JournalReader(options, layout, {}, ReadPlan.loads(options.slices).numbered())
             # Spark pickles the reader before it asks for partitions, and a task needs all ranges of its journal.
@@ -94,6 +95,17 @@ class JournalDataSource(DataSource):
             return JournalReader(
                 options, layout, ranges if options.isolation is Isolation.READ_COMMITTED else {}, shares
             )
+
+    def streamReader(self, schema: StructType) -> JournalStreamReader:
+        with told_to_driver():
+            options = StreamOptions.parse(self.options)
+            return JournalStreamReader(options, _layout(schema, options.source))
+
+
+def _layout(schema: StructType, options: SourceOptions) -> RowLayout:
+    if options.parses_lines or not is_raw(schema):
+        return parsed_layout(schema, options.text_column, options.misfits)
+    return raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED)
 
 
 def register(spark: SparkSession) -> None:
@@ -137,7 +149,7 @@ class JournalReader(DataSourceReader):
         # Spark replaces an empty list of partitions by a single one that is None or a plain InputPartition.
         if not isinstance(partition, JournalPartition):
             return
-        config = replace(partition.client, disk_cache=_disk_cache(self._options.cache_bytes))
+        config = replace(partition.client, disk_cache=shared_cache(self._options.cache_bytes))
         with told_to_driver(), SyncJournalClient.of(config, timeout=config.patience) as client:
             for numbered in partition.parts:
                 yield from self._read(client, numbered)
@@ -158,7 +170,7 @@ class JournalReader(DataSourceReader):
                 yield from batches.build(*summary_row(numbered.range.journal, scan.summary(batches.left)))
 
     def _shared_folder(self, journal: str) -> Path | None:
-        folder = _executor_folder()
+        folder = executor_folder()
         return folder and folder / "coranto-scans" / f"{self._name}-{list(self._ranges).index(journal)}"
 
 
@@ -173,14 +185,3 @@ def _sequenced(
             scan: RangeSummarizer = end.value
             return scan
         yield from batches.build(lines, pieces)
-
-
-def _executor_folder() -> Path | None:
-    """Return the folder of this executor's files, which Spark removes when it ends. None outside of an executor."""
-    return Path(SparkFiles.getRootDirectory()) if TaskContext.get() is not None else None
-
-
-def _disk_cache(max_bytes: int) -> DiskCache | None:
-    """Return the cache that the tasks of this executor share, or None outside of an executor."""
-    folder = _executor_folder()
-    return DiskCache(folder / "coranto-fragments", max_bytes) if max_bytes and folder else None

@@ -1,0 +1,1 @@
+"""`spark.readStream.format("journal")`: options, offsets, the plan of each micro-batch, and the reader."""

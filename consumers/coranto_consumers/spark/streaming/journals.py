@@ -1,0 +1,76 @@
+"""The journals of a streaming query, as they are now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from coranto.client import SyncJournalClient
+from coranto.errors import CorruptData, OffsetJump
+from coranto_consumers.spark.discovery import ContentExtent, extents, find_journals, match_journals
+from coranto_consumers.spark.fetching import shared_cache
+from coranto_consumers.spark.options import SourceOptions
+from coranto_consumers.spark.streaming.offsets import Position
+
+_IDLE_SECONDS: Final = 0.1
+"""The least time between two questions for heads. Spark itself would ask without a pause."""
+
+
+class QueryJournals:
+    """Asks for the journals that a query selects, and what they hold. It connects when it is first asked."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._client: SyncJournalClient | None = None
+        self._asked = 0.0
+        self.heads: dict[str, ContentExtent] = {}
+        """The last answer."""
+
+    @property
+    def client(self) -> SyncJournalClient:
+        if self._client is None:
+            config = replace(self._options.client, disk_cache=shared_cache(self._options.cache_bytes))
+            self._client = SyncJournalClient.of(config, timeout=config.patience)
+        return self._client
+
+    def ask(self) -> dict[str, ContentExtent]:
+        """Ask for the journals and what they hold."""
+        options = self._options
+        if options.pattern:
+            names = match_journals(self.client, options.pattern, field="option subscribePattern")
+        else:
+            wanted = options.selector if options.journals is None else options.journals
+            names = find_journals(self.client, wanted, field="options")
+        self.heads = extents(self.client, names)
+        self._asked = time.monotonic()
+        return self.heads
+
+    def ask_again(self) -> dict[str, ContentExtent]:
+        """Ask like `ask`, but not too soon after the last time."""
+        since = time.monotonic() - self._asked
+        if since < _IDLE_SECONDS:
+            time.sleep(_IDLE_SECONDS - since)
+        return self.ask()
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+
+def require(journal: str, position: Position, heads: Mapping[str, ContentExtent]) -> None:
+    """Raise an error if a journal does not have the content from a position on."""
+    found = heads.get(journal)
+    if found is None:
+        raise CorruptData(
+            f"journal {journal} is read through {position.offset}, and is not there any more, or not selected. "
+            "Select it again, or begin a new query, with a new checkpoint"
+        )
+    if (position.created and position.created != found.created) or position.offset > found.head:
+        raise CorruptData(
+            f"journal {journal} is read through {position.offset}, and ends at {found.head}: it was deleted and "
+            "created again, or has lost content. Begin a new query, with a new checkpoint"
+        )
+    if position.offset < found.begin:
+        raise OffsetJump(journal, position.offset, found.begin)

@@ -1,0 +1,152 @@
+"""Positions of a streaming query in its journals, as JSON that Spark keeps in the query's checkpoint.
+
+A person writes an offset for each journal: `{"flights/events/part-000": 1024}`. The query writes objects, which it
+alone needs:
+
+====================  ================================================================================================
+`offset`              everything below this offset was read
+`created`             the etcd revision that created the journal; a journal made again has another one
+`since`               only in the first batch with this journal: the offset at which its reading began
+`producers`           states of producers at `offset`: [last acknowledged clock, seen through, begin of what is pending]
+`from`                the states of the producers that are not listed follow from the content [`from`, `offset`)
+====================  ================================================================================================
+
+**Producers' states.** A committed read must know the clock up to which each producer's messages are decided, and where
+its open transaction begins. This is known to the process that plans micro-batches, and must survive it. It is bounded
+in two ways. At most `MAX_LISTED` producers are listed, over all journals: those whose last decision is the longest time
+ago. For the others it is enough to read the content again from their *anchor*: the offset of the last decision about
+them, or the begin of what is pending, if that is earlier. So `from` is the least anchor of a producer that is not
+listed. It is rarely needed, only by a query that starts again, and at most `MAX_RESCAN` bytes of a journal are read
+again for idle producers: those that have been silent for longer are forgotten, if they are too many to be listed.
+
+**`since`.** Spark keeps only the ends of batches, and asks for the initial offset again if the query ended before its
+first batch did. `latest` may be another offset by then. So a batch's end says where the batch began, and nothing that
+was written in between is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from coranto.errors import InvalidInput
+from coranto.messages.checkpoints import ProducerState
+from coranto.messages.uuids import ProducerId
+
+MAX_LISTED: Final = 2_000
+"""The producers that are listed, over all journals of a query; but 8 for each journal."""
+MAX_RESCAN: Final = 1 << 30
+"""The bytes behind the last message of a producer for which it is remembered without being listed."""
+
+_KEYS: Final = frozenset(("offset", "created", "since", "producers", "from"))
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The position of a query in one journal. The module describes the fields."""
+
+    offset: int
+    created: int = 0
+    """0 means unknown."""
+    since: int | None = None
+    producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
+    rescan: int | None = None
+
+    def dumps(self) -> int | dict[str, object]:
+        """Return the position as JSON."""
+        found: dict[str, object] = {"offset": self.offset}
+        if self.created:
+            found["created"] = self.created
+        if self.since is not None:
+            found["since"] = self.since
+        if self.producers:
+            found["producers"] = {
+                producer.hex(): [state.last_ack, state.seen_through, *([state.begin] if state.is_pending else [])]
+                for producer, state in self.producers.items()
+            }
+        if self.rescan is not None:
+            found["from"] = self.rescan
+        return found if len(found) > 1 else self.offset
+
+    @classmethod
+    def loads(cls, journal: str, raw: object) -> Position:
+        """Return the position from JSON of `dumps`, or from an offset. Raises InvalidInput."""
+        try:
+            if isinstance(raw, dict):
+                if unknown := sorted(raw.keys() - _KEYS):
+                    raise ValueError(f"there is no {unknown[0]!r}")
+                return cls(
+                    _offset(raw["offset"]),
+                    _offset(raw.get("created", 0)),
+                    None if raw.get("since") is None else _offset(raw["since"]),
+                    dict(_producer(text, state) for text, state in raw.get("producers", {}).items()),
+                    None if raw.get("from") is None else _offset(raw["from"]),
+                )
+            return cls(_offset(raw))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(
+                f"{raw!r} is not a position in {journal}: {error}; write an offset, such as 1024", field="offsets"
+            ) from error
+
+
+Positions = Mapping[str, Position]
+"""The positions of a query, by journal."""
+
+
+def loads(raw: Mapping[str, Any]) -> dict[str, Position]:
+    """Return positions from the JSON object that Spark keeps. Raises InvalidInput."""
+    return {journal: Position.loads(journal, position) for journal, position in raw.items()}
+
+
+def dumps(positions: Positions) -> dict[str, object]:
+    """Return positions as the JSON object that Spark keeps. Equal positions have equal texts."""
+    return {journal: positions[journal].dumps() for journal in sorted(positions)}
+
+
+def begin_of(start: Position | None, end: Position) -> int:
+    """Return the offset at which a batch with this start and end begins in a journal.
+
+    If Spark asked for the initial offset again, `start` may be another one than that of the batch.
+    """
+    if end == start:
+        return end.offset
+    if end.since is not None:
+        return end.since
+    return end.offset if start is None else min(start.offset, end.offset)
+
+
+def bounded(
+    states: Mapping[ProducerId, ProducerState], anchors: Mapping[ProducerId, int], offset: int, listed: int
+) -> tuple[dict[ProducerId, ProducerState], dict[ProducerId, ProducerState], int | None]:
+    """Return the states to list, the others to remember, and the offset from which the content tells those.
+
+    `anchors` holds the producers' anchors, as far as they are known; a producer without one must be listed. `listed` is
+    the number of producers to list.
+    """
+    order = sorted(states, key=lambda producer: (anchors.get(producer, -1), producer))
+    listed = max(listed, sum(producer not in anchors for producer in order))
+    shown = {producer: states[producer] for producer in order[:listed]}
+    others = {
+        producer: states[producer]
+        for producer in order[listed:]
+        if states[producer].is_pending or offset - anchors[producer] <= MAX_RESCAN
+    }
+    rescan = min((anchors[producer] for producer in others), default=None)
+    return shown, others, rescan
+
+
+def _offset(raw: object) -> int:
+    if type(raw) is not int or raw < 0:
+        raise ValueError(f"{raw!r} is not 0 or more")
+    return raw
+
+
+def _producer(text: str, raw: Any) -> tuple[ProducerId, ProducerState]:
+    producer = ProducerId(bytes.fromhex(text))
+    if len(producer) != 6:
+        raise ValueError(f"producer {text!r} has not 6 bytes")
+    last_ack, seen_through, *begin = map(_offset, raw)
+    if len(begin) > 1:
+        raise ValueError(f"producer {text!r} has more than three numbers")
+    return producer, ProducerState(last_ack, begin[0] if begin else -1, seen_through)

@@ -1,0 +1,278 @@
+"""The plan of a micro-batch: the ranges that its tasks read, and what is committed in them.
+
+The planning process reads a batch's messages once, only for their UUIDs, and decides which of them are committed
+(`sequencing.py`). Tasks then read them once more, for their values. So a batch has many tasks, however few journals
+there are, and a batch that is planned again after a restart has the same messages.
+
+A transaction that began before the batch, and is acknowledged in it, is delivered in this batch: the content since its
+begin is read again, for this producer's messages alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import structlog
+
+from coranto.errors import CorruptData
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.columnar import replay_mask
+from coranto.messages.framing import JsonLines
+from coranto.messages.outlines import Limit, limited_mask, resolve_outlines
+from coranto.messages.pruning import Pruning
+from coranto.messages.uuids import Flags, ProducerId
+from coranto_consumers.spark.ranges import NumberedRange, Range, split
+from coranto_consumers.spark.reading import JournalContent, Lines, read_blocks, read_lines
+from coranto_consumers.spark.scanning import RangeSummarizer, RangeSummary, piece_of, read_sequenced
+from coranto_consumers.spark.sequencing import Sequenced, sequence
+from coranto_consumers.spark.streaming.offsets import Position, bounded
+
+_TAIL_BYTES: Final = 64 << 10
+_NO_BOUND: Final = (1 << 63) - 1
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPart:
+    """A range that a task reads, and what is not committed in it."""
+
+    numbered: NumberedRange
+    limits: tuple[Limit, ...] | None = None
+    """By segment. None in an uncommitted read, where every line counts."""
+
+    @property
+    def length(self) -> int:
+        return self.numbered.range.length
+
+    def read(self, content: JournalContent, framing: JsonLines) -> Iterator[Lines]:
+        """Yield the messages of the batch in this range. Raises CorruptMessage and OffsetJump."""
+        if self.limits is None:
+            yield from read_lines(content, self.numbered.range, framing)
+            return
+        first = piece_of(self.numbered.number, 0)
+        for lines, pieces in read_sequenced(content, self.numbered, framing):
+            segments = np.where(pieces < 0, pieces, pieces - first).astype(np.int32)
+            yield lines.where(limited_mask(segments, self.limits, lines.clocks))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """The knowledge of a journal's producers at a position."""
+
+    position: Position
+    source: Source
+    anchors: Mapping[ProducerId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalBatch:
+    """The part of a micro-batch in one journal."""
+
+    parts: tuple[StreamPart, ...]
+    rows: int
+    """Messages that were read, acknowledgements included."""
+    state: ReadState
+    """The state behind the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlanner:
+    """Plans batches of journals. It has no state of its own, and may be used by several threads."""
+
+    content: JournalContent
+    framing: JsonLines
+    committed: bool
+    part_bytes: int
+
+    def plan(
+        self,
+        whole: Range,
+        state: ReadState,
+        *,
+        cuts: Sequence[int],
+        counted: bool = False,
+        max_messages: int | None = None,
+        listed: int = 0,
+        first_offset: int = 0,
+    ) -> JournalBatch:
+        """Plan to read the lines that start in `whole`, and no more than `max_messages` of them.
+
+        `state` is that before the batch. `cuts` are offsets at which it is cheap to split the range, `listed` is the
+        number of producers to list in the position behind it. Messages of an uncommitted read are counted only if
+        `counted`. Raises CorruptMessage, CorruptData and OffsetJump.
+        """
+        if not self.committed:
+            end, rows = self._lines(whole, max_messages) if counted or max_messages else (self._last_line(whole), 0)
+            found = replace(whole, end=end, limit=end)
+            ranges = split(found, self.part_bytes, cuts) if found.length else []
+            parts = tuple(StreamPart(NumberedRange(number, part)) for number, part in enumerate(ranges))
+            return JournalBatch(parts, rows, ReadState(replace(state.position, offset=end), Source(end), {}))
+        summaries: dict[Range, RangeSummary] = {}
+        left = max_messages
+        for part in split(whole, self.part_bytes, cuts):
+            summary = self._scan(part, len(summaries), max_messages=left)
+            if not summary.rows:
+                continue
+            if left is not None:
+                left -= summary.rows
+            summaries[replace(part, end=summary.end, limit=summary.end)] = summary
+            if left == 0:
+                break
+        if not summaries:
+            return JournalBatch((), 0, state)
+        rows = sum(summary.rows for summary in summaries.values())
+        source = state.source
+        if not whole.aligned:  # Reading begins with the next line.
+            source = Source(min(summary.first for summary in summaries.values()), source.producers)
+        pruning = Pruning(time.time(), first_offsets={whole.journal: first_offset})
+        sequenced, replayed, replays = self._sequence(whole.journal, source, summaries, pruning, cuts)
+        limits: dict[int, list[Limit]] = {}
+        for limit in sequenced.limits:
+            limits.setdefault(limit.piece >> 32, []).append(Limit(limit.piece & 0xFFFFFFFF, limit.lo, limit.hi))
+        begins = {producer.hex(): state.begin for producer, state in replays.items()}
+        parts = tuple(
+            StreamPart(
+                NumberedRange(summary.number, part, begins if part in replayed else {}),
+                tuple(limits.get(summary.number, ())),
+            )
+            for part, summary in [*replayed.items(), *summaries.items()]
+        )
+        after = _state_after(state, sequenced.source, tuple(summaries.values()), listed)
+        return JournalBatch(parts, rows, after)
+
+    def restore(self, journal: str, position: Position) -> ReadState:
+        """Return the state at a position from a checkpoint. Raises CorruptMessage and OffsetJump."""
+        listed = Source(position.offset, position.producers)
+        if not self.committed or position.rescan is None:
+            return ReadState(position, listed, {})
+        whole = Range(journal, position.rescan, position.offset, position.offset)
+        summaries = [self._scan(part, 0) for part in split(whole, self.part_bytes)]
+        outlines = [summary.outline for summary in summaries]
+        resolution = resolve_outlines(outlines, {}, replayed=(), through=position.offset)
+        states = resolution.states | listed.seen_producers
+        anchors = _anchors({}, {}, states, summaries)
+        return ReadState(
+            position,
+            Source(position.offset, states),
+            {producer: at for producer, at in anchors.items() if producer not in position.producers},
+        )
+
+    def _sequence(
+        self,
+        journal: str,
+        source: Source,
+        summaries: Mapping[Range, RangeSummary],
+        pruning: Pruning,
+        cuts: Sequence[int],
+    ) -> tuple[Sequenced, dict[Range, RangeSummary], Mapping[ProducerId, ProducerState]]:
+        sequenced = sequence(journal, source, summaries, pruning=pruning)
+        if sequenced.replay is None:
+            _warn_of_resets(journal, sequenced)
+            return sequenced, {}, {}
+        whole, producers = sequenced.replay
+        again = {
+            part: self._scan(part, number, replay=producers)
+            for number, part in enumerate(split(whole, self.part_bytes, cuts), len(summaries))
+        }
+        sequenced = sequence(journal, source, summaries, again, producers, pruning)
+        _warn_of_resets(journal, sequenced)
+        return sequenced, again, producers
+
+    def _scan(
+        self,
+        part: Range,
+        number: int,
+        *,
+        replay: Mapping[ProducerId, ProducerState] | None = None,
+        max_messages: int | None = None,
+    ) -> RangeSummary:
+        scan, rows = RangeSummarizer(number, part.begin), 0
+        for lines in read_lines(self.content, part, self.framing):
+            if max_messages is not None and rows + len(lines) > max_messages:
+                lines = lines.where(np.arange(len(lines)) < max_messages - rows)
+            if not len(lines):
+                break
+            scan.saw(lines)
+            rows += len(lines)
+            if replay:
+                lines = lines.where(replay_mask(lines.producers, lines.clocks, lines.begins, replay, _NO_BOUND))
+            scan.feed(lines)
+            if rows == max_messages:
+                break
+        return scan.summary()
+
+    def _lines(self, whole: Range, max_messages: int | None) -> tuple[int, int]:
+        """Return the end of the last line to read, and the number of lines."""
+        rows, end = 0, whole.begin
+        for offset, block in read_blocks(self.content, whole, max_line_bytes=self.framing.max_line_bytes):
+            newlines = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
+            if max_messages is not None:
+                newlines = newlines[: max_messages - rows]
+            if not len(newlines):
+                break
+            rows, end = rows + len(newlines), offset + int(newlines[-1]) + 1
+        return end, rows
+
+    def _last_line(self, whole: Range) -> int:
+        """Return the end of the last line that starts in a range and that its writer has finished."""
+        tail = _TAIL_BYTES
+        while True:
+            begin = max(whole.begin, whole.end - tail)
+            part = whole if begin == whole.begin else replace(whole, begin=begin, aligned=False)
+            ends = [offset + len(block) for offset, block in read_blocks(self.content, part)]
+            if ends or begin == whole.begin:
+                return max(ends, default=whole.begin)
+            tail *= 8
+
+
+def _state_after(before: ReadState, source: Source, summaries: Sequence[RangeSummary], listed: int) -> ReadState:
+    anchors = _anchors(before.anchors, before.source.producers, source.producers, summaries)
+    shown, others, rescan = bounded(source.producers, anchors, source.read_through, listed)
+    position = Position(source.read_through, before.position.created, producers=shown, rescan=rescan)
+    return ReadState(position, Source(source.read_through, {**shown, **others}), anchors)
+
+
+def _anchors(
+    known: Mapping[ProducerId, int],
+    before: Mapping[ProducerId, ProducerState],
+    after: Mapping[ProducerId, ProducerState],
+    summaries: Sequence[RangeSummary],
+) -> dict[ProducerId, int]:
+    """Return the producers' anchors (`offsets.py`) after ranges with these summaries."""
+    anchors = {producer: at for producer, at in known.items() if producer in after}
+    decided = set()
+    for summary in summaries:
+        for _, segment in summary.outline.border:
+            producer = segment.producer
+            if producer not in after or producer in decided:
+                continue
+            if producer not in before:
+                anchors.setdefault(producer, segment.first_offset)
+                continue
+            last_ack = after[producer].last_ack
+            if last_ack == before[producer].last_ack:
+                continue
+            clock = segment.first_clock if segment.flags is Flags.ACK_TXN else segment.last_clock
+            if segment.flags is not Flags.CONTINUE_TXN and clock == last_ack:
+                anchors[producer] = segment.first_offset
+                decided.add(producer)
+    return anchors
+
+
+def _warn_of_resets(journal: str, sequenced: Sequenced) -> None:
+    for reset in sequenced.resets:
+        _log.warning("producer.reset", journal=journal, producer=reset.producer.hex(), offset=reset.offset)
+
+
+def require_end(journal: str, batch: JournalBatch, end: int) -> None:
+    """Raise CorruptData if a batch that is planned again does not end where it did before."""
+    if batch.state.position.offset != end:
+        raise CorruptData(
+            f"journal {journal}: a batch of the checkpoint ends at {end}, and now at {batch.state.position.offset}: "
+            "the journal has lost content, or is not the one that was read"
+        )

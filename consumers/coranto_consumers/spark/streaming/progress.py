@@ -1,0 +1,31 @@
+"""The lag of streaming queries, from the progress that Spark reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from coranto_consumers.spark.streaming.offsets import loads
+
+
+def bytes_behind(progress: Any) -> dict[str, int]:
+    """Return the bytes of each journal that a query has not read yet, as of a report of its progress.
+
+    `progress` is an item of `query.recentProgress`, or its JSON. Journals of all of the query's sources are counted.
+    """
+    raw = progress if isinstance(progress, Mapping) else json.loads(progress.json)
+    behind = {}
+    for source in raw["sources"]:
+        heads, ends = _journals(source["latestOffset"]), _journals(source["endOffset"])
+        if not isinstance(heads, dict) or not isinstance(ends, dict):
+            continue  # It is no source of journals.
+        positions = loads(ends)
+        for journal, head in heads.items():
+            read = positions[journal].offset if journal in positions else 0
+            behind[journal] = max(0, int(head) - read)
+    return behind
+
+
+def _journals(offsets: object) -> object:
+    return json.loads(offsets) if isinstance(offsets, str) else offsets

@@ -1,0 +1,291 @@
+"""The reader of `spark.readStream.format("journal")`.
+
+Spark keeps one instance in a process of its own, which plans micro-batches (`planning.py`), and copies of it read them
+in the executors. The offsets between batches are described in `offsets.py`.
+
+The planning process knows the producers' states at the end of the batch that it planned last. After a restart it
+restores them from the checkpoint's offsets. It fetches each batch's content once, as its tasks do. So planning is
+bounded by one process: some hundred megabytes a second.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
+
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.errors import InvalidInput
+from coranto.security.tokens import Capability
+from coranto_consumers.spark.access import for_tasks, without_keys
+from coranto_consumers.spark.discovery import ContentExtent, fragment_begins
+from coranto_consumers.spark.fetching import shared_cache
+from coranto_consumers.spark.ranges import Range, plan_transaction
+from coranto_consumers.spark.rows import BatchBuilder, RowLayout
+from coranto_consumers.spark.streaming.journals import QueryJournals, require
+from coranto_consumers.spark.streaming.offsets import MAX_LISTED, Position, Positions, begin_of, dumps, loads
+from coranto_consumers.spark.streaming.options import StreamOptions
+from coranto_consumers.spark.streaming.planning import BatchPlanner, JournalBatch, ReadState, StreamPart, require_end
+from coranto_consumers.spark.task_errors import told_to_driver
+
+_LEAST_LISTED: Final = 8
+_WORTHWHILE_BYTES: Final = 2 << 20
+"""Ranges are read by one task until they have this many bytes together: a task costs some tens of milliseconds."""
+_LEAST_LINE_BYTES: Final = len('{"_meta":{"uuid":"00000000-0000-1000-8000-000000000000"}}\n')
+_THREADS: Final = 8
+
+
+@dataclass
+class StreamPartition(InputPartition):
+    """The ranges that one task reads."""
+
+    parts: tuple[StreamPart, ...]
+    client: ClientConfig = field(repr=False)
+    """For this task: with a token for its journals instead of keys."""
+
+
+class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches, and reads them. Spark pickles it before it is used."""
+
+    def __init__(self, options: StreamOptions, layout: RowLayout) -> None:
+        self._options = options
+        self._layout = layout
+        self._journals = QueryJournals(options.source)
+        self._initial: dict[str, Any] | None = None
+        self._target: dict[str, ContentExtent] | None = None
+        self._waiting_since: float | None = None
+        self._states: dict[str, ReadState] = {}
+        self._planned: tuple[str, list[StreamPartition]] = "", []
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out keys, which executors have no use for, and what only the planning process needs."""
+        source = replace(self._options.source, client=without_keys(self._options.source.client))
+        fresh = JournalStreamReader(replace(self._options, source=source), self._layout)
+        return fresh.__dict__
+
+    # -- Offsets ---------------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the offsets at which a new query begins. Journals that it leaves out are read from their beginning."""
+        with told_to_driver():
+            return self._begin()
+
+    def _begin(self) -> dict[str, Any]:
+        if self._initial is None:
+            starting = self._options.starting
+            found: Mapping[str, Position | None]
+            if starting == {}:
+                found = {}
+            else:
+                heads = self._journals.ask()
+                found = dict.fromkeys(heads) if starting is None else starting
+                if unknown := sorted(found.keys() - heads.keys()):
+                    raise InvalidInput(
+                        f"names {unknown[0]}, which is not among the journals that are read: "
+                        f"{', '.join(sorted(heads))}",
+                        field="option startingOffsets",
+                    )
+            self._initial = dumps(
+                {name: Position(self._journals.heads[name].head) if at is None else at for name, at in found.items()}
+            )
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxBytes(self._options.max_bytes)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        with told_to_driver():
+            self._target = self._journals.ask()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the journals' heads, for the query's progress."""
+        return {name: each.head for name, each in sorted(self._journals.heads.items())} or None
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Plan the next batch, and return its end: `start` itself if there is nothing to read yet."""
+        with told_to_driver():
+            return self._next(start, limit)
+
+    def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begun = loads(start)
+        heads = self._target or self._journals.ask_again()
+        states = self._entry(begun, heads)
+        limited = not isinstance(limit, ReadAllAvailable)
+        behind = {name: (states[name].position.offset, heads[name].head) for name in states}
+        if limited and self._waits(sum(head - offset for offset, head in behind.values()) // _LEAST_LINE_BYTES, behind):
+            return start
+        ranges = plan_transaction(behind, self._options.max_bytes if limited else 1 << 62)
+        batches = self._plan(ranges, states, heads, limited)
+        if limited and self._waits(sum(batch.rows for batch in batches.values()), behind):
+            return start
+        self._waiting_since = None
+        end = {**begun}
+        for name, state in states.items():
+            batch = batches.get(name)
+            if batch is not None and batch.state.position.offset > state.position.offset:
+                after = replace(batch.state.position, created=heads[name].created)
+                end[name] = after if state.position.created else replace(after, since=state.position.offset)
+                self._states[name] = replace(batch.state, position=end[name])
+            elif name not in begun:
+                end[name] = replace(state.position, created=heads[name].created, since=state.position.offset)
+                self._states[name] = replace(state, position=end[name])
+        found = dumps(end)
+        self._planned = _key(start, found), self._partitions(batches)
+        return found
+
+    # -- Planning --------------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return what the tasks of a batch read. A batch from before a restart is planned again."""
+        key, planned = self._planned
+        if key == _key(start, end):
+            return planned
+        with told_to_driver():
+            return self._plan_again(start, end)
+
+    def _plan_again(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamPartition]:
+        begun, ended = loads(start), loads(end)
+        heads = self._journals.ask()
+        batches = {}
+        for name, position in ended.items():
+            begin = begin_of(begun.get(name), position)
+            if begin == position.offset:
+                continue
+            before = begun.get(name)
+            at = before if before is not None and before.offset == begin else Position(begin)
+            require(name, replace(at, created=position.created), heads)
+            state = self._known(name, at)
+            whole = self._range(name, begin, position.offset, heads[name], position.since is not None)
+            batches[name] = self._planner().plan(
+                replace(whole, limit=position.offset), state, cuts=self._cuts(whole), listed=self._listed(len(ended))
+            )
+            require_end(name, batches[name], position.offset)
+            self._states[name] = replace(batches[name].state, position=position)
+        return self._partitions(batches)
+
+    def _partitions(self, batches: Mapping[str, JournalBatch]) -> list[StreamPartition]:
+        """Deal the ranges of a batch to tasks, in order."""
+        parts = [part for name in sorted(batches) for part in batches[name].parts]
+        if self._options.source.min_partitions > 1:
+            return [self._partition([part]) for part in parts]
+        found: list[list[StreamPart]] = []
+        size = 0
+        for part in parts:
+            if not found or size + part.length > _WORTHWHILE_BYTES:
+                found.append([])
+                size = 0
+            found[-1].append(part)
+            size += part.length
+        return [self._partition(each) for each in found]
+
+    def _partition(self, parts: Sequence[StreamPart]) -> StreamPartition:
+        journals = {part.numbered.range.journal for part in parts}
+        return StreamPartition(tuple(parts), for_tasks(self._options.source.client, Capability.READ, journals))
+
+    def _entry(self, begun: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, ReadState]:
+        """Return the state of each journal before the next batch. Raises if a journal is not the one that was read."""
+        for name, position in begun.items():
+            require(name, position, heads)
+        states = {}
+        for name, head in heads.items():
+            states[name] = self._known(name, begun.get(name, Position(head.begin)))
+        return states
+
+    def _known(self, journal: str, position: Position) -> ReadState:
+        state = self._states.get(journal)
+        if state is None or state.position != position:
+            state = self._states[journal] = self._planner().restore(journal, position)
+        return state
+
+    def _plan(
+        self,
+        ranges: Sequence[Range],
+        states: Mapping[str, ReadState],
+        heads: Mapping[str, ContentExtent],
+        limited: bool,
+    ) -> dict[str, JournalBatch]:
+        total = sum(each.length for each in ranges)
+        options, planner = self._options, self._planner(total)
+
+        def plan(each: Range) -> JournalBatch:
+            head, state = heads[each.journal], states[each.journal]
+            share = None
+            if limited and options.max_messages is not None:
+                share = max(1, options.max_messages * each.length // total)
+            whole = self._range(each.journal, each.begin, each.end, head, not state.position.created)
+            return planner.plan(
+                whole,
+                state,
+                cuts=self._cuts(whole),
+                counted=limited and bool(options.min_messages),
+                max_messages=share,
+                listed=self._listed(len(states)),
+                first_offset=head.begin,
+            )
+
+        with ThreadPoolExecutor(min(_THREADS, len(ranges)) or 1) as threads:
+            return dict(zip([each.journal for each in ranges], threads.map(plan, ranges), strict=True))
+
+    def _range(self, journal: str, begin: int, end: int, head: ContentExtent, first: bool) -> Range:
+        """Return a range to read. In the `first` batch of a journal, a user's offset may be within a line."""
+        return Range(journal, begin, end, head.head, aligned=not first or begin <= head.begin)
+
+    def _cuts(self, whole: Range) -> Sequence[int]:
+        """Return the offsets at which splitting a range is cheap, if it is split at all."""
+        if whole.length <= self._options.source.max_bytes:
+            return ()
+        return fragment_begins(self._journals.client, whole.journal)
+
+    def _listed(self, journals: int) -> int:
+        return max(_LEAST_LISTED, MAX_LISTED // max(1, journals))
+
+    def _waits(self, messages: int, behind: Mapping[str, tuple[int, int]]) -> bool:
+        """Return True if a batch waits for more than `messages`."""
+        if messages >= self._options.min_messages or self._target is not None:
+            return False
+        if not any(head > offset for offset, head in behind.values()):
+            self._waiting_since = None
+            return True
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return now - self._waiting_since < self._options.max_delay
+
+    def _planner(self, total: int = 0) -> BatchPlanner:
+        """Return a planner of batches of `total` bytes."""
+        source = self._options.source
+        part_bytes = min(source.max_bytes, max(1, total // source.min_partitions) if total else source.max_bytes)
+        return BatchPlanner(self._journals.client, source.framing, self._options.committed, part_bytes)
+
+    # -- Reading ---------------------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition."""
+        if not isinstance(partition, StreamPartition):
+            return
+        source = self._options.source
+        batches = BatchBuilder(self._layout)
+        config = replace(partition.client, disk_cache=shared_cache(source.cache_bytes))
+        with told_to_driver(), SyncJournalClient.of(config, timeout=config.patience) as client:
+            for part in partition.parts:
+                for lines in part.read(client, source.framing):
+                    yield from batches.build(lines)
+
+    def stop(self) -> None:
+        self._journals.close()
+
+
+def _key(start: Mapping[str, Any], end: Mapping[str, Any]) -> str:
+    return json.dumps([start, end], sort_keys=True)

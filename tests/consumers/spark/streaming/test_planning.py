@@ -1,0 +1,157 @@
+"""Micro-batches of any size, over any number of restarts, deliver what reading message by message does."""
+
+import json
+import os
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coranto.errors import CorruptData
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.publisher import SyncPublisher
+from coranto.messages.uuids import ProducerClock, ProducerId, new_producer_id
+from coranto_consumers.spark.ranges import Range
+from coranto_consumers.spark.streaming.offsets import MAX_RESCAN, Position, begin_of, bounded, dumps, loads
+from coranto_consumers.spark.streaming.planning import BatchPlanner, ReadState, require_end
+from tests.consumers.spark.histories import FRAMING, Memory, expected, histories
+
+J = "a/journal"
+
+
+def start(offset: int = 0) -> ReadState:
+    return ReadState(Position(offset), Source(offset), {})
+
+
+def delivered(content: Memory, batch) -> list[int]:
+    return [begin for part in batch.parts for lines in part.read(content, FRAMING) for begin in lines.begins.tolist()]
+
+
+def restarted(planner: BatchPlanner, state: ReadState) -> ReadState:
+    """The state that a new process has, from the offsets in the checkpoint."""
+    positions = loads(json.loads(json.dumps(dumps({J: state.position}))))
+    assert positions[J] == state.position
+    return planner.restore(J, positions[J])
+
+
+@settings(deadline=None, max_examples=150)
+@given(history=histories(), rng=st.randoms(use_true_random=False), part=st.integers(1, 3000), listed=st.integers(0, 3))
+def test_batches_over_restarts_deliver_each_committed_message_once(history, rng, part, listed):
+    content = Memory({J: history}, 500)
+    planner = BatchPlanner(content, FRAMING, True, part)
+    state, found = start(), []
+    while state.position.offset < len(history):
+        begin = state.position.offset
+        if rng.random() < 0.5:
+            state = restarted(planner, state)
+        end = min(len(history), begin + rng.randint(1, 2000))
+        messages = rng.choice([None, 1, 2, 7])
+        whole = Range(J, begin, end, len(history))
+        batch = planner.plan(whole, state, cuts=(), max_messages=messages, listed=listed)
+        assert messages is None or batch.rows <= messages
+        again = planner.plan(
+            replace(whole, end=batch.state.position.offset, limit=batch.state.position.offset),
+            restarted(planner, state),
+            cuts=(),
+            listed=listed,
+        )
+        found += delivered(content, batch)
+        assert sorted(delivered(content, again)) == sorted(delivered(content, batch))
+        assert batch.state.position.offset > begin
+        state = batch.state
+    assert sorted(found) == sorted(expected(J, history))
+
+
+@pytest.mark.parametrize("messages", [None, 1, 3])
+def test_an_uncommitted_batch_ends_with_a_line(messages):
+    lines = b'{"n":1}\n{"n":22}\n{"n":333}\n'
+    content = Memory({J: lines + b'{"unfin'}, 3)
+    planner = BatchPlanner(content, FRAMING, False, 5)
+
+    batch = planner.plan(
+        Range(J, 0, len(content.journals[J]), len(content.journals[J])), start(), cuts=(), max_messages=messages
+    )
+
+    end = {None: len(lines), 1: 8, 3: len(lines)}[messages]
+    assert batch.state.position == Position(end)
+    ranges = [part.numbered.range for part in batch.parts]
+    assert (ranges[0].begin, ranges[-1].end) == (0, end)
+
+
+def test_a_batch_begins_with_the_next_line_if_a_user_names_an_offset_within_one():
+    producer = SyncPublisher(
+        lambda journal, batch: sent.append(batch),
+        producer=new_producer_id(os.urandom),
+        clock=ProducerClock(time.time_ns),
+        framing=FRAMING,
+    )
+    sent: list[bytes] = []
+    for n in range(3):
+        producer.publish(J, {"n": n})
+    producer.flush()
+    history = b"".join(sent)
+    second = history.index(b"\n") + 1
+    content = Memory({J: history}, 100)
+    planner = BatchPlanner(content, FRAMING, True, 1 << 20)
+
+    batch = planner.plan(Range(J, 5, len(history), len(history), aligned=False), start(5), cuts=())
+
+    assert delivered(content, batch)[0] == second
+    assert batch.state.position.offset == len(history)
+
+
+def test_a_batch_that_ends_elsewhere_than_before_is_an_error():
+    content = Memory({J: b'{"n":1}\n'}, 100)
+    batch = BatchPlanner(content, FRAMING, False, 100).plan(Range(J, 0, 8, 8), start(), cuts=())
+
+    require_end(J, batch, 8)
+    with pytest.raises(CorruptData, match="ends at 9, and now at 8"):
+        require_end(J, batch, 9)
+
+
+def producers(count: int) -> list[ProducerId]:
+    return [ProducerId(bytes([1, 0, 0, 0, 0, n])) for n in range(count)]
+
+
+def test_the_producers_listed_are_those_decided_longest_ago_and_the_content_tells_the_others():
+    one, two, three = producers(3)
+    states = {one: ProducerState(1), two: ProducerState(2, 150), three: ProducerState(3)}
+
+    shown, others, rescan = bounded(states, {one: 300, two: 100, three: 200}, 1000, 1)
+
+    assert (set(shown), set(others), rescan) == ({two}, {one, three}, 200)
+
+
+def test_idle_producers_beyond_the_list_are_forgotten_after_a_distance_but_never_open_transactions():
+    one, two, three = producers(3)
+    states = {one: ProducerState(1), two: ProducerState(2, 150), three: ProducerState(3)}
+
+    shown, others, rescan = bounded(states, {one: 300, two: 301, three: 302}, MAX_RESCAN + 5000, 0)
+
+    assert (shown, set(others), rescan) == ({}, {two}, 301)
+
+
+def test_producers_whose_last_decision_is_not_known_stay_listed():
+    one, two, _ = producers(3)
+
+    shown, others, rescan = bounded({one: ProducerState(1), two: ProducerState(2)}, {two: 5}, 10, 0)
+
+    assert (set(shown), set(others), rescan) == ({one}, {two}, 5)
+
+
+@pytest.mark.parametrize(
+    ("begun", "ended", "begin"),
+    [
+        (Position(5), Position(9), 5),
+        (Position(9), Position(9), 9),
+        (None, Position(9, since=3), 3),
+        (Position(7), Position(9, since=3), 3),  # `latest` was 3 when the batch was planned, and is 7 now.
+        (Position(12), Position(9), 9),
+        (None, Position(9), 9),
+        (Position(9, 4, since=3), Position(9, 4, since=3), 9),
+    ],
+)
+def test_a_batch_begins_where_it_did_when_it_was_planned_first(begun, ended, begin):
+    assert begin_of(begun, ended) == begin

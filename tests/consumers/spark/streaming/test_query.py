@@ -1,0 +1,133 @@
+"""Streaming queries in a real Spark: `readStream.format("journal")` delivers committed messages once, over any end."""
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coranto.messages.framing import JsonLines
+from coranto.messages.publisher import SyncPublisher
+from coranto.messages.uuids import ProducerClock, new_producer_id
+from coranto_consumers.spark.streaming.progress import bytes_behind
+
+pytestmark = pytest.mark.integration
+ONE, TWO = "a/topic/one", "a/topic/two"
+SCHEMA = "n INT, _journal STRING, _offset BIGINT"
+QUERY = """
+import sys
+from coranto_consumers.spark import new_session
+endpoint, folder = sys.argv[1:]
+frame = new_session("killed", settings={"spark.sql.streaming.minBatchesToRetain": "1000"}).readStream.format("journal")
+frame = frame.options(endpoint=endpoint, selector="name:prefix=a/topic/", startingOffsets="earliest")
+frame = frame.option("maxOffsetsPerTrigger", 40).schema("n INT, _journal STRING, _offset BIGINT").load()
+query = frame.writeStream.format("json").option("path", folder + "/out")
+query.option("checkpointLocation", folder + "/checkpoint").start().awaitTermination()
+"""
+
+
+def stream(spark, broker, **options):
+    reader = spark.readStream.format("journal").options(endpoint=broker.endpoint, selector="name:prefix=a/topic/")
+    return reader.options(**options).schema(SCHEMA).load()
+
+
+def write(broker, rng: random.Random, count: int) -> None:
+    """Write transactions of a few producers, which overlap, repeat themselves and are partly rolled back."""
+    publishers = [
+        SyncPublisher(
+            broker.write,
+            producer=new_producer_id(os.urandom),
+            clock=ProducerClock(time.time_ns),
+            framing=JsonLines(),
+            max_batch_bytes=300,
+        )
+        for _ in range(4)
+    ]
+    for n in range(count):
+        publisher = rng.choice(publishers)
+        publisher.add(rng.choice((ONE, TWO)), {"n": n})
+        if rng.random() < 0.1:
+            publisher.commit() if rng.random() < 0.8 else publisher.rollback()
+        if rng.random() < 0.05:  # An append that was repeated.
+            broker.write(ONE, b"".join(broker.content(ONE).splitlines(keepends=True)[-3:]))
+    for publisher in publishers[:-1]:
+        publisher.commit()
+
+
+def committed(spark, broker) -> list[tuple[str, int, int]]:
+    frame = spark.read.format("journal").options(endpoint=broker.endpoint, selector="name:prefix=a/topic/")
+    return sorted((row._journal, row._offset, row.n) for row in frame.schema(SCHEMA).load().collect())
+
+
+def test_a_query_that_is_killed_at_any_time_writes_each_committed_message_once(spark, broker, tmp_path):
+    rng = random.Random(7)
+    broker.create(ONE, TWO)
+    write(broker, rng, 600)
+    with subprocess.Popen([sys.executable, "-c", QUERY, broker.endpoint, str(tmp_path)]) as process:
+        try:
+            deadline = time.monotonic() + 400
+            while not (tmp_path / "checkpoint/commits/3").exists():
+                assert process.poll() is None, "the query has ended"
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            process.kill()
+    write(broker, rng, 200)
+
+    query = stream(spark, broker, startingOffsets="earliest").writeStream.format("json")
+    query = query.options(path=f"{tmp_path}/out", checkpointLocation=f"{tmp_path}/checkpoint")
+    query = query.trigger(availableNow=True).start()
+    query.awaitTermination()
+
+    found = spark.read.schema(SCHEMA).json(f"{tmp_path}/out").collect()
+    assert sorted((row._journal, row._offset, row.n) for row in found) == committed(spark, broker)
+    assert len(found) > 500
+
+
+def test_a_running_query_tells_how_far_it_is_behind_and_takes_up_journals(spark, broker, tmp_path):
+    broker.create(ONE)
+    write_one(broker, ONE, 25)
+    frame = stream(spark, broker, startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    query = frame.writeStream.format("memory").queryName("taken_up").option("checkpointLocation", f"{tmp_path}/c")
+    with stopped(query.trigger(processingTime="100 milliseconds").start()) as query:
+        query.processAllAvailable()
+        broker.create(TWO)
+        write_one(broker, TWO, 5)
+        query.processAllAvailable()
+        progress = [json.loads(each.json) for each in query.recentProgress]
+
+    assert spark.table("taken_up").count() == 30
+    behind = list(map(bytes_behind, progress))
+    assert behind[-1] == {ONE: 0, TWO: 0}
+    assert max(each[ONE] for each in behind) > 0
+
+
+def write_one(broker, journal: str, count: int) -> None:
+    publisher = SyncPublisher(
+        broker.write, producer=new_producer_id(os.urandom), clock=ProducerClock(time.time_ns), framing=JsonLines()
+    )
+    for n in range(count):
+        publisher.add(journal, {"n": n})
+    publisher.commit()
+
+
+@contextlib.contextmanager
+def stopped(query):
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def test_a_bad_option_ends_the_query_with_its_name(spark, broker, tmp_path):
+    broker.create(ONE)
+    write_one(broker, ONE, 3)
+    frame = stream(spark, broker, endingOffsets="latest")
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(Path(tmp_path) / "c")).start()
+    with pytest.raises(Exception, match="endingOffsets: a streaming query has no end"):
+        query.awaitTermination()

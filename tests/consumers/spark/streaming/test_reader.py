@@ -1,0 +1,222 @@
+"""The reader of streaming queries against a broker that speaks the protocol, called as Spark calls it."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
+
+from coranto.errors import CorruptData, InvalidInput, OffsetJump
+from coranto.messages.framing import JsonLines
+from coranto.messages.publisher import SyncPublisher
+from coranto.messages.uuids import ProducerClock, new_producer_id
+from coranto_consumers.spark.source import JournalDataSource
+from coranto_consumers.spark.streaming.reader import JournalStreamReader
+
+pytestmark = pytest.mark.integration
+ONE, TWO = "a/topic/one", "a/topic/two"
+
+
+@pytest.fixture
+def publisher(broker) -> Callable[[], SyncPublisher]:
+    def make() -> SyncPublisher:
+        return SyncPublisher(
+            broker.write,
+            producer=new_producer_id(os.urandom),
+            clock=ProducerClock(time.time_ns),
+            framing=JsonLines(),
+        )
+
+    return make
+
+
+@pytest.fixture
+def new_reader(broker):
+    made: list[JournalStreamReader] = []
+
+    def make(**options: str) -> JournalStreamReader:
+        options = {"endpoint": broker.endpoint, "selector": "name:prefix=a/topic/", **options}
+        source = JournalDataSource(options)
+        schema = StructType().add("n", "integer").add("_journal", "string")
+        made.append(source.streamReader(schema))
+        return made[-1]
+
+    yield make
+    for reader in made:
+        reader.stop()
+
+
+def as_kept(offset):
+    """An offset as Spark gives it back."""
+    return json.loads(json.dumps(offset))
+
+
+def read(reader: JournalStreamReader, start, end) -> list[tuple[str, int]]:
+    return sorted(
+        (row["_journal"], row["n"])
+        for partition in reader.partitions(as_kept(start), as_kept(end))
+        for batch in reader.read(partition)
+        for row in batch.to_pylist()
+    )
+
+
+def next_batch(reader: JournalStreamReader, start):
+    """The end of the next batch, and its rows."""
+    end = reader.latestOffset(as_kept(start), reader.getDefaultReadLimit())
+    return end, read(reader, start, end)
+
+
+def test_batches_follow_what_is_committed_and_take_up_new_journals(broker, publisher, new_reader):
+    broker.create(ONE, TWO)
+    reader, open_for_long, other = new_reader(startingOffsets="earliest"), publisher(), publisher()
+    open_for_long.add(ONE, {"n": 1})
+    open_for_long.flush()
+    other.publish(ONE, {"n": 2})
+    other.flush()
+
+    first, rows = next_batch(reader, reader.initialOffset())
+    assert rows == [(ONE, 2)]
+    again, rows = next_batch(reader, first)
+    assert (again, rows) == (first, [])
+
+    open_for_long.commit()
+    broker.create("a/topic/zero")
+    other.publish("a/topic/zero", {"n": 3})
+    other.flush()
+    second, rows = next_batch(reader, first)
+    assert rows == [(ONE, 1), ("a/topic/zero", 3)]
+    assert set(second) == {ONE, TWO, "a/topic/zero"}
+
+    # A process that starts anew plans the same batches from what is in the checkpoint.
+    assert read(new_reader(startingOffsets="earliest"), reader.initialOffset(), first) == [(ONE, 2)]
+    assert read(new_reader(startingOffsets="earliest"), first, second) == rows
+
+
+def test_what_is_written_between_two_starts_of_a_query_that_begins_with_the_latest_is_not_lost(
+    broker, publisher, new_reader
+):
+    broker.create(ONE)
+    one = publisher()
+    one.publish(ONE, {"n": 1})
+    one.flush()
+    reader = new_reader(startingOffsets="latest")
+    start = reader.initialOffset()
+    one.publish(ONE, {"n": 2})
+    one.flush()
+    end, rows = next_batch(reader, start)
+    assert rows == [(ONE, 2)]
+
+    # The query dies before the batch is committed. Spark keeps only its end, and asks for the initial offset again.
+    restarted = new_reader(startingOffsets="latest")
+    later = restarted.initialOffset()
+    assert later != start
+    assert read(restarted, later, end) == [(ONE, 2)]
+
+
+def test_limits_of_bytes_and_messages_hold_and_once_means_all(broker, publisher, new_reader):
+    broker.create(ONE, TWO)
+    one = publisher()
+    for n in range(10):
+        one.publish(ONE, {"n": n})
+        one.publish(TWO, {"n": n})
+    one.flush()
+
+    reader = new_reader(startingOffsets="earliest", maxOffsetsPerTrigger="4")
+    offset, batches = reader.initialOffset(), []
+    while True:
+        offset, rows = next_batch(reader, offset)
+        if not rows:
+            break
+        batches.append(rows)
+    assert [len(rows) for rows in batches] == [4] * 5
+    assert sorted(row for rows in batches for row in rows) == sorted(
+        (journal, n) for journal in (ONE, TWO) for n in range(10)
+    )
+
+    reader = new_reader(startingOffsets="earliest", maxBytesPerTrigger="100")
+    start = reader.initialOffset()
+    assert next_batch(reader, start)[1] == [(ONE, 0), (TWO, 0)]
+    assert len(read(reader, start, reader.latestOffset(as_kept(start), ReadAllAvailable()))) == 20
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_a_batch_waits_for_enough_messages_but_not_for_ever(broker, publisher, new_reader, isolation):
+    broker.create(ONE)
+    options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "3", "isolation": isolation}
+    patient, hasty = new_reader(**options), new_reader(**options, maxTriggerDelay="0s")
+    one = publisher()
+    for n in range(2):
+        one.publish(ONE, {"n": n})
+    one.flush()
+
+    start = patient.initialOffset()
+    assert patient.latestOffset(as_kept(start), patient.getDefaultReadLimit()) == start
+    assert len(next_batch(hasty, start)[1]) == 2
+
+    one.publish(ONE, {"n": 2})
+    one.flush()
+    assert len(next_batch(patient, start)[1]) == 3
+
+
+def test_available_now_ends_where_it_began_and_waits_for_nothing(broker, publisher, new_reader):
+    broker.create(ONE)
+    one = publisher()
+    one.publish(ONE, {"n": 1})
+    one.flush()
+    reader = new_reader(startingOffsets="earliest", minOffsetsPerTrigger="100")
+    reader.prepareForTriggerAvailableNow()
+    one.publish(ONE, {"n": 2})
+    one.flush()
+    broker.create(TWO)
+
+    end, rows = next_batch(reader, reader.initialOffset())
+    assert (rows, set(end)) == ([(ONE, 1)], {ONE})
+    assert next_batch(reader, end) == (end, [])
+
+
+def test_progress_tells_the_heads(broker, publisher, new_reader):
+    broker.create(ONE)
+    one = publisher()
+    one.publish(ONE, {"n": 1})
+    one.flush()
+    reader = new_reader(startingOffsets="latest")
+
+    assert reader.reportLatestOffset() is None
+    assert reader.initialOffset() == {ONE: broker.head(ONE)} == reader.reportLatestOffset()
+
+
+def test_a_journal_that_is_gone_or_made_again_or_cut_off_is_an_error(broker, publisher, new_reader):
+    broker.create(ONE, TWO)
+    one = publisher()
+    one.publish(ONE, {"n": 1})
+    one.flush()
+    reader = new_reader(startingOffsets="earliest")
+    end, _ = next_batch(reader, reader.initialOffset())
+
+    made = broker.fake.journals.pop(ONE)
+    with pytest.raises(CorruptData, match=f"journal {ONE} is read through {made.head}, and is not there any more"):
+        next_batch(reader, end)
+    broker.create(ONE)
+    broker.write(ONE, made.content * 2)
+    with pytest.raises(CorruptData, match="it was deleted and created again"):
+        next_batch(reader, end)
+    broker.fake.journals[ONE] = made
+    assert next_batch(reader, end) == (end, [])
+    made.roll()
+    broker.write(ONE, made.content)
+    made.roll()
+    made.drop_before(made.head)
+    made.stored = []
+    with pytest.raises(OffsetJump, match=f"journal {ONE} has no content in"):
+        next_batch(reader, end)
+
+
+def test_unknown_journals_in_starting_offsets_are_refused(broker, new_reader):
+    broker.create(ONE)
+
+    with pytest.raises(InvalidInput, match="startingOffsets: names a/topic/won"):
+        new_reader(startingOffsets='{"a/topic/won": 5}').initialOffset()
+    assert new_reader(startingOffsets='{"a/topic/one": 0}').initialOffset() == {ONE: 0}
