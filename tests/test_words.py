@@ -18,6 +18,9 @@ ROOTS = {"coranto": "platform", "coranto_broker": "broker", "coranto_consumers":
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|That|Who|Why|When|If)\b")
 """Beginnings of a docstring that neither commands nor names its subject."""
 
+VAGUE = re.compile(r"(Return|Yield|Tell|Report) (what|whether|why)\b")
+"""Beginnings that do not name their object."""
+
 FORBIDDEN = frozenset(
     [
         "Aside",
@@ -149,6 +152,18 @@ def test_the_first_line_of_a_docstring_is_an_imperative_or_a_noun_phrase(top: st
         if QUESTION.match(text)
     ]
     assert not found, "say what it is or does, without a question word"
+
+
+@pytest.mark.parametrize("top", ["platform", "broker"])
+def test_the_first_line_of_a_docstring_names_its_object(top: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in FILES
+        if path.is_relative_to(ROOT / top)
+        for line, text in docstrings(ast.parse(path.read_text()))
+        if VAGUE.match(text)
+    ]
+    assert not found, "say `Return True if …`, or name the thing that is returned"
 
 
 def test_forbidden_names_are_not_used() -> None:

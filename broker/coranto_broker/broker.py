@@ -282,7 +282,7 @@ class Broker:
         return self.settings.max_append_rate > 0
 
     def held_back(self, journal: str, url: str) -> str:
-        """Return why appends to a journal with this first store are held back; empty if they are not."""
+        """Return the reason why appends to a journal with this first store are held back; empty if they are not."""
         return self._health.last_problem(url) or self.backlog.problem(journal, url)
 
     def is_healthy(self, journal: str, url: str) -> bool:

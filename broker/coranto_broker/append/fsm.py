@@ -358,7 +358,7 @@ class AppendFsm:
     # -- VALIDATE_PRECONDITIONS and UPDATE_SUSPEND: the decision ------------------------------------------------------
 
     async def _validate_preconditions(self) -> AppendEvent:
-        """Do what the decision says, and wait for what it needs."""
+        """Ask for the decision, and carry it out or wait for what it needs."""
         resolution, length = self._resolved, len(self.whole.content) if self.whole is not None else None
         store_problem: str | None = None
         while True:

@@ -196,7 +196,7 @@ def _of_etcd(broker: Broker, state: JournalState, item: Item[pb.JournalSpec]) ->
 
 
 def _fill(broker: Broker, head: JournalHead, spec: pb.JournalSpec, replica: Replica) -> None:
-    """Set what only a replica knows. The spool must be recovered."""
+    """Set the fields that only a replica knows. The spool must be recovered."""
     index, committed = replica.index, replica.committed
     assert committed is not None
     extent = index.extent

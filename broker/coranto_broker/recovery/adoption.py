@@ -53,7 +53,7 @@ class Adoption:
         self._entropy = entropy
 
     async def gather(self, member: MemberId, data_dir: Path, disk: Disk, clock: Clock) -> GatheredDirectory:
-        """Report what a data directory knows. May be repeated.
+        """Report the knowledge of a data directory. May be repeated.
 
         The directory may or may not match this etcd: one that was not used since the backup still matches. It must be
         held exclusively (`coranto.process.dirlock`). Raises WrongCluster, and has then changed nothing.

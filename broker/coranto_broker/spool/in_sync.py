@@ -146,7 +146,7 @@ class Judgement(enum.Enum):
 
 
 def as_read_for(record: InSyncRecord, create_revision: int, me: str) -> InSyncRecord | None:
-    """Return what a record says to `me` about the journal of `create_revision`; None if it is of another journal.
+    """Return a record as `me` must read it for the journal of `create_revision`; None if it is of another journal.
 
     A record that was carried over a restored etcd is of every journal of its name, and is `foreign` to those of other
     create revisions. Otherwise, a record says of the former journals that it continues which content counts, but not

@@ -289,7 +289,7 @@ class ConsumerCheck:
     # -- Memory and coverage -------------------------------------------------------------------------------------------
 
     async def load(self) -> Known:
-        """Return what earlier audits know. Raises CorruptData, and CorantoError when it cannot be read."""
+        """Return the knowledge of earlier audits. Raises CorruptData, and CorantoError when it cannot be read."""
         content = await self._memory.load(self.consumer) if self._memory is not None else None
         return Known() if content is None else Known.from_bytes(content)
 

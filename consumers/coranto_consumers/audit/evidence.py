@@ -56,7 +56,7 @@ class EvidenceSource(Protocol):
         ...
 
     def read(self, shards: Sequence[str], queries: Sequence[str]) -> Evidence:
-        """Return what it holds of these shards, and the results of queries. Raises SqlStoreError. Blocks."""
+        """Return the evidence about these shards, and the results of queries. Raises SqlStoreError. Blocks."""
         ...
 
 

@@ -26,7 +26,7 @@ class Memory(Protocol):
     """A place that keeps one text for each name."""
 
     async def load(self, name: str) -> bytes | None:
-        """Return what was saved last, or None. Raises CorantoError when the place cannot be reached."""
+        """Return the content that was saved last, or None. Raises CorantoError when the place cannot be reached."""
         ...
 
     async def save(self, name: str, content: bytes) -> None:
@@ -94,7 +94,7 @@ class Known:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Known:
-        """Return what was saved. Raises CorruptData for anything else."""
+        """Return the knowledge in saved content. Raises CorruptData for other content."""
         try:
             known = _KNOWN.validate_json(content)
         except pydantic.ValidationError as error:

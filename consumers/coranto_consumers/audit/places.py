@@ -30,7 +30,7 @@ def memory_at(place: str, stores: StoreRegistry) -> Memory:
 
 
 class StoreNotes:
-    """Keeps what audits know in files of a fragment store, beside the records of journals."""
+    """Keeps the knowledge of audits in files of a fragment store, beside the records of journals."""
 
     def __init__(self, store: FragmentStore) -> None:
         self._store = store
@@ -50,7 +50,8 @@ class StoreNotes:
 
 
 class FolderMemory:
-    """Keeps what audits know in files of `folder`. A file changes as a whole. `save` returns once it is on the disk."""
+    """Keeps the knowledge of audits in files of `folder`. A file changes as a whole. `save` returns once it is on the
+    disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

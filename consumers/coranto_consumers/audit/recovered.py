@@ -33,7 +33,8 @@ class RecoveredEvidence:
         return str(self._folder)
 
     def read(self, shards: Sequence[str], queries: Sequence[str]) -> Evidence:
-        """Return what the files hold of the one shard. Raises InvalidInput for several, or for other files."""
+        """Return the evidence in the files of the one shard. Raises InvalidInput for several shards, or for other
+        files."""
         if len(shards) != 1:
             raise InvalidInput(f"{self._folder} has the files of one shard, not of {len(shards)}", field="shards")
         try:

@@ -150,7 +150,7 @@ async def _read_live(
 
 
 async def _compare(client: JournalClient, fragment: Fragment, wanted: bytes) -> str:
-    """Return what is wrong with the content of a span as brokers serve it; "" if its SHA-1 is `wanted`."""
+    """Return the problem of a span's content as brokers serve it; "" if its SHA-1 is `wanted`."""
     sha = hashlib.sha1(usedforsecurity=False)
     reached = fragment.begin
     try:

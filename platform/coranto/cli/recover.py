@@ -98,7 +98,8 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
 
 
 def show_recovery(recovery: Recovery) -> None:
-    """Print what is left and the audit's result, and end with code `UNFINISHED` if the recovery did not succeed."""
+    """Print the remaining plan and the audit's result, and end with code `UNFINISHED` if the recovery did not
+    succeed."""
     if not recovery.remaining.is_empty or recovery.remaining.remarks:
         note("what is left:")
         print_plan(recovery.remaining, as_json=False)

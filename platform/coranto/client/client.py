@@ -373,7 +373,7 @@ class JournalClient:
             # Without a known route, a replica that is behind may have answered. Its answer told the route: ask again.
 
     async def heads(self, selector: str | pb.LabelSelector = "") -> Heads:
-        """Tell what brokers know of all journals that match a selector: heads, stored ends, times, registers.
+        """Return brokers' knowledge of all journals that match a selector: heads, stored ends, times, registers.
 
         This is one call, however many journals there are. The asked broker asks the primaries of the others. Brokers
         that do not have this call (Gazette's) are asked about each journal alone, and then times, registers and

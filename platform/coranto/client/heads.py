@@ -138,7 +138,8 @@ class Heads:
 
 
 async def ask(way: ChosenConnection, request: HeadsRequest) -> Heads | None:
-    """Return what the broker of `way` tells; None if it does not have the call. Raises the client's errors."""
+    """Return the heads that the broker of `way` tells; None if it does not have the call. Raises the client's
+    errors."""
     subject = "heads of journals"
     header: pb.Header | None = None
     found: dict[str, JournalHead] = {}

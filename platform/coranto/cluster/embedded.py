@@ -226,7 +226,7 @@ class EmbeddedCluster:
             broker.process.signal(number)
 
     def wait_ready(self, timeout_seconds: float = _READY_SECONDS) -> None:
-        """Return when every broker that should run serves, for example after `kill_broker`."""
+        """Wait until every broker that should run serves, for example after `kill_broker`."""
         deadline = time.monotonic() + timeout_seconds
         while not all(b.ready and b.alive for b in self._brokers if b.wanted):
             self.check()

@@ -206,7 +206,7 @@ class _Residual:
     # --- edges ---------------------------------------------------------------------------------------------------
 
     def _cost_of(self, step: _Shift) -> int:
-        """Return what the step adds to the cost of its item, without the cost of members' counts."""
+        """Return the cost that the step adds to its item, without the cost of members' counts."""
         network = self.network
         out, into = step.out, step.into
         if out == into:

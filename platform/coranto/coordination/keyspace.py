@@ -162,7 +162,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             raise CoordinationError(str(self._failure)) from self._failure
 
     async def _next_move(self) -> None:
-        """Return when the state or the known revision moves."""
+        """Wait until the state or the known revision moves."""
         self._check()
         if self._moved is None or self._moved.done():
             self._moved = asyncio.get_running_loop().create_future()

@@ -61,7 +61,7 @@ class LeaseRecord:
         return found[:2] if found is not None else None
 
     def resumable(self) -> tuple[int, int] | None:
-        """Return what `load` returns, but None if the record was written in another directory: this one is a copy."""
+        """Return the record of `load`; None if it was written in another directory, of which this one is a copy."""
         found = self._read()
         return found[:2] if found is not None and found[2] == self.place else None
 

@@ -173,7 +173,7 @@ def extend(
 
 
 def _begin(journal: str, stored: Stored, before: Span | None) -> int:
-    """Return where the next window of a journal begins."""
+    """Return the offset at which the next window of a journal begins."""
     anew = "To begin at the present content, start windows of another name."
     if before is None:
         return stored.begin

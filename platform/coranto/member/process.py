@@ -140,7 +140,7 @@ class MemberProcess(StagedContext, Generic[SettingsT]):
         }
 
     def facts(self) -> dict[str, object]:
-        """Return what the log says of the member once it serves."""
+        """Return the facts that the log tells of the member once it serves."""
         settings = self.settings
         return {
             "member": str(self.member),

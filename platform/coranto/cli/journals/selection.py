@@ -77,7 +77,7 @@ async def select(client: JournalClient, selection: Selection) -> tuple[JournalIn
 
 
 def select_now(client: SyncJournalClient, selection: Selection) -> tuple[JournalInfo, ...]:
-    """Return what `select` does, for a blocking client."""
+    """Select journals as `select` does, for a blocking client."""
     for attempt in selection.attempts:
         listing = client.list(attempt)
         if listing.journals:

@@ -47,7 +47,7 @@ class JournalClientFace(Face):
         return self._run(self._inner.head_and_revision(journal))
 
     def heads(self, selector: str | pb.LabelSelector = "") -> Heads:
-        """Tell what brokers know of all journals that match a selector: heads, stored ends, times, registers."""
+        """Return brokers' knowledge of all journals that match a selector: heads, stored ends, times, registers."""
         return self._run(self._inner.heads(selector))
 
     def fragments(
