@@ -19,6 +19,7 @@ from dagster_coranto.translation.metadata import (
     vector_version,
 )
 from dagster_coranto.translation.sql_tables import table_facts
+from dagster_coranto.translation.vectors import keep_vector
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.consumer import SparkConsumer
@@ -102,6 +103,7 @@ class Consumption:
 
     def states(self, report: ConsumeReport, *, count_rows: bool = True) -> Iterator[Materialized]:
         """Yield the state of each asset after what the report tells of. Counting rows reads the tables."""
+        keep_vector(self._settings.store_url, self._settings.application.name, report.offsets)
         for spec in self._definition.tables:
             facts = table_facts(self._settings.store_url, spec, count_rows=count_rows)
             yield Materialized(spec.key, vector_version(report.offsets), {**consumer_metadata(report), **facts})

@@ -1,6 +1,8 @@
 """An IO manager for records and tables in journals. Outputs count once, and inputs are committed messages."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -41,6 +43,9 @@ class JournalIOManager(dg.ConfigurableIOManager):
     its output counts once, also when the step or a later run tries it again. Without the metadata
     `dagster-coranto/key_field` an output goes to one journal, in order.
 
+    The row is forgotten `keep_outputs_days` after its output was committed. A run that began so long ago cannot go on,
+    and its outputs are refused.
+
     An input is a list of records, or a `pyarrow.Table` or `pandas.DataFrame` if the parameter has that type. It has
     every committed message up to the heads of the moment, in order within each journal. `max_input_bytes` guards the
     step's memory; use a Spark consumer for more.
@@ -51,23 +56,39 @@ class JournalIOManager(dg.ConfigurableIOManager):
     max_input_bytes: int = Field(
         default=_DEFAULT_INPUT_BYTES, gt=0, description="Refuse inputs with more bytes of journal content."
     )
+    keep_outputs_days: int = Field(
+        default=90, gt=0, description="Remember committed outputs for so many days, and refuse those of older runs."
+    )
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        """Publish the output, unless it is committed already. Raises JournalNotFound for a group without journals."""
+        """Publish the output, unless it is committed already.
+
+        Raises JournalNotFound for a group without journals, and InvalidInput when its run began before outputs that are
+        forgotten.
+        """
         from coranto_consumers.outputs.log import OutputLog
 
         group = group_of(context.asset_key, context.definition_metadata)
-        output = output_id(context)
-        log = OutputLog(self.store.store())
+        run_id, began = first_run(context)
+        output = output_id(context, run_id)
+        log = OutputLog(self.store.store(), keep_days=self.keep_outputs_days)
         with self.journals.client() as client:
             heads = _heads_of(client, self.journals.group(group))
             done = log.find(output)
             if done is None:
+                if log.may_be_forgotten(began):
+                    raise InvalidInput(
+                        f"run {run_id} began {datetime.fromtimestamp(began, UTC):%Y-%m-%d}, and outputs of that time "
+                        "are forgotten; whether this one was published cannot be told. Launch a new run, which "
+                        "publishes the output anew, and raise keep_outputs_days if runs take so long",
+                        field="keep_outputs_days",
+                    )
                 key = context.definition_metadata.get(KEY_METADATA)
                 done = self._publish(client, log, output, context, records_of(obj), list(heads), key)
             # Readers drop acknowledgements that they have seen, so appending them again does no harm.
             for journal, intent in done.intents.items():
                 client.append(journal, intent, retry_unknown=True)
+            log.acknowledge(output)
             after = _heads_of(client, self.journals.group(group))
         metadata = GroupMetadataSet(
             messages=done.messages,
@@ -145,16 +166,24 @@ def group_of(key: dg.AssetKey, metadata: Mapping[str, Any]) -> JournalGroup:
     return JournalGroup(JournalMetadataSet.extract(metadata).journal or "/".join(key.path))
 
 
-def output_id(context: dg.OutputContext) -> str:
-    """Return the identity of an output: equal for all attempts to write it, in its run and in runs that resume it."""
-    run = context.step_context.dagster_run
+def first_run(context: dg.OutputContext) -> tuple[str, float]:
+    """Return the run that this one resumes, if it does, else itself, and when that began (Unix seconds)."""
+    instance, run = context.step_context.instance, context.step_context.dagster_run
+    run_id = run.run_id
     while run.tags.get(RESUME_RETRY_TAG) == "true" and (parent := run.tags.get(PARENT_RUN_ID_TAG)):
-        found = context.step_context.instance.get_run_by_id(parent)
+        run_id = parent
+        found = instance.get_run_by_id(parent)
         if found is None:
             break
         run = found
+    record = instance.get_run_record_by_id(run.run_id)
+    return run_id, record.create_timestamp.timestamp() if record is not None else time.time()
+
+
+def output_id(context: dg.OutputContext, run_id: str) -> str:
+    """Return the identity of an output: equal for all attempts to write it, in its run and in runs that resume it."""
     partition = f"/{context.partition_key}" if context.has_asset_partitions else ""
-    return f"{run.run_id}/{context.asset_key.to_user_string()}{partition}"
+    return f"{run_id}/{context.asset_key.to_user_string()}{partition}"
 
 
 def records_of(obj: Any) -> Iterable[Mapping[str, Any]]:

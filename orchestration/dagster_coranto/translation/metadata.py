@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import dagster as dg
 from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet
+
+from coranto.client.positions import vector_digest
 
 JournalRow = dict[str, str | int | float | bool | None]
 """A row of a table: the values of its columns."""
@@ -108,10 +109,7 @@ def verbatim(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
 
 def vector_version(offsets: Mapping[str, int]) -> dg.DataVersion:
     """Return the data version of an offset vector: a digest, so that it is short for any number of journals."""
-    digest = hashlib.sha256()
-    for journal, offset in sorted(offsets.items()):
-        digest.update(f"{journal}\0{offset}\0".encode())
-    return dg.DataVersion(digest.hexdigest()[:32])
+    return dg.DataVersion(vector_digest(offsets))
 
 
 def offsets_metadata(offsets: Mapping[str, int]) -> dg.JsonMetadataValue:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import dagster as dg
 
 from coranto.errors import InvalidInput
+from coranto.telemetry import amount
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
 from dagster_coranto.translation.metadata import ConsumerMetadataSet, WindowMetadataSet, vector_version
@@ -43,28 +44,41 @@ class AsOf:
         return cls(dict(ends), dict(begins))
 
     @classmethod
-    def run(cls, instance: dg.DagsterInstance, asset: dg.AssetKey, run_id: str) -> Self:
-        """Return what a run had read when it last materialised an asset. Raises InvalidInput if it did not."""
+    def run(
+        cls, instance: dg.DagsterInstance, asset: dg.AssetKey, run_id: str, *, store: SqlStoreResource | None = None
+    ) -> Self:
+        """Return what a run had read when it last materialised an asset. Raises InvalidInput if it did not.
+
+        Of more than a hundred journals, the consumer's `store` has the offsets. It keeps the newest ones, and
+        InvalidInput is raised for older ones.
+        """
         records = instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
         found = [
             made
             for record in records
             if (made := record.event_log_entry.asset_materialization) is not None and made.asset_key == asset
         ]
-        return cls._latest(reversed(found), f"run {run_id} has not materialised {asset.to_user_string()}")
+        return cls._latest(reversed(found), store, f"run {run_id} has not materialised {asset.to_user_string()}")
 
     @classmethod
-    def time(cls, instance: dg.DagsterInstance, asset: dg.AssetKey, at: dt.datetime) -> Self:
+    def time(
+        cls,
+        instance: dg.DagsterInstance,
+        asset: dg.AssetKey,
+        at: dt.datetime,
+        *,
+        store: SqlStoreResource | None = None,
+    ) -> Self:
         """Return what had been read when an asset was materialised for the last time before `at`, or just then.
 
-        Raises InvalidInput if it was not, and for a time without a time zone.
+        Raises InvalidInput if it was not, and for a time without a time zone. `store` is as of `run`.
         """
         if at.tzinfo is None:
             raise InvalidInput(f"{at} has no time zone, such as datetime.UTC", field="time")
         query = dg.AssetRecordsFilter(asset_key=asset, before_timestamp=at.timestamp() + 1e-6)
         records = instance.fetch_materializations(query, limit=1).records
         found = [made for record in records if (made := record.asset_materialization) is not None]
-        return cls._latest(found, f"{asset.to_user_string()} was not materialised until {at.isoformat()}")
+        return cls._latest(found, store, f"{asset.to_user_string()} was not materialised until {at.isoformat()}")
 
     @classmethod
     def checkpoint(cls, store: SqlStoreResource, consumer: str) -> Self:
@@ -75,25 +89,42 @@ class AsOf:
         return cls.offsets(found)
 
     @classmethod
-    def _latest(cls, found: Iterable[dg.AssetMaterialization], otherwise: str) -> Self:
+    def _latest(cls, found: Iterable[dg.AssetMaterialization], store: SqlStoreResource | None, otherwise: str) -> Self:
         made = next(iter(found), None)
         if made is None:
             raise InvalidInput(otherwise, field="as_of")
-        return cls._of(made)
+        return cls._of(made, store)
 
     @classmethod
-    def _of(cls, made: dg.AssetMaterialization) -> Self:
+    def _of(cls, made: dg.AssetMaterialization, store: SqlStoreResource | None) -> Self:
         ends = _vector(ConsumerMetadataSet.extract(made.metadata).offsets_read)
         begins = _vector(WindowMetadataSet.extract(made.metadata).offsets_from)
         checked = {**{f"{journal}@": at for journal, at in begins.items()}, **ends}
         version = (made.tags or {}).get("dagster/data_version")
-        if not ends or version != vector_version(checked).value:
+        if not ends or version is None:
             raise InvalidInput(
-                "the materialisation does not tell all of its offsets: it is not one of a consumer's table, or there "
-                "are more than a hundred journals. Give a checkpoint or offsets instead",
+                f"{made.asset_key.to_user_string()} does not tell which offsets were read, as tables of consumers do; "
+                "give a checkpoint or offsets instead",
                 field="as_of",
             )
-        return cls.offsets(ends, begins)
+        if version == vector_version(checked).value:
+            return cls.offsets(ends, begins)
+        if store is None:
+            raise InvalidInput(
+                "more than a hundred journals were read, and the materialisation shows the first of them; name the "
+                "consumer's SQL store, which has the offsets of all: store=SqlStoreResource(…)",
+                field="store",
+            )
+        from coranto_consumers.stores.vectors import MAX_VECTOR_BYTES, VectorLog
+
+        kept = VectorLog(store.store()).find(version)
+        if kept is None:
+            raise InvalidInput(
+                f"the store has no offsets {version}: it is not the consumer's, or has dropped them, as it keeps "
+                f"{amount(MAX_VECTOR_BYTES, 'bytes')} of each consumer's newest offsets; give a checkpoint or offsets",
+                field="store",
+            )
+        return cls.offsets(kept.ends, kept.begins)
 
     def options(self, journals: JournalResource) -> dict[str, str]:
         """Return options of `format("journal")` that read the committed messages of exactly this content.

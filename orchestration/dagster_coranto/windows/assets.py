@@ -18,6 +18,7 @@ from dagster_coranto.translation.metadata import WindowMetadataSet, offsets_meta
 from dagster_coranto.translation.options import AssetOptions, SpecOptions, filled, op_options, spec_options, with_deps
 from dagster_coranto.translation.sql_tables import table_facts
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
+from dagster_coranto.translation.vectors import keep_vector
 
 if TYPE_CHECKING:
     from coranto_consumers.stores.windows import KnownWindow
@@ -101,6 +102,7 @@ def build_windowed_consumer(
         except Fenced as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         window = report.window
+        keep_offsets(chosen.store_url, name, window)
         for spec in specs:
             facts = table_facts(chosen.store_url, spec, count_rows=False)
             metadata = {**window_metadata(window, report.messages, report.rows, report.fence), **facts}
@@ -153,16 +155,19 @@ def build_window_sensor(
                 )
         except Fenced as error:
             return dg.SkipReason(str(error))  # Another daemon was quicker.
-        return partitions_result(consumer, known, context.instance, launch=launch)
+        there = set(context.instance.get_dynamic_partitions(_name_of(consumer.partitions_def)))
+        for each in known:
+            if each.materialised is not None and each.window.name not in there:
+                keep_offsets(store.url_with_password(), consumer.name, each.window)
+        return partitions_result(consumer, known, there, launch=launch)
 
     return keep_up
 
 
 def partitions_result(
-    consumer: WindowedConsumer, known: "Sequence[KnownWindow]", instance: dg.DagsterInstance, *, launch: bool
+    consumer: WindowedConsumer, known: "Sequence[KnownWindow]", there: Set[str], *, launch: bool
 ) -> dg.SensorResult | dg.SkipReason:
-    """Return what makes Dagster's partitions those of the SQL store, whatever an earlier tick has left."""
-    there = set(instance.get_dynamic_partitions(_name_of(consumer.partitions_def)))
+    """Return what makes Dagster's partitions, `there`, those of the SQL store, whatever an earlier tick has left."""
     names = {each.window.name for each in known}
     added = [each for each in known if each.window.name not in there]
     gone = sorted(there - names)
@@ -215,6 +220,13 @@ def window_metadata(
             ),
         )
     )
+
+
+def keep_offsets(store_url: str, consumer: str, window: Window) -> None:
+    """Keep a window's offsets, if they are too many for its materialisation. Raises SqlStoreError."""
+    spans = window.spans.items()
+    begins = {journal: span.begin for journal, span in spans}
+    keep_vector(store_url, consumer, {journal: span.end for journal, span in spans}, begins)
 
 
 def _event(key: dg.AssetKey, window: Window, metadata: dict[str, Any]) -> dg.AssetMaterialization:

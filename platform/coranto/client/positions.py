@@ -1,7 +1,8 @@
-"""Positions of journals, as an orchestrator keeps them to see what has grown since."""
+"""Positions of journals, as an orchestrator keeps them to see what has grown since, and digests of them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,3 +41,11 @@ def grown_bytes(now: Mapping[str, JournalPosition], before: Mapping[str, Journal
         same = known is not None and known.create_revision == at.create_revision
         grown += max(0, at.head - (known.head if known is not None and same else 0))
     return grown
+
+
+def vector_digest(offsets: Mapping[str, int]) -> str:
+    """Return a digest of an offset vector: 32 hexadecimal digits, for any number of journals."""
+    digest = hashlib.sha256()
+    for journal, offset in sorted(offsets.items()):
+        digest.update(f"{journal}\0{offset}\0".encode())
+    return digest.hexdigest()[:32]

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
-from sqlalchemy import BigInteger, Column, MetaData, String, Table
 
 from coranto.client.loop import run_blocking
 from coranto.errors import Fenced, InvalidInput
 from coranto.testing.fake_broker import FakeBroker
-from coranto_consumers.spark import Add, Outputs, TableOutput
 from dagster_coranto import (
+    AsOf,
     ConsumerMode,
     ConsumerSettings,
-    JournalGroup,
     JournalResource,
     SparkResource,
     SqlStoreResource,
@@ -26,28 +27,11 @@ from dagster_coranto import (
 )
 from dagster_coranto.instance.heartbeat import ALIVE_TAG
 from dagster_coranto.serve import serve
+from tests.orchestration.revenue import ORDERS, REVENUE, SCHEMA, Revenue
 
 pytestmark = pytest.mark.integration
 
 JOURNAL = "shop/orders/part-000"
-REVENUE = Table(
-    "revenue",
-    MetaData(),
-    Column("customer", String(20), primary_key=True),
-    Column("cents", BigInteger, nullable=False),
-)
-
-
-class Revenue:
-    """Sums orders by customer."""
-
-    name = "revenue"
-    sources = "name:prefix=shop/orders/"
-    value_schema = "customer STRING, cents BIGINT"
-
-    def outputs(self, committed):  # type: ignore[no-untyped-def]
-        rows = committed.groupBy("customer").sum("cents").withColumnRenamed("sum(cents)", "cents")
-        return Outputs(tables=[TableOutput(REVENUE, rows, keys=["customer"], merge={"cents": Add()})])
 
 
 def settings(context: dg.AssetExecutionContext, store: SqlStoreResource) -> ConsumerSettings:
@@ -57,7 +41,7 @@ def settings(context: dg.AssetExecutionContext, store: SqlStoreResource) -> Cons
 consumer = build_spark_consumer_assets(
     name="consume_orders",
     settings=settings,
-    sources=[JournalGroup("shop/orders")],
+    sources=[ORDERS],
     tables=[dg.AssetSpec("revenue")],
     mode=ConsumerMode.SERVICE,
     report_seconds=0.5,
@@ -83,14 +67,26 @@ class Shop:
         with self.store.store().engine.connect() as connection:
             return int(connection.execute(REVENUE.select()).one().cents)
 
-    def orders_meanwhile(self, done: threading.Event, stop: threading.Event) -> None:
-        """Place two orders, the second once the first is consumed; then let the service end."""
-        for cents in (100, 900):
-            before = self.total()
-            self.order(cents)
-            while self.total() < before + cents and not done.wait(0.05):
-                pass
-        stop.set()
+    @contextmanager
+    def orders_meanwhile(self, stop: threading.Event) -> Iterator[None]:
+        """Place two orders beside the block, the second once the first is consumed; then set `stop`."""
+        done = threading.Event()
+
+        def place() -> None:
+            for cents in (100, 900):
+                before = self.total()
+                self.order(cents)
+                while self.total() < before + cents and not done.wait(0.05):
+                    pass
+            stop.set()
+
+        placing = threading.Thread(target=place)
+        placing.start()
+        try:
+            yield
+        finally:
+            done.set()
+            placing.join()
 
 
 @pytest.fixture
@@ -109,14 +105,11 @@ def test_a_service_run_reports_as_it_goes_and_ends_by_its_configuration(
     with dg.instance_for_test() as instance:
         shop.order(100)
         config: Any = {"ops": {"consume_orders": {"config": {"for_seconds": 3600}}}}
-        done, stop = threading.Event(), threading.Event()
+        stop = threading.Event()
         # An hour has passed once both orders are consumed.
         monkeypatch.setattr("dagster_coranto.consumers.assets.monotonic", lambda: 3600.0 if stop.is_set() else 0.0)
-        placing = threading.Thread(target=shop.orders_meanwhile, args=(done, stop))
-        placing.start()
-        result = dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=config)
-        done.set()
-        placing.join()
+        with shop.orders_meanwhile(stop):
+            result = dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=config)
         assert result.success
         assert shop.total() == 1_100
         made = materializations(instance)
@@ -136,12 +129,9 @@ def test_a_service_run_reports_as_it_goes_and_ends_by_its_configuration(
 
 def test_a_process_beside_dagster_reports_without_runs(spark: SparkSession, shop: Shop) -> None:
     with dg.instance_for_test() as instance:
-        done, stop = threading.Event(), threading.Event()
-        placing = threading.Thread(target=shop.orders_meanwhile, args=(done, stop))
-        placing.start()
-        serve(shop.definitions.get_repository_def(), "", instance, stop)
-        done.set()
-        placing.join()
+        stop = threading.Event()
+        with shop.orders_meanwhile(stop):
+            serve(shop.definitions.get_repository_def(), "", instance, stop)
         assert shop.total() == 1_000
         made = materializations(instance)
         assert made[-1].metadata["dagster-coranto/messages"].value == 2
@@ -151,19 +141,22 @@ def test_a_process_beside_dagster_reports_without_runs(spark: SparkSession, shop
 
 def test_a_service_that_another_instance_shuts_out_ends(spark: SparkSession, shop: Shop) -> None:
     shop.order(100)
-    never = threading.Event()
+    never, ended = threading.Event(), threading.Event()
 
     def take_over() -> None:
-        while not shop.total():
-            never.wait(0.05)
+        while not shop.total() and not ended.wait(0.05):
+            pass
         shop.store.store().raise_fence("revenue")
         shop.order(900)
 
     other = threading.Thread(target=take_over)
     other.start()
-    with dg.DagsterInstance.ephemeral() as instance, pytest.raises(Fenced, match="raised by a later owner"):
-        serve(shop.definitions.get_repository_def(), "consume_orders", instance, never)
-    other.join()
+    try:
+        with dg.DagsterInstance.ephemeral() as instance, pytest.raises(Fenced, match="raised by a later owner"):
+            serve(shop.definitions.get_repository_def(), "consume_orders", instance, never)
+    finally:
+        ended.set()
+        other.join()
     assert shop.total() == 100
 
 
@@ -174,3 +167,24 @@ def test_names_of_no_consumer_and_unknown_modes_are_refused(shop: Shop) -> None:
         config: Any = {"ops": {"consume_orders": {"config": {"mode": "for ever"}}}}
         with pytest.raises(InvalidInput, match="'for ever' is no mode of a consumer; write drain or service"):
             dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=config)
+
+
+def test_as_of_a_run_over_three_hundred_journals_has_all_of_them(spark: SparkSession, shop: Shop) -> None:
+    """Metadata shows a hundred. The consumer's store has the rest."""
+    names = [f"shop/orders/part-{number:03d}" for number in range(300)]
+    for name in names[1:]:
+        shop.broker.create(name)
+    for cents, name in enumerate(names[::3]):
+        run_blocking(shop.broker.write(name, f'{{"customer": "ada", "cents": {cents}}}\n'.encode()))
+    drain: Any = {"ops": {"consume_orders": {"config": {"mode": "drain"}}}}
+    with dg.instance_for_test() as instance:
+        run = dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=drain)
+        heads = {name: shop.broker.journals[name].head for name in names}
+        shop.order(7)
+        dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=drain)
+        key = dg.AssetKey("revenue")
+        found = AsOf.run(instance, key, run.run_id, store=shop.store)
+        assert {name: found.ends.get(name, 0) for name in names} == heads
+        assert AsOf.time(instance, key, dt.datetime.now(dt.UTC), store=shop.store).ends[JOURNAL] > heads[JOURNAL]
+        read = found.read(spark, shop.resources["journals"], SCHEMA)
+        assert read.groupBy().sum("cents").first()[0] == sum(range(100)), "and not the order that came later"

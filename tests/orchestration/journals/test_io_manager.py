@@ -1,5 +1,6 @@
 """Records and tables go into journals exactly once, and come out of them committed."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG
+from sqlalchemy import select
 
 from coranto.client.loop import run_blocking
 from coranto.client.publishing import sync_publisher
 from coranto.errors import InvalidInput, SqlStoreError
 from coranto.messages.framing import JsonLines
 from coranto.testing.fake_broker import FakeBroker
-from coranto_consumers.outputs.log import CommittedOutput, OutputLog
+from coranto_consumers.outputs.log import OUTPUTS, CommittedOutput, OutputLog
 from dagster_coranto import JournalIOManager, JournalResource, SqlStoreResource
 
 ORDERS = [{"customer": "ada", "cents": 100}, {"customer": "bob", "cents": 200}, {"customer": "ada", "cents": 300}]
@@ -211,3 +213,33 @@ def test_outputs_that_are_no_records_are_refused_and_leave_nothing(
     with pytest.raises(InvalidInput, match=problem):
         dg.materialize([bad], resources={"journal": manager})
     assert read(manager) == []
+
+
+def test_outputs_are_forgotten_in_time_and_runs_of_that_time_are_refused(
+    manager: JournalIOManager, instance: dg.DagsterInstance
+) -> None:
+    """An output that was forgotten could otherwise be published twice, by a run that resumes a failed one."""
+    now = time.time()
+    kept = manager.model_copy(update={"keep_outputs_days": 30})
+    options: Any = {"resources": {"journal": kept}, "instance": instance, "raise_on_error": False}
+    first = dg.materialize([orders], **options)
+
+    log = OutputLog(manager.store.store(), keep_days=30, wall=lambda: now + 31 * 86_400)
+    stuck = CommittedOutput(1, {JOURNALS[0]: b"an acknowledgement that nobody has appended"})
+    assert OutputLog(manager.store.store(), wall=lambda: now).commit("stuck/shop/orders", "shop/orders", stuck)
+    assert log.find(f"{first.run_id}/shop/orders")
+    assert not log.may_be_forgotten(now)
+    for number in range(3):  # Runs of a later month.
+        assert log.commit(f"later-{number}/shop/orders", "shop/orders", stuck)
+        log.acknowledge(f"later-{number}/shop/orders")
+    with manager.store.store().engine.connect() as connection:
+        left = set(connection.execute(select(OUTPUTS.c.output)).scalars())
+    assert left == {"", "stuck/shop/orders", *(f"later-{number}/shop/orders" for number in range(3))}
+    assert log.may_be_forgotten(now), "which a store with other settings tells, too"
+    assert not log.may_be_forgotten(now + 3 * 86_400)
+
+    resumed = dg.materialize([orders], tags={PARENT_RUN_ID_TAG: first.run_id, RESUME_RETRY_TAG: "true"}, **options)
+    assert not resumed.success
+    error = resumed.failure_data_for_node("shop__orders")
+    assert "outputs of that time are forgotten" in str(error)
+    assert len(read(manager)) == 3, "the output of the first run, once"

@@ -10,58 +10,37 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from sqlalchemy import BigInteger, Column, MetaData, String, Table
 
 from coranto.client.loop import run_blocking
 from coranto.errors import InvalidInput
+from coranto.fragments.windows import Span, Window
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.testing.fake_broker import FakeBroker
 from coranto_consumers.stores.windows import WindowLog, shard_of
 from dagster_coranto import (
     AsOf,
     ConsumerSettings,
-    JournalGroup,
     JournalResource,
     SqlStoreResource,
     build_window_sensor,
     build_windowed_consumer,
 )
 from dagster_coranto.translation.metadata import ConsumerMetadataSet, offsets_metadata, vector_version
-from dagster_coranto.windows.assets import window_metadata, window_version
+from dagster_coranto.windows.assets import keep_offsets, window_metadata, window_version
+from tests.orchestration.revenue import ORDERS, RevenueByWindow
 
 JOURNAL = "shop/orders/part-000"
 REVENUE = dg.AssetKey("revenue_by_window")
-TABLE = Table(
-    "revenue_by_window",
-    MetaData(),
-    Column("coranto_window", BigInteger, primary_key=True, autoincrement=False),
-    Column("customer", String(20), primary_key=True),
-    Column("cents", BigInteger, nullable=False),
-)
-
-
-class Revenue:
-    """Sums orders by customer and window."""
-
-    name = "revenue"
-    sources = "name:prefix=shop/orders/"
-    value_schema = "customer STRING, cents BIGINT"
-
-    def outputs(self, committed):  # type: ignore[no-untyped-def]
-        from coranto_consumers.spark import Add, Outputs, TableOutput
-
-        rows = committed.groupBy("customer").sum("cents").withColumnRenamed("sum(cents)", "cents")
-        return Outputs(tables=[TableOutput(TABLE, rows, keys=["customer"], merge={"cents": Add()})])
 
 
 def settings(context: dg.AssetExecutionContext, store: SqlStoreResource) -> ConsumerSettings:
-    return ConsumerSettings(Revenue(), store.url_with_password())
+    return ConsumerSettings(RevenueByWindow(), store.url_with_password())
 
 
 windowed = build_windowed_consumer(
     name="revenue_windows",
     settings=settings,
-    sources=[JournalGroup("shop/orders")],
+    sources=[ORDERS],
     tables=[dg.AssetSpec("revenue_by_window")],
 )
 PARTITIONS = "coranto_revenue_windows_windows"
@@ -192,7 +171,7 @@ def test_as_of_finds_what_a_run_and_a_time_had_read() -> None:
             AsOf.time(instance, key, dt.datetime(2026, 1, 1))
 
 
-def test_as_of_refuses_a_materialisation_that_does_not_tell_all_offsets() -> None:
+def test_as_of_refuses_a_materialisation_that_does_not_tell_all_offsets(tmp_path: Path) -> None:
     offsets = {f"shop/orders/part-{number:03d}": number for number in range(101)}
 
     @dg.asset
@@ -205,9 +184,28 @@ def test_as_of_refuses_a_materialisation_that_does_not_tell_all_offsets() -> Non
 
     with dg.instance_for_test() as instance:
         run = dg.materialize([many, other], instance=instance).run_id
-        for name in ("many", "other"):
-            with pytest.raises(InvalidInput, match="does not tell all of its offsets"):
-                AsOf.run(instance, dg.AssetKey(name), run)
+        with pytest.raises(InvalidInput, match="other does not tell which offsets were read"):
+            AsOf.run(instance, dg.AssetKey("other"), run)
+        with pytest.raises(InvalidInput, match="name the consumer's SQL store"):
+            AsOf.run(instance, dg.AssetKey("many"), run)
+        store = SqlStoreResource(url=f"sqlite:///{tmp_path / 'other.db'}")
+        with pytest.raises(InvalidInput, match="it is not the consumer's, or has dropped them, as it keeps 64"):
+            AsOf.run(instance, dg.AssetKey("many"), run, store=store)
+
+
+def test_as_of_a_window_of_three_hundred_journals_has_all_of_them(shop: Shop) -> None:
+    spans = {f"shop/orders/part-{number:03d}": Span(number, 2 * number + 1, 7) for number in range(300)}
+    window = Window(3, 3, spans, 1.0)
+
+    @dg.asset
+    def by_window() -> dg.MaterializeResult[None]:
+        keep_offsets(shop.store.url_with_password(), windowed.name, window)
+        return dg.MaterializeResult(data_version=window_version(window), metadata=window_metadata(window, 1, 1, 1))
+
+    run = dg.materialize([by_window], instance=shop.instance).run_id
+    found = AsOf.run(shop.instance, dg.AssetKey("by_window"), run, store=shop.store)
+    assert found.ends == {name: span.end for name, span in spans.items()}
+    assert found.begins == {name: span.begin for name, span in spans.items()}
 
 
 def test_as_of_reads_a_window_from_its_begin(shop: Shop) -> None:

@@ -29,40 +29,24 @@ GROUP = JournalGroup("windows/orders")
 KEY = dg.AssetKey("revenue_by_window")
 LIVE = dg.AssetKey("revenue")
 PARTITIONS = "coranto_revenue_windows_windows"
-DEFINITIONS = """
+ROOT = str(Path(__file__).parents[3])
+DEFINITIONS = f"""
+import sys
 import dagster as dg
-from sqlalchemy import BigInteger, Column, MetaData, String, Table
-from coranto_consumers.spark import Add, Outputs, TableOutput
 from dagster_coranto import *
+
+sys.path.insert(0, {ROOT!r})  # The process of the code server does not know the folder of the tests.
+from tests.orchestration.revenue import Revenue, RevenueByWindow
 
 ORDERS, STORE, JOURNALS = JournalGroup("windows/orders"), SqlStoreResource(), JournalResource()
 
 
-def table(name, *more):
-    customer, cents = Column("customer", String(20), primary_key=True), Column("cents", BigInteger, nullable=False)
-    return Table(name, MetaData(), *more, customer, cents)
-
-
-class Revenue:
-    name = "revenue"
-    sources = "name:prefix=windows/orders/"
-    value_schema = "customer STRING, cents BIGINT"
-
-    def __init__(self, table):
-        self.table = table
-
-    def outputs(self, committed):
-        rows = committed.groupBy("customer").sum("cents").withColumnRenamed("sum(cents)", "cents")
-        return Outputs(tables=[TableOutput(self.table, rows, keys=["customer"], merge={"cents": Add()})])
-
-
 def live(context):
-    return ConsumerSettings(Revenue(table("revenue")), STORE.url_with_password())
+    return ConsumerSettings(Revenue(ORDERS), STORE.url_with_password())
 
 
 def again(context):
-    window = Column("coranto_window", BigInteger, primary_key=True, autoincrement=False)
-    return ConsumerSettings(Revenue(table("revenue_by_window", window)), STORE.url_with_password())
+    return ConsumerSettings(RevenueByWindow(ORDERS), STORE.url_with_password())
 
 
 windowed = build_windowed_consumer(
@@ -75,7 +59,7 @@ sensor = build_window_sensor(windowed, journals=JOURNALS, store=STORE, window_by
 defs = dg.Definitions(
     assets=[windowed.assets, consumer],
     sensors=[sensor],
-    resources={"journals": JOURNALS, "spark": SparkResource()},
+    resources={{"journals": JOURNALS, "spark": SparkResource()}},
     executor=dg.in_process_executor,
 )
 """

@@ -1,0 +1,19 @@
+"""Offset vectors that metadata cannot show whole, kept in the SQL store of their consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dagster_coranto.translation.metadata import SHOWN_JOURNALS
+
+
+def keep_vector(
+    store_url: str, consumer: str, ends: Mapping[str, int], begins: Mapping[str, int] | None = None
+) -> None:
+    """Keep what a consumer has read, if it is too much for metadata, so that `AsOf` finds it. Raises SqlStoreError."""
+    if len(ends) <= SHOWN_JOURNALS:
+        return
+    from coranto_consumers.stores.sql import SqlStore
+    from coranto_consumers.stores.vectors import OffsetVector, VectorLog
+
+    VectorLog(SqlStore(store_url)).keep(consumer, OffsetVector(ends, begins or {}))
