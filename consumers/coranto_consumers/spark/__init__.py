@@ -6,8 +6,9 @@ source, and needs neither SQLAlchemy nor a database driver for that.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from coranto.lazy import lazy_names
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.application import Application, JournalOutput, Outputs, TableOutput
@@ -52,8 +53,4 @@ __all__ = [
     "register",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)

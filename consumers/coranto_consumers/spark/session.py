@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from coranto.errors import InvalidInput
@@ -25,8 +31,20 @@ _SETTINGS: Mapping[str, str] = {
     "spark.sql.shuffle.partitions": "2",
 }
 
-_LOCAL_SETTINGS: Mapping[str, str] = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-"""Settings without executors on other machines, which have to reach the driver."""
+_LOCAL_SETTINGS: Mapping[str, str] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.python.daemon.module": "coranto_consumers.spark.workers",
+}
+"""Settings without executors on other machines, which have to reach the driver, and may not have this package."""
+
+_INTERPRETER = """#!/bin/sh
+# Spark puts a zip of PySpark first, whose modules each process of Python would compile anew. This interpreter has
+# PySpark itself.
+PYTHONPATH=$(printf %s "$PYTHONPATH" | tr : '\\n' | grep -v '/pyspark[.]zip$' | paste -sd : -)
+export PYTHONPATH
+exec {python} "$@"
+"""
 
 
 def settings_for(master: str) -> dict[str, str]:
@@ -42,17 +60,41 @@ def new_session(app_name: str, *, master: str = "local[2]", settings: Mapping[st
     java = os.environ.get("JAVA_HOME")
     if not (os.path.exists(os.path.join(java, "bin", "java")) if java else shutil.which("java")):
         raise InvalidInput("Spark needs Java 17 or later: install it (openjdk-17-jre-headless), or set JAVA_HOME")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if _is_local(master):
         # Otherwise Spark looks up this machine's name, and logs a warning.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in {**settings_for(master), **(settings or {})}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with _workers_on(_local_interpreter() if _is_local(master) else sys.executable):
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _workers_on(interpreter: str) -> Iterator[None]:
+    """Have a session that starts now run its workers on an interpreter, unless the environment names another one."""
+    names = [name for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON") if name not in os.environ]
+    os.environ |= dict.fromkeys(names, interpreter)
+    try:
+        yield
+    finally:
+        # Sessions that others start in this process or its children have an interpreter that stays.
+        os.environ |= dict.fromkeys(names, sys.executable)
 
 
 def _is_local(master: str) -> bool:
     """Return True if all executors are on this machine."""
     return master.startswith("local")
+
+
+@functools.cache
+def _local_interpreter() -> str:
+    """Return a command that runs this interpreter with its own PySpark. It is there as long as this process lives."""
+    if ".zip" in pyspark.__file__:
+        return sys.executable
+    folder = tempfile.TemporaryDirectory(prefix="coranto-spark-")
+    atexit.register(folder.cleanup)
+    command = Path(folder.name) / "python"
+    command.write_text(_INTERPRETER.format(python=shlex.quote(sys.executable)))
+    command.chmod(0o700)
+    return str(command)

@@ -1,16 +1,18 @@
 """Messages: UUIDs, framings, publishing and read-committed sequencing.
 
 The modules for whole columns of messages (`columnar`, `columnar_sequencer`) and for Arrow batches (`arrow_payload`)
-need the `consumers` extra, so they are not imported here.
+need the `consumers` extra, so they are not imported here. Those for typed messages are imported at their first use:
+pydantic takes long to import, and Spark's workers start often.
 """
 
+from typing import TYPE_CHECKING
+
+from coranto.lazy import lazy_names
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto.messages.csv_rows import CsvRows, NamedRows, TextRows
 from coranto.messages.fixed_frame import FixedFrame
 from coranto.messages.framing import Envelope, Framing, IncompleteTail, JsonLines, iter_messages
 from coranto.messages.mapping import ModuloMapping, RandomMapping, RendezvousMapping, modulo, rendezvous
-from coranto.messages.models import ModelRows, TypedLines
-from coranto.messages.payloads import Message, OwnPayload, ProtobufJson, ProtobufPayload
 from coranto.messages.pruning import Pruning
 from coranto.messages.publisher import Publisher, SyncPublisher, TransactionBuilder
 from coranto.messages.reading import (
@@ -31,6 +33,18 @@ from coranto.messages.uuids import (
     new_producer_id,
     parse_uuid,
     parse_uuid_text,
+)
+
+if TYPE_CHECKING:
+    from coranto.messages.models import ModelRows, TypedLines
+    from coranto.messages.payloads import Message, OwnPayload, ProtobufJson, ProtobufPayload
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("ModelRows", "TypedLines"), "coranto.messages.models"),
+        **dict.fromkeys(("Message", "OwnPayload", "ProtobufJson", "ProtobufPayload"), "coranto.messages.payloads"),
+    },
 )
 
 __all__ = [

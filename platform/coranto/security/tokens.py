@@ -23,14 +23,15 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
-
-import jwt
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from coranto import labels
 from coranto.errors import InvalidInput, PermissionDenied, Unauthenticated
 from coranto.names import strip_metadata
 from coranto.wire import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from jwt import PyJWS
 
 LEEWAY_SECONDS: Final = 5.0
 """The tolerated difference between the clocks of signers and verifiers."""
@@ -45,8 +46,15 @@ _SIGN_WITH = "HS256"
 _MAX_TIME = 2.0**53
 _MAX_SCOPE_BYTES = 2048
 """The size limit for selectors in tokens. Larger ones would exceed the metadata that servers accept."""
-# Keys shorter than the hash are refused (RFC 7518, 3.2): for HS384, keys below 48 bytes.
-_jws = jwt.PyJWS(algorithms=["HS256", "HS384"], options={"enforce_minimum_key_length": True})
+
+
+@functools.cache
+def _jws() -> PyJWS:
+    # Imported here: it takes long, and Spark's workers need it seldom.
+    import jwt
+
+    # Keys shorter than the hash are refused (RFC 7518, 3.2): for HS384, keys below 48 bytes.
+    return jwt.PyJWS(algorithms=["HS256", "HS384"], options={"enforce_minimum_key_length": True})
 
 
 class Capability(enum.IntFlag):
@@ -206,7 +214,7 @@ def sign(claims: Claims, keys: Keys) -> str:
         "exp": int(claims.exp),
     }
     payload = json.dumps(content, separators=(",", ":")).encode()
-    return _jws.encode(payload, keys.secrets[0].reveal(), _SIGN_WITH)
+    return _jws().encode(payload, keys.secrets[0].reveal(), _SIGN_WITH)
 
 
 def verify(token: str, keys: Keys, now: float) -> Claims:
@@ -258,10 +266,12 @@ def bearer_of(values: Iterable[str | bytes]) -> str | None:
 
 def _payload(token: str, keys: Keys) -> bytes:
     """Return the content of a token that one of the keys signed. Raises Unauthenticated."""
+    import jwt
+
     reason = "the token's signature is not by a key that is known here"
     for secret in keys.secrets:
         try:
-            payload: bytes = _jws.decode(token, secret.reveal(), algorithms=["HS256", "HS384"])
+            payload: bytes = _jws().decode(token, secret.reveal(), algorithms=["HS256", "HS384"])
         except jwt.InvalidAlgorithmError:
             reason = "the token is not signed with HS256 or HS384"
         except (jwt.InvalidSignatureError, jwt.InvalidKeyError):

@@ -1,9 +1,14 @@
 """The settings of sessions for consumers."""
 
+import subprocess
+import sys
+
 import pytest
 
 from coranto.errors import InvalidInput
 from coranto_consumers.spark.session import new_session, settings_for
+
+NAMED = "spark.python.daemon.module"
 
 
 def test_without_java_a_session_says_what_to_install(monkeypatch, tmp_path):
@@ -26,3 +31,36 @@ def test_a_driver_whose_executors_are_here_is_reached_from_here_only(master):
 def test_speculation_is_left_to_the_cluster(master):
     """Attempts that lose have no effect, so nothing forbids it."""
     assert not [name for name in settings_for(master) if name.startswith("spark.speculation")]
+
+
+@pytest.mark.integration
+def test_local_workers_run_compiled_modules_that_their_parent_has_imported(spark):
+    """The zip of PySpark that Spark puts first has only sources: each process would compile them anew."""
+
+    def about(batches):
+        import sys
+
+        import pyarrow as pa
+        import pyspark
+
+        for _ in batches:
+            imported = "coranto_consumers.spark.source" in sys.modules
+            yield pa.record_batch({"file": [pyspark.__file__], "imported": [imported], "python": [sys.executable]})
+
+    [row] = spark.range(1, numPartitions=1).mapInArrow(about, "file STRING, imported BOOLEAN, python STRING").collect()
+
+    assert "pyspark.zip" not in row.file
+    assert row.imported
+    assert row.python == sys.executable
+
+
+def test_the_source_needs_nothing_that_takes_long_to_import():
+    heavy = "'pydantic', 'jwt', 'cryptography', 'sqlalchemy', 'pandas'"
+    code = f"import sys, coranto_consumers.spark.source; print(sorted({{{heavy}}} & sys.modules.keys()))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_other_executors_need_nothing_but_their_own_parent_of_workers():
+    assert NAMED in settings_for("local[2]")
+    assert NAMED not in settings_for("spark://head:7077")
