@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
@@ -42,6 +43,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.appends = FastLabeledCounter("coranto_appends", "Appends by outcome.", "outcome", self.registry)
         self.appends_refused = FastCounter(
             "coranto_appends_refused", "Appends that were refused because too many were under way.", self.registry
@@ -59,45 +61,28 @@ class Metrics:
             (1, 2, 4, 8, 16, 32, 64, 128, 256),
             self.registry,
         )
-        self.reads = Counter("coranto_reads", "Reads that were begun.", registry=self.registry)
-        self.read_bytes = Counter("coranto_read_bytes", "Content sent to readers.", registry=self.registry)
-        self.persisted = Counter("coranto_fragments_stored", "Fragments stored.", registry=self.registry)
-        self.persisted_bytes = Counter(
-            "coranto_fragment_bytes_stored", "Uncompressed content of stored fragments.", registry=self.registry
-        )
-        self.persist_failures = Counter(
-            "coranto_fragment_store_failures", "Attempts to store a fragment that failed.", registry=self.registry
-        )
-        self.damaged = Counter(
-            "coranto_fragments_damaged", "Fragments whose local file was found to be damaged.", registry=self.registry
-        )
-        self.mended = Counter(
-            "coranto_fragments_mended", "Of these, those that another broker's copy made good.", registry=self.registry
-        )
-        self.stores_healthy = Gauge(
+        self.reads = counter("coranto_reads", "Reads that were begun.")
+        self.read_bytes = counter("coranto_read_bytes", "Content sent to readers.")
+        self.persisted = counter("coranto_fragments_stored", "Fragments stored.")
+        self.persisted_bytes = counter("coranto_fragment_bytes_stored", "Uncompressed content of stored fragments.")
+        self.persist_failures = counter("coranto_fragment_store_failures", "Attempts to store a fragment that failed.")
+        self.damaged = counter("coranto_fragments_damaged", "Fragments whose local file was found to be damaged.")
+        self.mended = counter("coranto_fragments_mended", "Of these, those that another broker's copy made good.")
+        self.stores_healthy = gauge(
             "coranto_fragment_store_healthy",
             "Whether the last probe of a fragment store succeeded (1) or not (0).",
             ["store"],
-            registry=self.registry,
         )
-        self.http_requests = Counter(
-            "coranto_http_requests", "Requests to the HTTP gateway.", ["method", "status"], registry=self.registry
+        self.http_requests = counter("coranto_http_requests", "Requests to the HTTP gateway.", ["method", "status"])
+        self.removed = counter("coranto_fragments_removed", "Stored fragments that retention removed.")
+        self.removed_bytes = counter("coranto_fragment_bytes_removed", "Uncompressed content of removed fragments.")
+        self.removal_failures = counter(
+            "coranto_fragment_removal_failures", "Attempts to remove a fragment that failed."
         )
-        self.removed = Counter(
-            "coranto_fragments_removed", "Stored fragments that retention removed.", registry=self.registry
+        self.disk_failures = counter(
+            "coranto_disk_failures", "Spools that the disk failed to keep, and that were recovered anew."
         )
-        self.removed_bytes = Counter(
-            "coranto_fragment_bytes_removed", "Uncompressed content of removed fragments.", registry=self.registry
-        )
-        self.removal_failures = Counter(
-            "coranto_fragment_removal_failures", "Attempts to remove a fragment that failed.", registry=self.registry
-        )
-        self.disk_failures = Counter(
-            "coranto_disk_failures",
-            "Spools that the disk failed to keep, and that were recovered anew.",
-            registry=self.registry,
-        )
-        self.calls = Gauge("coranto_calls", "Calls under way.", ["method"], registry=self.registry)
+        self.calls = gauge("coranto_calls", "Calls under way.", ["method"])
 
     def under_way(self, method: str) -> UnderWay:
         """Return a context manager that counts calls of a method while they are under way."""

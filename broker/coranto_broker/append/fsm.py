@@ -642,14 +642,4 @@ _HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[AppendEvent]]] = {
 
 def has_parameters(message: AppendMessage) -> bool:
     """Return True if a message of the stream holds anything but content."""
-    return not isinstance(message, ContentMessage) and bool(
-        message.journal
-        or message.offset
-        or message.do_not_proxy
-        or message.suspend
-        or message.min_etcd_revision
-        or message.HasField("header")
-        or message.HasField("check_registers")
-        or message.HasField("union_registers")
-        or message.HasField("subtract_registers")
-    )
+    return not isinstance(message, ContentMessage) and any(field.name != "content" for field, _ in message.ListFields())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -19,54 +20,39 @@ class ConsumerMetrics:
     def __init__(self) -> None:
         self._journals: defaultdict[str, set[str]] = defaultdict(set)
         self.registry = CollectorRegistry()
-        self._transactions = Counter(
-            "coranto_shard_transactions", "Completed transactions.", ["shard"], registry=self.registry
-        )
-        self._messages = Counter(
-            "coranto_shard_messages", "Messages of completed transactions.", ["shard"], registry=self.registry
-        )
-        self._bytes = Counter(
-            "coranto_shard_message_bytes", "Content of completed transactions.", ["shard"], registry=self.registry
-        )
-        self._phases = Counter(
+        counter = partial(Counter, labelnames=["shard"], registry=self.registry)
+        gauge = partial(Gauge, labelnames=["shard"], registry=self.registry)
+        self._transactions = counter("coranto_shard_transactions", "Completed transactions.")
+        self._messages = counter("coranto_shard_messages", "Messages of completed transactions.")
+        self._bytes = counter("coranto_shard_message_bytes", "Content of completed transactions.")
+        self._phases = counter(
             "coranto_shard_phase_seconds",
             f"Time of completed transactions: {', '.join(PHASES)}.",
-            ["shard", "phase"],
-            registry=self.registry,
+            labelnames=["shard", "phase"],
         )
-        self._read_through = Gauge(
-            "coranto_shard_read_through", "Offset read through.", ["shard", "journal"], registry=self.registry
+        self._read_through = gauge(
+            "coranto_shard_read_through", "Offset read through.", labelnames=["shard", "journal"]
         )
-        self.status = Gauge(
+        self.status = gauge(
             "coranto_shard_status",
             "Status of the local replica: 0 idle, 100 backfill, 200 standby, 300 primary, 400 failed.",
-            ["shard"],
-            registry=self.registry,
         )
-        self.restarts = Counter(
-            "coranto_shard_restarts",
-            "Times that a shard started anew from its checkpoint after an error.",
-            ["shard"],
-            registry=self.registry,
+        self.restarts = counter(
+            "coranto_shard_restarts", "Times that a shard started anew from its checkpoint after an error."
         )
-        self.resets = Counter(
+        self.resets = counter(
             "coranto_sequencer_resets",
             "Acknowledgements below an earlier one: their producer lost exactly-once semantics.",
-            ["shard"],
-            registry=self.registry,
         )
-        self.skewed_producers = Counter(
+        self.skewed_producers = counter(
             "coranto_shard_skewed_producers",
             "Producers of sources that were found with a clock more than an hour ahead of this process's, or behind "
             "what another one wrote before: look at the time of their machines.",
-            ["shard", "direction"],
-            registry=self.registry,
+            labelnames=["shard", "direction"],
         )
-        self.open_transactions = Gauge(
+        self.open_transactions = gauge(
             "coranto_shard_open_transactions",
             "Transactions in sources that are neither acknowledged nor rolled back, as of the last look, each minute.",
-            ["shard"],
-            registry=self.registry,
         )
 
     def completed(self, shard: str, times: Times) -> None:

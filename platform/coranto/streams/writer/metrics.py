@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -12,33 +14,28 @@ class WriterMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        self.open = Gauge("coranto_stream_transactions_open", "Transactions that are open.", registry=self.registry)
-        self.transactions = Counter(
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        self.open = gauge("coranto_stream_transactions_open", "Transactions that are open.")
+        self.transactions = counter(
             "coranto_stream_transactions",
             "Transactions by how they ended: committed, empty, deduplicated, aborted, timed_out, failed, unknown.",
             ["outcome"],
-            registry=self.registry,
         )
         self.committed_transactions = self.transactions.labels("committed")
-        self.events = Counter(
+        self.events = counter(
             "coranto_stream_events",
             "Events outside of transactions by how they ended: committed, deduplicated, failed, unknown.",
             ["outcome"],
-            registry=self.registry,
         )
         self.committed_events = self.events.labels("committed")
-        self.retried = Counter(
-            "coranto_stream_appends_retried", "Appends that were sent again.", registry=self.registry
-        )
-        self.deduplicated = Counter(
+        self.retried = counter("coranto_stream_appends_retried", "Appends that were sent again.")
+        self.deduplicated = counter(
             "coranto_stream_deduplicated",
             "Events and transactions that were not appended, as an earlier attempt was durable.",
-            registry=self.registry,
         )
-        self.bytes = Counter("coranto_stream_bytes", "Bytes that became durable.", registry=self.registry)
+        self.bytes = counter("coranto_stream_bytes", "Bytes that became durable.")
         self.commit_seconds = Histogram(
             "coranto_stream_commit_seconds",
             "Time from when a transaction was to be committed until it was durable.",
             buckets=_SECONDS,
-            registry=self.registry,
         )
