@@ -13,6 +13,8 @@ from coranto.lazy import lazy_names
 if TYPE_CHECKING:
     from coranto_consumers.spark.application import Application, JournalOutput, Outputs, TableOutput
     from coranto_consumers.spark.consumer import SparkConsumer
+    from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_table
+    from coranto_consumers.spark.inputs import MisfitPolicy
     from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
     from coranto_consumers.spark.session import new_session
     from coranto_consumers.spark.source import register
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(("Application", "JournalOutput", "Outputs", "TableOutput"), "coranto_consumers.spark.application"),
     **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer"),
+    **dict.fromkeys(("DeadLetters", "dead_letter_table"), "coranto_consumers.spark.dead_letters"),
+    **dict.fromkeys(("MisfitPolicy",), "coranto_consumers.spark.inputs"),
     **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.progress"),
     **dict.fromkeys(("new_session",), "coranto_consumers.spark.session"),
     **dict.fromkeys(("register",), "coranto_consumers.spark.source"),
@@ -35,11 +39,13 @@ __all__ = [
     "Add",
     "Application",
     "ConsumeReport",
+    "DeadLetters",
     "Hooks",
     "JournalOutput",
     "Max",
     "MergeRule",
     "Min",
+    "MisfitPolicy",
     "Outputs",
     "Quotient",
     "Replace",
@@ -47,6 +53,7 @@ __all__ = [
     "Step",
     "TableOutput",
     "bytes_behind",
+    "dead_letter_table",
     "error_of_task",
     "errors_of_tasks",
     "new_session",

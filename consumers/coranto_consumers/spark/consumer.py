@@ -23,17 +23,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import CorantoError, CorruptData, InvalidInput, JournalNotFound
+from coranto.errors import CorantoError, InvalidInput, JournalNotFound, OffsetJump
 from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
 from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application
+from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
 from coranto_consumers.spark.frames import parse_schema
-from coranto_consumers.spark.inputs import InputReader
+from coranto_consumers.spark.inputs import Input, InputReader, MisfitPolicy
+from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by
 from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range, plan_transaction
@@ -55,8 +58,16 @@ class SparkConsumer:
     `store_url` is a SQLAlchemy URL (see `coranto_consumers.stores`). A transaction reads at most about
     `max_transaction_bytes` of journal content, and a task at most about `max_partition_bytes`. `spark` may be a
     function that starts a session; it is called when there is something to read. `on_progress` is called once the plan
-    is known, and after each transaction. Use an instance from one thread only. Instances with the same application
-    name fence each other off, on any machine.
+    is known, and after each transaction. `uuid_pointer` is the JSON pointer to a message's UUID. Use an instance from
+    one thread only. Instances with the same application name fence each other off, on any machine.
+
+    Messages that do not fit the application's columns, or whose UUID cannot be read, are `misfits`. They end the run;
+    or the application gets them, with nulls for what does not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters`
+    in the same transaction.
+
+    Content may be gone before it was read: removed by retention, or with a journal that was deleted and created again.
+    That ends the run, unless `fail_on_data_loss` is False. Then the consumer goes on behind it, and warns and reports
+    exactly what is missing. Of a transaction that began in lost content, it delivers what remains.
     """
 
     def __init__(
@@ -70,7 +81,16 @@ class SparkConsumer:
         max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
         on_progress: Callable[[ConsumeReport], None] | None = None,
         hooks: Hooks | None = None,
+        misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
+        fail_on_data_loss: bool = True,
+        uuid_pointer: str = DEFAULT_UUID_POINTER,
     ) -> None:
+        if misfits is MisfitPolicy.DEAD_LETTERS:
+            raise InvalidInput("say where: DeadLetters(table=…) or DeadLetters(journals=…)", field="misfits")
+        JsonLines(uuid_pointer)  # Raises InvalidInput.
+        self._misfits = misfits
+        self._uuid_pointer = uuid_pointer
+        self._fail_on_data_loss = fail_on_data_loss
         if max_transaction_bytes < 1 or max_partition_bytes < 1:
             raise InvalidInput("max_transaction_bytes and max_partition_bytes must be positive numbers of bytes")
         self._application = application
@@ -89,10 +109,12 @@ class SparkConsumer:
         Messages written meanwhile, and transactions of producers that are still open, are left to the next run. Raises
 
         * Fenced when another instance has started (stop then; nothing was committed),
-        * CorruptMessage for a message that is no JSON or does not fit the application's schema,
+        * CorruptMessage for a message that is no JSON or does not fit the application's schema, unless `misfits` says
+          otherwise,
         * InvalidInput for outputs that do not fit a table or journal,
         * SqlStoreError or CommitOutcomeUnknown for a failing store,
-        * CorruptData when a journal is not the one that was processed before,
+        * OffsetJump for content that is gone, and CorruptData when a journal is not the one that was processed before,
+          unless `fail_on_data_loss` is False,
         * errors of the client for unreachable brokers.
 
         After any of them, the next run goes on from the last commit.
@@ -150,29 +172,60 @@ class SparkConsumer:
         # A source that is not known yet is read from its earliest offset.
         sources = {**{journal: Source(extent.begin) for journal, extent in present.items()}, **sources}
         heads, begins = _heads(present), {journal: extent.begin for journal, extent in present.items()}
-        _require_content(sources, heads)
+        for journal, extent in present.items():
+            if lost := lost_before(journal, sources[journal].read_through, extent.begin, extent.head):
+                report, sources = self._pass_by(report, sources, lost, extent.begin)
         report = replace(report, offsets=_offsets(heads, sources), heads=heads)
         self._on_progress(report)
-        behind = set(heads)
+        behind, holes = set(heads), Holes()
         while not done(report):
+            for lost in holes.due(sources):
+                report, sources = self._pass_by(report, sources, lost)
+            ends = holes.ends(heads)
             ranges = plan_transaction(
-                {journal: (sources[journal].read_through, heads[journal]) for journal in sorted(behind)},
+                {journal: (sources[journal].read_through, ends[journal]) for journal in sorted(behind)},
                 self._max_transaction_bytes,
             )
             if not ranges:
                 break
-            report, after = self._transaction(client, ranges, sources, begins, report)
+            try:
+                with errors_of_tasks():
+                    report, after = self._transaction(client, ranges, sources, begins, report)
+            except OffsetJump as error:
+                if self._fail_on_data_loss:
+                    raise
+                holes.meet(LostContent(error.journal, error.expected, error.actual))
+                continue
             # A journal may end in a line that its writer has not finished. That line is left to the next run.
-            behind -= {each.journal for each in ranges if after[each.journal].read_through == each.begin}
+            unread = {each.journal: each.begin for each in ranges if after[each.journal].read_through == each.begin}
+            behind -= {journal for journal, offset in unread.items() if holes.stuck(journal, offset)}
             sources = after
             self._on_progress(report)
         return report, sources
+
+    def _pass_by(
+        self, report: ConsumeReport, sources: Mapping[str, Source], lost: LostContent, begin: int = 0
+    ) -> tuple[ConsumeReport, Mapping[str, Source]]:
+        """Go on behind lost content. Raises its error if that is not wanted."""
+        if self._fail_on_data_loss:
+            raise lost.error(
+                "A consumer of another name can start on it anew, and one with fail_on_data_loss=False goes on without."
+            )
+        return replace(report, lost=(*report.lost, lost)), pass_by(sources, lost, begin)
 
     def _input_reader(self) -> InputReader:
         if self._inputs is None:
             spark = self._spark() if callable(self._spark) else self._spark
             schema = parse_schema(self._application.value_schema)
-            self._inputs = InputReader(spark, self._config, schema, self._max_partition_bytes)
+            policy = MisfitPolicy.DEAD_LETTERS if isinstance(self._misfits, DeadLetters) else self._misfits
+            self._inputs = InputReader(
+                spark,
+                self._config,
+                schema,
+                self._max_partition_bytes,
+                misfits=policy,
+                uuid_pointer=self._uuid_pointer,
+            )
         return self._inputs
 
     def _transaction(
@@ -189,7 +242,7 @@ class SparkConsumer:
         cuts = cuts_of(client, [each.journal for each in ranges if each.length > WORTHWHILE_BYTES])
         with self._input_reader().read(ranges, sources, cuts, Pruning(time.time(), first_offsets=begins)) as read:
             self._hooks.reached(Step.SEQUENCED)
-            staged, published = self._write(client, read.committed, read.messages, report.fence)
+            staged, published = self._write(client, read, report.fence)
             self._commit(report.fence, staged, Checkpoint(read.sources, published.intents))
             self._hooks.reached(Step.COMMITTED)
             self._acknowledge(client, published.intents)
@@ -198,22 +251,24 @@ class SparkConsumer:
             report,
             transactions=report.transactions + 1,
             messages=report.messages + read.messages,
+            misfits=report.misfits + read.misfits,
             rows=report.rows + read.rows,
             published=report.published + published.messages,
             offsets=_offsets(report.offsets, read.sources),
         )
         return report, read.sources
 
-    def _write(
-        self, client: SyncJournalClient, committed: DataFrame, messages: int, fence: int
-    ) -> tuple[list[Staged], Published]:
-        """Let tasks stage and publish the application's output for committed messages."""
-        if not messages:
+    def _write(self, client: SyncJournalClient, read: Input, fence: int) -> tuple[list[Staged], Published]:
+        """Let tasks stage and publish the application's output for committed messages, and dead letters."""
+        made = [self._application.outputs(read.committed)] if read.messages else []
+        if read.dead is not None and isinstance(self._misfits, DeadLetters):
+            made.append(self._misfits.outputs(read.dead))
+        if not made:
             return [], Published({}, 0)
-        outputs = self._application.outputs(committed)
-        staged = [stage_table_output(output, self._store, self._application.name, fence) for output in outputs.tables]
+        tables = [output for outputs in made for output in outputs.tables]
+        staged = [stage_table_output(output, self._store, self._application.name, fence) for output in tables]
         self._hooks.reached(Step.STAGED)
-        published = publish_journal_outputs(outputs.journals, client)
+        published = publish_journal_outputs([output for outputs in made for output in outputs.journals], client)
         self._hooks.reached(Step.PUBLISHED)
         return staged, published
 
@@ -262,16 +317,6 @@ class SparkConsumer:
 
 def _heads(present: Mapping[str, ContentExtent]) -> dict[str, int]:
     return {journal: extent.head for journal, extent in present.items()}
-
-
-def _require_content(sources: Mapping[str, Source], heads: Mapping[str, int]) -> None:
-    """Raise CorruptData for a journal that ends before its processed content: it is not the one processed before."""
-    for journal, head in heads.items():
-        if head < sources[journal].read_through:
-            raise CorruptData(
-                f"journal {journal} ends at {head}, but is processed through {sources[journal].read_through}: it was "
-                "deleted and created again, or has lost content. A consumer of another name can start on it anew."
-            )
 
 
 def _offsets(journals: Iterable[str], sources: Mapping[str, Source]) -> dict[str, int]:

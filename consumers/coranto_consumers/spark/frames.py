@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -15,7 +16,7 @@ from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.spark.options import Isolation, client_options
 from coranto_consumers.spark.parsing import is_parsed
 from coranto_consumers.spark.ranges import Range, ReadPlan
-from coranto_consumers.spark.rows import FIELDS, PARSED_PREFIX, PIECE
+from coranto_consumers.spark.rows import FIELDS, LINE, PARSED_PREFIX, PIECE, Misfits
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
 from coranto_consumers.spark.sequencing import PieceLimit
 
@@ -27,6 +28,7 @@ _TEXT = "_coranto_corrupt"
 _PARSED = "_coranto_parsed"
 _LOW, _HIGH = "_coranto_low", "_coranto_high"
 _PIECE = PARSED_PREFIX + PIECE.name
+_LINE = PARSED_PREFIX + LINE.name
 
 
 def parsed_by_workers(schema: StructType) -> bool:
@@ -34,10 +36,13 @@ def parsed_by_workers(schema: StructType) -> bool:
     return all(is_parsed(field.dataType) for field in schema.fields)
 
 
-def read_plan(spark: SparkSession, client: ClientConfig, plan: ReadPlan, schema: StructType) -> DataFrame:
+def read_plan(
+    spark: SparkSession, client: ClientConfig, plan: ReadPlan, schema: StructType, uuid_pointer: str, *, tolerant: bool
+) -> DataFrame:
     """Return all messages of a plan's ranges with their pieces, and the ranges' summaries.
 
-    The messages are parsed into an application's columns, or have their text.
+    The messages are parsed into an application's columns, or have their text. A tolerant read takes lines whose UUID
+    cannot be read for messages without one.
     """
     reader = spark.read.format("journal").options(
         **client_options(client),
@@ -45,10 +50,12 @@ def read_plan(spark: SparkSession, client: ClientConfig, plan: ReadPlan, schema:
         slices=plan.dumps(),
         parse="json",
         columnNameOfCorruptRecord=_TEXT,
+        uuidPointer=uuid_pointer,
+        mode=(Misfits.PERMISSIVE if tolerant else Misfits.FAILFAST).value,
     )
-    own = [StructField(PARSED_PREFIX + field.name, field.dataType) for field in (*FIELDS.values(), PIECE)]
+    own = [StructField(PARSED_PREFIX + field.name, field.dataType) for field in (*FIELDS.values(), PIECE, LINE)]
     # Only the columns that are needed below, because rows are cached whole.
-    needed = [field for field in own if field.name in (*METADATA, _PIECE)]
+    needed = [field for field in own if field.name in (*METADATA, _PIECE, _LINE)]
     values = schema.fields if parsed_by_workers(schema) else []
     return reader.schema(StructType([*needed, StructField(_TEXT, StringType()), *values])).load()
 
@@ -97,9 +104,9 @@ def parsed_values(rows: DataFrame, schema: StructType) -> DataFrame:
 
 
 def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Return rows with the application's columns, and a column that marks values that do not fit; see `take_in`.
+    """Return rows with the application's columns, and a column with lines that do not fit; see `take_in`.
 
-    Spark's parser gets the lines that workers left to it. The mark is null for values that fit. Other values are
+    Spark's parser gets the lines that workers left to it. The line is null for values that fit. Other values are
     neither filtered out nor made to fail here: Spark would then parse each value twice, once for the check and once
     for its columns.
     """
@@ -113,22 +120,40 @@ def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
             F.when(left, value).otherwise(_column(name)) for name, value in zip(schema.names, values, strict=True)
         ]
     columns = [value.alias(name) for name, value in zip(schema.names, values, strict=True)]
-    return rows.withColumn(_PARSED, parsed).select(*columns, *METADATA, misfit.alias(_TEXT))
+    line = F.when(misfit, F.coalesce(F.col(_LINE), F.col(_TEXT).cast("binary")))
+    return rows.withColumn(_PARSED, parsed).select(*columns, *METADATA, line.alias(_LINE))
 
 
 def _column(name: str) -> Column:
     return F.col(f"`{name.replace('`', '``')}`")
 
 
-def take_in(parsed: DataFrame, schema: StructType) -> tuple[DataFrame, int]:
-    """Evaluate persisted `parse_values`, and return the application's columns and the number of rows.
+class TakenIn(NamedTuple):
+    """The committed messages of a transaction, parsed."""
 
-    Raises CorruptMessage for a value that does not fit the schema.
-    """
-    first = F.min(F.when(F.col(_TEXT), F.struct("_journal", "_offset"))).alias("first")
-    [found] = parsed.agg(F.count(F.lit(1)).alias("messages"), first).collect()
-    if found.first is not None:
+    all: DataFrame
+    """The application's columns, with nulls for what does not fit."""
+    fitting: DataFrame
+    """The rows of messages that fit."""
+    messages: int
+    """The number of all rows."""
+    dead: DataFrame
+    """Journal, offset and line of the messages that do not fit."""
+    misfits: int
+    """The number of messages that do not fit."""
+
+
+def take_in(parsed: DataFrame, schema: StructType, *, fails: bool) -> TakenIn:
+    """Evaluate persisted `parse_values`. With `fails`, raises CorruptMessage for a value that does not fit."""
+    misfit = F.col(_LINE).isNotNull()
+    first = F.min(F.when(misfit, F.struct("_journal", "_offset"))).alias("first")
+    [found] = parsed.agg(F.count(F.lit(1)).alias("messages"), F.count(_LINE).alias("misfits"), first).collect()
+    if found.first is not None and fails:
         columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields)
         journal, offset = found.first
         raise CorruptMessage(journal, offset, f"its value does not fit the columns {columns}")
-    return parsed.drop(_TEXT), int(found.messages)
+    dead = parsed.where(misfit).select(
+        F.col("_journal").alias("journal"), F.col("_offset").alias("offset"), F.col(_LINE).alias("line")
+    )
+    fitting = parsed.where(~misfit) if found.misfits else parsed
+    return TakenIn(parsed.drop(_LINE), fitting.drop(_LINE), int(found.messages), dead, int(found.misfits))

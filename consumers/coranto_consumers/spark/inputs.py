@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from coranto.client import ClientConfig
 from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import ProducerId
@@ -29,6 +31,7 @@ from coranto_consumers.spark.frames import (
 from coranto_consumers.spark.ranges import Range, ReadPlan, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
 from coranto_consumers.spark.sequencing import Sequenced, sequence
+from coranto_consumers.spark.source import register
 
 _SLICES_PER_CORE = 2
 
@@ -47,12 +50,39 @@ class Input:
     """The number of messages that were read."""
     sources: dict[str, Source]
     """The sources' states after this transaction."""
+    dead: DataFrame | None = None
+    """Journal, offset and line of messages that do not fit and are not among `committed`, if there are any."""
+    misfits: int = 0
+    """The number of messages that do not fit."""
+
+
+class MisfitPolicy(enum.Enum):
+    """The way of a consumer with messages that do not fit its application's columns, or whose UUID cannot be read."""
+
+    FAIL = "fail"
+    """The first one ends the run, before anything of it is committed."""
+    NULLS = "nulls"
+    """The application gets them, with nulls for what does not fit."""
+    DEAD_LETTERS = "dead letters"
+    """The application does not get them. The transaction keeps them as they are."""
 
 
 class InputReader:
     """Reads the inputs of transactions."""
 
-    def __init__(self, spark: SparkSession, client: ClientConfig, schema: StructType, max_partition_bytes: int) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        client: ClientConfig,
+        schema: StructType,
+        max_partition_bytes: int,
+        *,
+        misfits: MisfitPolicy = MisfitPolicy.FAIL,
+        uuid_pointer: str = DEFAULT_UUID_POINTER,
+    ) -> None:
+        self._misfits = misfits
+        self._uuid_pointer = uuid_pointer
+        register(spark)  # For executors that have Coranto from an archive of the session.
         self._spark = spark
         self._client = client
         self._schema = schema
@@ -88,9 +118,13 @@ class InputReader:
                 yield Input(parsed_values(chosen, self._schema), messages, count, after)
                 return
             with _persisted(parse_values(chosen, self._schema)) as parsed:
-                committed, messages = take_in(parsed, self._schema)
+                taken = take_in(parsed, self._schema, fails=self._misfits is MisfitPolicy.FAIL)
                 persisted.close()  # The rows that were read are not needed any more once `parsed` is evaluated.
-                yield Input(committed, messages, count, after)
+                if self._misfits is MisfitPolicy.DEAD_LETTERS and taken.misfits:
+                    fitting = taken.messages - taken.misfits
+                    yield Input(taken.fitting, fitting, count, after, taken.dead, taken.misfits)
+                else:
+                    yield Input(taken.all, taken.messages, count, after, misfits=taken.misfits)
 
     def advance(
         self,
@@ -114,7 +148,7 @@ class InputReader:
     ) -> tuple[DataFrame, dict[str, Sequenced], list[RangeSummary]]:
         """Return the rows of ranges, kept until `persisted` closes, what is committed of them, and all summaries."""
         plan = self._plan(ranges, cuts)
-        rows = persisted.enter_context(_persisted(read_plan(self._spark, self._client, plan, self._schema)))
+        rows = persisted.enter_context(_persisted(self._read(plan)))
         summaries = collect_summaries(rows, plan)
         seen = list(summaries.values())
         parts = _by_journal(summaries)
@@ -123,7 +157,7 @@ class InputReader:
         }
         if any(result.replay for result in results.values()):
             replays = self._plan_replays(results, cuts, first_number=len(summaries))
-            again = persisted.enter_context(_persisted(read_plan(self._spark, self._client, replays, self._schema)))
+            again = persisted.enter_context(_persisted(self._read(replays)))
             rows = rows.unionByName(again)
             found_again = collect_summaries(again, replays)
             replayed = _by_journal(found_again)
@@ -136,6 +170,10 @@ class InputReader:
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
             watch.look(result.source, pruning.now)
         return rows, results, seen
+
+    def _read(self, plan: ReadPlan) -> DataFrame:
+        tolerant = self._misfits is not MisfitPolicy.FAIL
+        return read_plan(self._spark, self._client, plan, self._schema, self._uuid_pointer, tolerant=tolerant)
 
     def _plan(
         self,

@@ -20,7 +20,7 @@ from coranto.client import ClientConfig
 from coranto.client.config import DEFAULT_PATIENCE
 from coranto.client.disk_cache import DEFAULT_CACHE_BYTES
 from coranto.errors import InvalidInput
-from coranto.messages.framing import JsonLines
+from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
 from coranto.security.tokens import BearerToken
 from coranto_consumers.spark.rows import Misfits
 
@@ -54,6 +54,7 @@ OPTIONS = {
     "mode": "for values that do not fit their columns: PERMISSIVE (null, default) or FAILFAST (an error)",
     "columnNameOfCorruptRecord": "column for lines that do not fit, if the schema has it: _corrupt_record (default)",
     "uuidPointer": "JSON pointer to a message's UUID: /_meta/uuid (default)",
+    "failOnDataLoss": "whether offsets whose content is gone are an error (true, default) or a warning (false)",
     "slices": "what each task reads, planned by a consumer; excludes all options that say what to read",
     "maxBytesPerTrigger": "bytes of content that a micro-batch reads at most: 268435456 (default)",
     "maxOffsetsPerTrigger": "messages that a micro-batch reads at most (default: as many as there are)",
@@ -104,6 +105,7 @@ class SourceOptions:
     text_column: str
     """The column for lines that do not fit."""
     framing: JsonLines
+    fail_on_data_loss: bool
     slices: str
 
     @classmethod
@@ -124,8 +126,10 @@ class SourceOptions:
                 f"exactly one of {', '.join(_SELECTIONS)} must be given, not {', '.join(selections) or 'none'}",
                 field="options",
             )
+        # Lines as they are have no nulls for what is wrong with them, so that has to be asked for.
+        tolerant = "mode" in given and _misfits(given) is Misfits.PERMISSIVE
         try:
-            framing = JsonLines(given.get("uuidpointer", "/_meta/uuid"))
+            framing = JsonLines(given.get("uuidpointer", DEFAULT_UUID_POINTER), tolerant=tolerant)
         except InvalidInput as error:
             raise InvalidInput(error.message, field="option uuidPointer") from error
         return cls(
@@ -147,6 +151,7 @@ class SourceOptions:
             misfits=Misfits.DEFERRED if slices else _misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
             framing=framing,
+            fail_on_data_loss=_flag(given, "failOnDataLoss", True),
             slices=slices,
         )
 

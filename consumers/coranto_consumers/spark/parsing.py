@@ -134,7 +134,7 @@ def _unlike_objects(content: Any) -> Mask:
     try:
         content.cast(pa.string())
     except pa.ArrowInvalid:
-        doubtful |= np.fromiter((not _is_text(value.as_py()) for value in content), np.bool_, len(content))
+        doubtful |= np.fromiter((not is_text(value.as_py()) for value in content), np.bool_, len(content))
     return doubtful
 
 
@@ -158,7 +158,8 @@ def _words(text: bytes) -> Iterator[int]:
             at = text.find(word, at + len(word))
 
 
-def _is_text(value: bytes) -> bool:
+def is_text(value: bytes) -> bool:
+    """Return True if bytes are UTF-8."""
     try:
         value.decode()
     except UnicodeDecodeError:

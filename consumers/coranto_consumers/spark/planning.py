@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
+
+import structlog
 
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals, match_journals
+from coranto_consumers.spark.losses import LostContent, lost_before
 from coranto_consumers.spark.options import EARLIEST, LATEST, SourceOptions
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
+
+_log = structlog.get_logger(__name__)
 
 _SAMPLE_BYTES: Final = 64 << 10
 
@@ -19,7 +25,7 @@ Plan = tuple[dict[str, list[Range]], list[tuple[NumberedRange, ...]]]
 def plan_read(client: SyncJournalClient, options: SourceOptions) -> Plan:
     """Return the ranges of each journal, numbered from 0, and the ranges that each task reads.
 
-    Raises InvalidInput for offsets that the journals do not have.
+    Raises InvalidInput for offsets that the journals do not have, and the errors of lost content.
     """
     found = extents(client, _journals(client, options))
     wholes = [_whole(journal, extent, options) for journal, extent in found.items()]
@@ -57,13 +63,31 @@ def _whole(journal: str, extent: ContentExtent, options: SourceOptions) -> Range
     end = LATEST if options.ending is None else options.ending[journal]
     start = extent.begin if start == EARLIEST else start
     end = extent.head if end == LATEST else end
+    lost = _lost(journal, start, end, extent)
+    if lost is not None and options.fail_on_data_loss and not lost.made_again:
+        raise lost.error("")
+    if lost is not None and not options.fail_on_data_loss:
+        _log.warning("source.content_lost", journal=journal, begin=lost.begin, end=lost.end, made_again=lost.made_again)
+        start = min(max(start, extent.begin), extent.head) if not lost.made_again else extent.begin
+        end = max(start, min(end, extent.head))
     if not start <= end <= extent.head:
         raise InvalidInput(
-            f"[{start}, {end}) is not a range of {journal}, whose head is {extent.head}; give offsets from 0 to that",
+            f"[{start}, {end}) is not a range of {journal}, whose head is {extent.head}; give offsets from 0 to that, "
+            "or set failOnDataLoss to false",
             field="options",
         )
     # If a user's offset is within a line, reading begins with the next line.
     return Range(journal, start, end, extent.head, aligned=start <= extent.begin)
+
+
+def _lost(journal: str, start: int, end: int, extent: ContentExtent) -> LostContent | None:
+    """Return what a read of [start, end) asks for and does not find."""
+    if end < start <= extent.head:
+        return None  # That is no range at all.
+    lost = lost_before(journal, start, extent.begin, extent.head)
+    if lost is not None and not lost.made_again:
+        return replace(lost, end=min(lost.end, end)) if start < end else None
+    return lost or lost_before(journal, end, 0, extent.head)
 
 
 def _split(client: SyncJournalClient, wholes: Sequence[Range], options: SourceOptions) -> dict[str, list[Range]]:

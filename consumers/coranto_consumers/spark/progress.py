@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from coranto_consumers.spark.losses import LostContent
+
 
 class Step(enum.Enum):
     """The steps of a consumer, in order. Those from PLANNED on repeat for each transaction."""
@@ -52,6 +54,10 @@ class ConsumeReport:
     replayed_intents: int
     """The number of journals to which acknowledgements of the restored checkpoint were appended again."""
     fence: int
+    misfits: int = 0
+    """Messages among the processed that do not fit the application's columns: dead letters, or nulls."""
+    lost: tuple[LostContent, ...] = ()
+    """Content of the sources that is gone, and was passed by."""
 
     @property
     def lag_bytes(self) -> int:

@@ -43,6 +43,8 @@ class Lines:
     flags: UInt16s
     content: Any
     """An Arrow binary array of the lines with their newlines."""
+    unreadable: Mask | None = None
+    """The lines whose UUID cannot be read; None without any. They count as messages without a UUID."""
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -64,6 +66,7 @@ class Lines:
             self.clocks[mask],
             self.flags[mask],
             self.content.filter(pa.array(mask)),
+            None if self.unreadable is None else self.unreadable[mask],
         )
 
 
@@ -72,7 +75,8 @@ def read_lines(
 ) -> Iterator[Lines]:
     """Yield the lines that start in a range, in blocks.
 
-    Raises CorruptMessage for a line that is not a message, and OffsetJump where content is gone.
+    Raises CorruptMessage for a line that is not a message, unless the framing is tolerant, and OffsetJump where content
+    is gone.
     """
     for offset, block in read_blocks(content, part, block_bytes, framing.max_line_bytes):
         yield parse_lines(framing, part.journal, offset, block)
@@ -83,9 +87,18 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
     lines = read_json_lines(framing, journal, block, offset)
     begins = lines.starts + offset
     clocks = lines.uuids.clocks
+    unreadable: Mask | None = None
+    if lines.unreadable:
+        unreadable = np.zeros(len(begins), dtype=np.bool_)
+        unreadable[list(lines.unreadable)] = True
     if len(clocks) and clocks.max() > _MAX_CLOCK:
-        bad = int(np.argmax(clocks > _MAX_CLOCK))
-        raise CorruptMessage(journal, int(begins[bad]), "the timestamp of its UUID is beyond the year 3409")
+        beyond: Mask = clocks > _MAX_CLOCK
+        if not framing.tolerant:
+            bad = int(np.argmax(beyond))
+            raise CorruptMessage(journal, int(begins[bad]), "the timestamp of its UUID is beyond the year 3409")
+        unreadable = beyond if unreadable is None else unreadable | beyond
+        for column in lines.uuids:
+            column[beyond] = 0
     borders = np.append(lines.starts, lines.consumed).astype(np.int32)
     whole = pa.Array.from_buffers(pa.binary(), len(begins), [None, pa.py_buffer(borders), pa.py_buffer(block)])
     return Lines(
@@ -96,6 +109,7 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
         clocks,
         lines.uuids.flags,
         whole,
+        unreadable,
     )
 
 

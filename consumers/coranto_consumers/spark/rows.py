@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.columnar import Int64s, Mask, UInt64s
 from coranto_consumers.spark.json_values import values_of
-from coranto_consumers.spark.parsing import TYPES, ColumnParser, is_parsed
+from coranto_consumers.spark.parsing import TYPES, ColumnParser, is_parsed, is_text
 from coranto_consumers.spark.reading import Lines
 
 ROWS_PER_BATCH: Final = 32_768
@@ -35,6 +35,8 @@ FIELDS: Final[Mapping[str, StructField]] = {
 }
 PIECE: Final = StructField("coranto_piece", LongType())
 """The column of sequenced reads that holds a row's range and segment (see `scanning.py`)."""
+LINE: Final = StructField("coranto_line", BinaryType())
+"""The column of sequenced reads with lines that are not text, or whose UUID cannot be read."""
 PARSED_PREFIX: Final = "_"
 """The prefix of the source's own columns where lines are parsed, to tell them from fields of messages."""
 
@@ -82,7 +84,7 @@ def parsed_layout(schema: StructType, text: str, misfits: Misfits) -> RowLayout:
     sequenced = misfits is Misfits.DEFERRED
     known = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
     if sequenced:
-        known[PARSED_PREFIX + PIECE.name] = PIECE
+        known |= {PARSED_PREFIX + field.name: field for field in (PIECE, LINE)}
     own: dict[str, str] = {}
     message = []
     for field in schema.fields:
@@ -150,6 +152,7 @@ class BatchBuilder:
             "flags": lambda kind: pa.array(lines.flags.astype(np.int32), kind),
             "value": lambda kind: lines.values if kind == pa.binary() else as_text(lines),
             PIECE.name: lambda kind: pa.array(pieces, kind),
+            LINE.name: lambda kind: _where(lines.values, unlike_text(lines)),
         }
         parsed = self._parsed(lines)
         arrays = [
@@ -167,11 +170,14 @@ class BatchBuilder:
         misfits: Mask = np.ones(len(lines), dtype=np.bool_)
         if layout.message.fields:
             table, misfits = self._parser.parse(lines.content)
+            if lines.unreadable is not None:
+                misfits |= lines.unreadable
             columns = {name: table.column(name).combine_chunks() for name in layout.message.names}
             if misfits.any() and layout.misfits is not Misfits.DEFERRED:
                 columns, misfits = self._one_by_one(lines, columns, misfits)
         elif layout.misfits is not Misfits.DEFERRED:
-            misfits = ~misfits  # Nothing is parsed, so everything fits.
+            # Nothing is parsed, so everything fits that has a UUID.
+            misfits = np.zeros(len(lines), dtype=np.bool_) if lines.unreadable is None else lines.unreadable
         if layout.misfits is Misfits.DEFERRED:
             self.left += int(misfits.sum())
         if layout.text:
@@ -182,8 +188,12 @@ class BatchBuilder:
         """Give doubtful lines the values that Spark gives them. Return the mask of lines that do not fit."""
         message, misfits = self._layout.message, np.zeros(len(lines), dtype=np.bool_)
         found = []
+        values: list[object]
         for row in np.flatnonzero(doubtful).tolist():
-            values, fits = values_of(lines.content[row].as_py()[:-1], message)
+            if lines.unreadable is not None and lines.unreadable[row]:
+                values, fits = [None] * len(message.fields), False
+            else:
+                values, fits = values_of(lines.content[row].as_py()[:-1], message)
             if not fits and self._layout.misfits is Misfits.FAILFAST:
                 wanted = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in message.fields)
                 raise CorruptMessage(lines.journal, int(lines.begins[row]), f"its value does not fit {wanted}")
@@ -201,7 +211,9 @@ class BatchBuilder:
             return pa.nulls(len(lines), pa.string())
         rows = np.flatnonzero(wanted)
         if self._layout.misfits is Misfits.DEFERRED:
-            texts = as_text(lines.where(wanted))
+            # Spark's parser refuses the empty text.
+            chosen = lines.where(wanted)
+            texts = pc.if_else(pa.array(unlike_text(chosen)), "", _valid_texts(chosen))
         else:
             texts = pa.array([lines.content[row].as_py()[:-1].decode(errors="replace") for row in rows.tolist()])
         place = np.zeros(len(lines), dtype=np.int64)
@@ -214,6 +226,31 @@ def producer_ids(producers: UInt64s) -> Any:
     data = np.ascontiguousarray(producers.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 2:])
     borders = np.arange(0, 6 * len(producers) + 1, 6, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(producers), [None, pa.py_buffer(borders), pa.py_buffer(data)])
+
+
+def unlike_text(lines: Lines) -> Mask:
+    """Return the mask of lines that are not UTF-8, or whose UUID cannot be read."""
+    unlike: Mask = np.zeros(len(lines), dtype=np.bool_) if lines.unreadable is None else lines.unreadable.copy()
+    try:
+        lines.values.cast(pa.string())
+    except pa.ArrowInvalid:
+        unlike |= np.fromiter((not is_text(value.as_py()) for value in lines.values), np.bool_, len(lines))
+    return unlike
+
+
+def _valid_texts(lines: Lines) -> Any:
+    """Return the lines as texts, and nulls for those that are not UTF-8."""
+    try:
+        return lines.values.cast(pa.string())
+    except pa.ArrowInvalid:
+        values = (value.as_py() for value in lines.values)
+        return pa.array([value.decode() if is_text(value) else None for value in values], pa.string())
+
+
+def _where(values: Any, mask: Mask) -> Any:
+    """Return the values that `mask` marks, and nulls for others."""
+    nothing = pa.nulls(len(mask), values.type)
+    return pc.if_else(pa.array(mask), values, nothing) if mask.any() else nothing
 
 
 def as_text(lines: Lines) -> Any:

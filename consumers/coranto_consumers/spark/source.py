@@ -44,6 +44,7 @@ from coranto_consumers.spark.rows import (
     PIECE,
     UUID_FIELDS,
     BatchBuilder,
+    Misfits,
     RowLayout,
     is_raw,
     parsed_layout,
@@ -86,7 +87,7 @@ class JournalDataSource(DataSource):
         with told_to_driver():
             refuse_stream_options(self.options)
             options = SourceOptions.parse(self.options)
-            layout = _layout(schema, options)
+            options, layout = _layout(schema, options)
             if options.isolation is Isolation.SEQUENCED:
                 return JournalReader(options, layout, {}, ReadPlan.loads(options.slices).numbered())
             # Spark pickles the reader before it asks for partitions, and a task needs all ranges of its journal.
@@ -99,13 +100,17 @@ class JournalDataSource(DataSource):
     def streamReader(self, schema: StructType) -> JournalStreamReader:
         with told_to_driver():
             options = StreamOptions.parse(self.options)
-            return JournalStreamReader(options, _layout(schema, options.source))
+            source, layout = _layout(schema, options.source)
+            return JournalStreamReader(replace(options, source=source), layout)
 
 
-def _layout(schema: StructType, options: SourceOptions) -> RowLayout:
-    if options.parses_lines or not is_raw(schema):
-        return parsed_layout(schema, options.text_column, options.misfits)
-    return raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED)
+def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:
+    """Return the layout of a schema, and the options with the framing that suits it."""
+    if not options.parses_lines and is_raw(schema):
+        return options, raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED)
+    if options.misfits is Misfits.PERMISSIVE:
+        options = replace(options, framing=JsonLines(options.framing.pointer, tolerant=True))
+    return options, parsed_layout(schema, options.text_column, options.misfits)
 
 
 def register(spark: SparkSession) -> None:

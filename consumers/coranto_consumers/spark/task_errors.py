@@ -13,10 +13,12 @@ from typing import Any, Final
 
 from pyspark.errors import PySparkException
 
-from coranto.errors import CorantoError, Outcome
+from coranto.errors import CorantoError, InvalidInput, Outcome
 
 _MARK: Final = "coranto-error: "
 _LINE: Final = re.compile(re.escape(_MARK) + r"(\{.*\})")
+_LACKING: Final = re.compile(r"No module named '(coranto|coranto_consumers|pyspark_coranto)[.']")
+"""The words of executors that have no Coranto to tell it by."""
 
 
 @contextmanager
@@ -58,6 +60,12 @@ def error_of_task(error: BaseException) -> CorantoError | None:
         for name, value in fields.items():
             setattr(ours, name, value)
         return ours
+    if lacking := _LACKING.search(str(error)):
+        return InvalidInput(
+            f"executors have no package {lacking[1]}: install coranto[spark] in their environment, or give it to the "
+            "session (docs/spark.md, On a cluster)",
+            field="cluster",
+        )
     return None
 
 

@@ -31,6 +31,9 @@ from coranto_consumers.stores.staging import StageWriter
 Batches = Iterator[Any]
 """Arrow record batches (pyarrow has no types)."""
 
+_PENDING_BYTES: Final = 8 << 20
+"""The bytes of messages that a task keeps until it appends some, however many journals there are."""
+
 STAGED: Final = "attempt STRING, rows BIGINT"
 PUBLISHED: Final = "journal STRING, intent BINARY, messages BIGINT"
 
@@ -88,7 +91,11 @@ class PublishTask:
                 client.append(journal, content, retry_unknown=True)
 
             publisher = SyncPublisher(
-                append, producer=new_producer_id(os.urandom), clock=ProducerClock(time.time_ns), framing=JsonTexts()
+                append,
+                producer=new_producer_id(os.urandom),
+                clock=ProducerClock(time.time_ns),
+                framing=JsonTexts(),
+                max_pending_bytes=_PENDING_BYTES,
             )
             for batch in _chain(first, batches):
                 for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):

@@ -43,6 +43,8 @@ class LineColumns(NamedTuple):
     uuids: UuidColumns
     consumed: int
     """The length of these lines in bytes. The content behind it is the beginning of a line."""
+    unreadable: tuple[int, ...] = ()
+    """The lines whose UUID cannot be read, for a tolerant framing. Their parts are zero."""
 
     def offsets(self, begin_offset: int) -> Int64s:
         """Return the journal offsets at which the lines begin, for content from `begin_offset` on."""
@@ -52,7 +54,7 @@ class LineColumns(NamedTuple):
 def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offset: int) -> LineColumns:
     """Return the complete lines of `content`, which is at `begin_offset` of `journal`. A line must begin there.
 
-    Raises CorruptMessage for the first line whose UUID cannot be read.
+    Raises CorruptMessage for the first line whose UUID cannot be read, unless the framing is tolerant.
     """
     characters = np.frombuffer(content, dtype=np.uint8)
     ends = np.flatnonzero(characters == ord("\n"))
@@ -82,15 +84,20 @@ def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offs
             columns.flags[rows] = parsed.flags
             by_hand[rows] = ~(usual & valid)
 
+    unreadable = []
     for row in np.flatnonzero(by_hand).tolist():
         try:
             producer, clock, flags = framing.uuid_of(content[starts[row] : ends[row]])
         except InvalidInput as error:
+            if framing.tolerant:
+                unreadable.append(row)
+                columns.producers[row] = columns.clocks[row] = columns.flags[row] = 0
+                continue
             raise CorruptMessage(journal, begin_offset + int(starts[row]), error.message) from error
         columns.producers[row] = producer_number(producer)
         columns.clocks[row] = clock
         columns.flags[row] = flags
-    return LineColumns(starts, ends, columns, int(ends[-1]) + 1 if count else 0)
+    return LineColumns(starts, ends, columns, int(ends[-1]) + 1 if count else 0, tuple(unreadable))
 
 
 def _parse(texts: NDArray[np.uint8]) -> tuple[UuidColumns, Mask]:

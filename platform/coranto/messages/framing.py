@@ -27,6 +27,7 @@ JsonObject: TypeAlias = Mapping[str, Any]
 """A JSON message: a JSON object as `json.loads` returns it."""
 
 
+DEFAULT_UUID_POINTER: Final = "/_meta/uuid"
 DEFAULT_LINE_BYTES: Final = 256 << 20
 """The longest line in bytes. A longer one is corrupt: a reader must not collect endless content without a newline."""
 
@@ -154,7 +155,8 @@ class JsonLines:
     Marshalled messages begin with the UUID, so that readers find it without parsing the line. Readers accept it
     anywhere in the line. A line without a UUID is corrupt if `require_uuid` is set. Otherwise it is delivered at least
     once, as is a line with the zero UUID (see `uuids`). A line is corrupt when it is not JSON, when its UUID is
-    malformed, or when it has not ended after `max_line_bytes`.
+    malformed, or when it has not ended after `max_line_bytes`. A `tolerant` framing takes lines whose UUID cannot be
+    read for lines without one, and readers of columns mark them.
 
     Without a pointer (None) messages have no place for a UUID. All of them are delivered at least once, and there are
     no acknowledgements: readers take each message as committed, even if it was published in a transaction.
@@ -164,16 +166,18 @@ class JsonLines:
 
     def __init__(
         self,
-        pointer: str | None = "/_meta/uuid",
+        pointer: str | None = DEFAULT_UUID_POINTER,
         *,
         require_uuid: bool = False,
         max_line_bytes: int = DEFAULT_LINE_BYTES,
+        tolerant: bool = False,
     ) -> None:
         if pointer is None and require_uuid:
             raise InvalidInput("a UUID is required but has no place; give its JSON pointer, such as /_meta/uuid")
         self.pointer = pointer
         self.require_uuid = require_uuid
         self.max_line_bytes = max_line_bytes
+        self.tolerant = tolerant
         self.path = () if pointer is None else _parse_pointer(pointer)
         """The object keys that lead to the UUID; empty without a pointer."""
         self._open = "".join(f"{{{json.dumps(token)}:" for token in self.path) + '"' if self.path else ""
@@ -248,6 +252,13 @@ class JsonLines:
             raise InvalidInput(f"the value at {self.pointer} is not a text but {reprlib.repr(value)}")
         return parse_uuid_text(value.encode("utf-8", "replace"))
 
+    def uuid_or_zero(self, line: bytes) -> UuidParts:
+        """Return the parts of a line's UUID; all zero when it cannot be read."""
+        try:
+            return self.uuid_of(line)
+        except InvalidInput:
+            return ZERO_UUID
+
     def _place(self, parent: object, path: tuple[str, ...], uuid: str) -> dict[str, object]:
         """Return a copy of `parent` with the UUID at `path`. The keys of the path come first."""
         if not isinstance(parent, Mapping):
@@ -265,7 +276,7 @@ class JsonLinesDecoder(Generic[M]):
 
     def __init__(self, framing: Framing[M], lines: JsonLines, journal: str, offset: int) -> None:
         self._framing = framing
-        self._uuid_of = lines.uuid_of
+        self._uuid_of = lines.uuid_or_zero if lines.tolerant else lines.uuid_of
         self._max_bytes = lines.max_line_bytes
         self._journal = journal
         self._offset = offset

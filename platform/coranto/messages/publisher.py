@@ -31,7 +31,9 @@ class SyncPublisher(Generic[M]):
     """Publishes through a blocking `append(journal, content)`. Several threads may share it; one appends at a time.
 
     When an append raises, its batch is kept. Any later call appends it again, or `rollback` drops it. Nothing is
-    appended in the background, so call `flush` after the last `publish`.
+    appended in the background, so call `flush` after the last `publish`. A journal's messages are appended when there
+    are `max_batch_bytes` of them; and if there are more than `max_pending_bytes` for all journals, those of the journal
+    with most.
     """
 
     def __init__(
@@ -42,10 +44,12 @@ class SyncPublisher(Generic[M]):
         clock: ProducerClock,
         framing: Framing[M],
         max_batch_bytes: int = DEFAULT_BATCH_BYTES,
+        max_pending_bytes: int = DEFAULT_PENDING_BYTES,
     ) -> None:
         self._append = append
         self._builder = TransactionBuilder(producer, clock, framing)
         self._max_batch_bytes = max_batch_bytes
+        self._max_pending_bytes = max_pending_bytes
         self._lock = threading.RLock()
 
     @property
@@ -113,6 +117,8 @@ class SyncPublisher(Generic[M]):
     def _append_full(self, journal: str) -> None:
         if self._builder.pending_bytes(journal) >= self._max_batch_bytes:
             self._append_batch(journal)
+        while self._builder.pending_bytes() > self._max_pending_bytes:
+            self._append_batch(max(self._builder.pending_journals(), key=self._builder.pending_bytes))
 
     def _append_batch(self, journal: str) -> bool:
         batch = self._builder.take(journal, self._max_batch_bytes)

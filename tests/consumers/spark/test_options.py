@@ -87,7 +87,7 @@ def test_a_client_is_configured_by_the_environment_where_options_say_nothing(mon
         ({**ENDPOINT, "subscribe": "a/one,,"}, "names no journal"),
         ({**ENDPOINT, "selector": "x", "startingOffset": "earliest"}, "did you mean startingOffsets?"),
         ({**ENDPOINT, "selector": "x", "path": "/tmp"}, "option path: there is no such option; there are assign, "),
-        ({**ENDPOINT, "selector": "x", "startingOffsets": "latest"}, "neither 'earliest' nor JSON"),
+        ({**ENDPOINT, "selector": "x", "startingOffsets": "latest"}, "is neither earliest nor JSON"),
         ({**ENDPOINT, "selector": "x", "startingOffsets": "[1]"}, "not a JSON object"),
         ({**ENDPOINT, "selector": "x", "startingOffsets": '{"a/one": -1}'}, "-1 is not an offset for a/one"),
         ({**ENDPOINT, "selector": "x", "endingOffsets": '{"a/one": true}'}, "True is not an offset for a/one"),

@@ -461,3 +461,21 @@ def test_threads_may_share_a_publisher() -> None:
         assert clocks == sorted(set(clocks))
         numbers += [envelope.message["n"] for envelope in read]
     assert sorted(numbers) == list(range(400))
+
+
+def test_a_blocking_publisher_keeps_no_more_than_it_may_for_all_journals_together() -> None:
+    journals = Journals()
+    publisher: SyncPublisher[JsonObject] = SyncPublisher(
+        journals.append, producer=PRODUCER, clock=make_clock(), framing=LINES, max_pending_bytes=10_000
+    )
+    names = [f"a/journal-{n:03}" for n in range(100)]
+    sent = 0
+    for n in range(30):
+        for name in names:
+            publisher.add(name, {"n": n, "filler": "x" * 100})
+            sent += 1
+            appended = sum(bytes(content).count(b"\n") for content in journals.content.values())
+            assert (sent - appended) * 150 < 10_000 + 200
+    publisher.commit()
+    assert all(journals.values(name)[:30] == list(range(30)) for name in names)
+    assert len(journals.appends) < sent, "messages of one journal are appended together"

@@ -1,0 +1,138 @@
+"""Content that a consumer or a read should have, and that is gone: what is missing, and where to go on.
+
+Retention may remove content before it was read, or the beginning of a transaction whose acknowledgement comes later. A
+journal may be deleted and created again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from coranto.errors import CorantoError, CorruptData, OffsetJump
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.uuids import ProducerId
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LostContent:
+    """Content of a journal that is gone: [begin, end).
+
+    If `made_again`, the journal ends at `end` before `begin`: it was deleted and created again, or has lost content.
+    """
+
+    journal: str
+    begin: int
+    end: int
+    made_again: bool = False
+
+    def __str__(self) -> str:
+        if self.made_again:
+            return (
+                f"journal {self.journal} ends at {self.end}, but is processed through {self.begin}: it was deleted and "
+                "created again, or has lost content"
+            )
+        return f"the {self.end - self.begin} bytes [{self.begin}, {self.end}) of journal {self.journal} are gone"
+
+    def error(self, advice: str) -> CorantoError:
+        """Return the error for those who must not go on without the content."""
+        if self.made_again:
+            return CorruptData(f"{self}. {advice}")
+        return OffsetJump(self.journal, self.begin, self.end)
+
+
+def lost_before(journal: str, offset: int, begin: int, head: int) -> LostContent | None:
+    """Return what is lost to a reader that goes on at `offset`, of a journal with the content [begin, head)."""
+    if offset > head:
+        return LostContent(journal, offset, head, made_again=True)
+    return LostContent(journal, offset, begin) if offset < begin else None
+
+
+@dataclass(frozen=True, slots=True)
+class PartlyLost:
+    """A pending transaction of which messages before the offset `end` are gone."""
+
+    journal: str
+    producer: ProducerId
+    begin: int
+    end: int
+
+
+def go_on_behind(source: Source, lost: LostContent, begin: int = 0) -> tuple[Source, list[PartlyLost]]:
+    """Return a source that needs nothing of the lost content any more, and the transactions that it has in part only.
+
+    A journal that was made again is read from `begin`, and nothing is remembered of the one before.
+    """
+    if lost.made_again:
+        return Source(begin), []
+    read_through = max(source.read_through, lost.end) if source.read_through >= lost.begin else source.read_through
+    producers: dict[ProducerId, ProducerState] = {}
+    partly = []
+    for producer, state in source.producers.items():
+        if state.is_pending and state.begin < lost.end and lost.begin < source.read_through:
+            # What remains of it is read from behind the lost content.
+            partly.append(PartlyLost(lost.journal, producer, state.begin, min(lost.end, source.read_through)))
+            state = replace(state, begin=lost.end if lost.end < source.read_through else -1)
+        producers[producer] = state
+    return Source(read_through, producers), partly
+
+
+def pass_by(sources: Mapping[str, Source], lost: LostContent, begin: int = 0) -> dict[str, Source]:
+    """Return sources that go on behind lost content, as `go_on_behind` has it, and warn of what is missing."""
+    source, partly = go_on_behind(sources[lost.journal], lost, begin)
+    _log.warning(
+        "source.content_lost", journal=lost.journal, begin=lost.begin, end=lost.end, made_again=lost.made_again
+    )
+    for each in partly:
+        _log.warning(
+            "source.transaction_lost_in_part",
+            journal=each.journal,
+            producer=each.producer.hex(),
+            begin=each.begin,
+            end=each.end,
+        )
+    return {**sources, lost.journal: source}
+
+
+class Holes:
+    """Lost content that a run has met while it read, and has not passed by yet."""
+
+    def __init__(self) -> None:
+        self._holes: dict[str, LostContent] = {}
+        self._met: set[LostContent] = set()
+
+    def meet(self, lost: LostContent) -> None:
+        """Take in what was met. Raises its error if it was met before: then passing it by did not help."""
+        if lost in self._met:
+            raise lost.error("It was passed by, and met again.")
+        self._met.add(lost)
+        self._holes[lost.journal] = lost
+
+    def ends(self, heads: Mapping[str, int]) -> dict[str, int]:
+        """Return the offsets up to which journals can be read now: their heads, or where lost content begins."""
+        return {
+            journal: min(head, self._holes[journal].begin) if journal in self._holes else head
+            for journal, head in heads.items()
+        }
+
+    def stuck(self, journal: str, read_through: int) -> bool:
+        """Return True if no hole is the reason why a journal was not read beyond an offset.
+
+        Otherwise a line that has lost its end is lost, too.
+        """
+        hole = self._holes.get(journal)
+        if hole is None:
+            return True
+        self._holes[journal] = replace(hole, begin=min(hole.begin, read_through))
+        return False
+
+    def due(self, sources: Mapping[str, Source]) -> list[LostContent]:
+        """Return, once, the lost content that is next to be read."""
+        due = [hole for journal, hole in self._holes.items() if hole.begin <= sources[journal].read_through]
+        for hole in due:
+            del self._holes[hole.journal]
+        return due
