@@ -38,4 +38,5 @@ class WriterMetrics:
             "coranto_stream_commit_seconds",
             "Time from when a transaction was to be committed until it was durable.",
             buckets=_SECONDS,
+            registry=self.registry,
         )

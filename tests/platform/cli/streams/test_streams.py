@@ -121,7 +121,7 @@ def test_from_creation_to_deletion(run: CommandLine) -> None:
             ("write", "orders", "-k", "a", "--expected-offset", "7"),
             "--expected-offset: is a condition",
         ),
-        (("write", "orders", "-k", "a", "--fresh"), "--fresh: is for writers with a past"),
+        (("write", "orders", "-k", "a", "--fresh"), "--fresh: is for writers with an id"),
         (("read", "orders", "--tail", "--position", "p"), "--tail: reads only new events"),
         (("read", "orders", "--group", "g", "--tail"), "--group: a group knows its position"),
         (
