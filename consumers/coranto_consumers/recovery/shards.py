@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
+from coranto.errors import CorantoError
 from coranto.recovery import Diagnosis, RecoveryStep, Remark, StepKind
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.runtime.specs import most_advanced
+
+PATIENCE_S: Final = 30.0
+"""The time in seconds for which a shard that was unassigned is watched, until it runs or fails again."""
+LOOK_AGAIN_S: Final = 0.1
 
 
 class ShardDoctor:
@@ -44,4 +52,19 @@ class ShardDoctor:
 
     async def act(self, step: RecoveryStep) -> str:
         done = await self._client.unassign([step.subject], only_failed=True)
-        return "unassigned" if done else "it has not failed any more"
+        return await self._watch(step.subject) if done else "it has not failed any more"
+
+    async def _watch(self, name: str) -> str:
+        """Wait until a shard runs again. Raises CorantoError if it fails again."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    for shard in await self._client.list(f"id={name}"):
+                        status = most_advanced(shard.status)
+                        if status.code == pc.ReplicaStatus.FAILED:
+                            raise CorantoError(f"{name} was unassigned, and failed again: {'; '.join(status.errors)}")
+                        if status.code == pc.ReplicaStatus.PRIMARY:
+                            return "unassigned, and it runs again"
+                    await asyncio.sleep(LOOK_AGAIN_S)
+        except TimeoutError:
+            return "unassigned, and no process has taken it yet"

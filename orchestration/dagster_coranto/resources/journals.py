@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -19,6 +20,9 @@ from coranto.errors import Unavailable
 from coranto.fragments.stores import StoreRegistry
 from coranto.names import check_prefix
 from dagster_coranto.resources.hidden import hide, reveal
+
+AUDIT_PATIENCE_S = 5.0
+"""The time in seconds for which audits wait for one broker. There may be many journals on one that is away."""
 
 
 class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
@@ -38,7 +42,8 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     )
     file_root: str = Field(
         default="",
-        description="Folder that file:/// fragment stores are rooted at, when readable here. Empty: look up.",
+        description="Folder that file:/// fragment stores are rooted at, when readable here. Empty: look up, or for an "
+        "endpoint $CORANTO_FILE_ROOT.",
     )
     data_dir: str = Field(
         default="", description="Folder of an embedded cluster. Empty: $CORANTO_DATA, otherwise ./.coranto."
@@ -87,6 +92,11 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
             "CORANTO_TLS_KEY": self.tls_key,
         }
         return reach(self.endpoint, data_dir=self.data_dir, file_root=self.file_root, settings=settings)
+
+    def audit_config(self) -> ClientConfig:
+        """Return `client_config` for audits and recoveries, which tell of brokers that do not answer, and go on."""
+        config = self.client_config()
+        return replace(config, patience=min(config.patience, AUDIT_PATIENCE_S))
 
     def located_data_dir(self) -> Path:
         """Return the folder of the embedded cluster, which need not run."""

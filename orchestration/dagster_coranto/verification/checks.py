@@ -110,7 +110,7 @@ async def _audit(
     resource: JournalResource, group: JournalGroup, options: AuditOptions, more: MoreChecks | None
 ) -> Report:
     stores = resource.stores()
-    async with JournalClient.of(resource.client_config()) as client:
+    async with JournalClient.of(resource.audit_config()) as client:
         checks = more(client, stores) if more is not None else ()
         return await audit_journals(client, stores, group.selector_text, options, checks=checks)
 

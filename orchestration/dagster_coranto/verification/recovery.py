@@ -62,7 +62,7 @@ def build_journal_recovery(
 
     def work(resource: JournalResource) -> JournalsRecovery:
         selector = resource.group(group).selector_text
-        return JournalsRecovery(resource.client_config(), selector, memory, doctors, audits)
+        return JournalsRecovery(resource.audit_config(), selector, memory, doctors, audits)
 
     @dg.op(name="plan", required_resource_keys={resource_key}, description="Find damage, and plan its repair.")
     def plan_recovery(context: dg.OpExecutionContext) -> None:

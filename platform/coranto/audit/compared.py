@@ -9,6 +9,7 @@ from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
 from coranto.audit.losses import Spans
 from coranto.audit.present import Present, known, plausible
 from coranto.audit.remembered import JournalRecord, Key, KnownFragment
+from coranto.audit.strays import strays_of, without
 from coranto.fragments.fragment import Fragment
 
 
@@ -16,7 +17,10 @@ class ComparedJournal:
     """The present and the remembered state of one journal, and what their comparison has found so far."""
 
     def __init__(self, present: Present, before: JournalRecord | None) -> None:
-        self.present = present
+        self.strays = strays_of(present, before)
+        self.vanished = {each.content_path for each in present.gone}
+        """The files of fragments that brokers list, and that their stores do not have."""
+        self.present = present = without(present, self.strays)
         self.before = before
         self.findings: list[Finding] = []
         self.spec = present.info.spec

@@ -13,7 +13,7 @@ import hashlib
 from dataclasses import dataclass
 
 from coranto.client import JournalClient
-from coranto.errors import CorruptFragment, StoreError, Unavailable
+from coranto.errors import CorruptFragment, FragmentNotFound, StoreError, Unavailable
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
 
@@ -84,19 +84,26 @@ def uncovered(spans: list[tuple[int, int]], first: int, head: int) -> list[tuple
 
 
 async def audit_journal(
-    client: JournalClient, stores: StoreRegistry, journal: str, *, first_offset: int | None = None
+    client: JournalClient,
+    stores: StoreRegistry,
+    journal: str,
+    *,
+    first_offset: int | None = None,
+    broken: set[str] | None = None,
 ) -> JournalAudit:
     """Audit one journal.
 
     Coverage must begin at `first_offset`. By default it begins at the oldest fragment: retention may have removed
-    earlier content. Raises the client's errors when the brokers do not answer. Cancelling leaves nothing behind.
+    earlier content. Stores of the URLs in `broken` are not asked. One that cannot be used is added: each attempt may
+    take long. Raises the client's errors when the brokers do not answer. Cancelling leaves nothing behind.
     """
+    broken = set() if broken is None else broken
     head = await client.head(journal)
     listed = [info.fragment for info in await client.fragments(journal)]
     audits = []
     for fragment in listed:
         if fragment.backing_store:
-            audits.append(await _audit_persisted(stores, fragment))
+            audits.append(await _audit_persisted(stores, fragment, broken))
         else:
             audits.append(await _audit_live(client, fragment))
     begin = min((f.begin for f in listed), default=head) if first_offset is None else first_offset
@@ -106,7 +113,9 @@ async def audit_journal(
     return JournalAudit(journal, begin, head, tuple(audits), tuple(gaps))
 
 
-async def _audit_persisted(stores: StoreRegistry, fragment: Fragment) -> FragmentAudit:
+async def _audit_persisted(stores: StoreRegistry, fragment: Fragment, broken: set[str]) -> FragmentAudit:
+    if fragment.backing_store in broken:
+        return FragmentAudit(fragment, AuditStatus.UNREADABLE, f"{fragment.backing_store} could not be used just now")
     try:
         store = stores.get(fragment.backing_store)
         if not await store.exists(fragment):
@@ -116,7 +125,10 @@ async def _audit_persisted(stores: StoreRegistry, fragment: Fragment) -> Fragmen
         await store.read(fragment)
     except CorruptFragment as error:
         return FragmentAudit(fragment, AuditStatus.CORRUPT, str(error))
+    except FragmentNotFound as error:
+        return FragmentAudit(fragment, AuditStatus.MISSING, str(error))  # It was removed just now.
     except StoreError as error:
+        broken.add(fragment.backing_store)
         return FragmentAudit(fragment, AuditStatus.UNREADABLE, str(error))
     return FragmentAudit(fragment, AuditStatus.OK)
 

@@ -27,10 +27,14 @@ _PAUSE_SECONDS: Final = 0.1
 
 @dataclass(slots=True)
 class Gathered:
-    """The present state of the selected journals, and the cluster's id in hexadecimal."""
+    """The present state of the selected journals, and the cluster's id in hexadecimal.
+
+    If nothing is selected, `stores` are the URLs of all journals' stores: what was selected before may have used them.
+    """
 
     cluster: str
     journals: list[Present] = field(default_factory=list)
+    stores: Sequence[str] = ()
 
 
 async def gather(
@@ -46,7 +50,8 @@ async def gather(
     """
     heads = await client.heads(selector)
     listing = await client.list(selector)
-    names = listing.names if not selector else (await client.list("")).names
+    everything = listing if not selector else await client.list("")
+    names = everything.names
     gate = asyncio.Semaphore(CONCURRENCY)
     cluster = f"{listing.header.etcd.cluster_id:x}"
 
@@ -60,7 +65,9 @@ async def gather(
                 progress.advance()
             return present
 
-    return Gathered(cluster, list(await asyncio.gather(*(one(info) for info in listing.journals))))
+    journals = list(await asyncio.gather(*(one(info) for info in listing.journals)))
+    urls = {url for info in everything.journals for url in info.spec.fragment.stores}
+    return Gathered(cluster, journals, sorted(urls) if not journals else ())
 
 
 def _head(heads: Heads, info: JournalInfo) -> JournalHead:

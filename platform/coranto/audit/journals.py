@@ -131,9 +131,11 @@ class JournalsCheck:
                     "that it may be empty (--allow-empty) if that is right",
                 )
             )
-        places = await self._load(journals)
+        places = await self._load(journals, gathered.stores)
         records = newest(place.loaded.records for place in places.values())
-        result.findings += self._about_memory(places)
+        # Without journals, these places only may have records.
+        weight = Severity.ERROR if journals or self._options.memory else Severity.WARNING
+        result.findings += self._about_memory(places, weight)
         result.findings += self._gone(journals, records, gathered.cluster)
         if self._options.depth is Depth.DEEP:
             journals = await self._deepen(journals, records, result)
@@ -194,8 +196,8 @@ class JournalsCheck:
 
     # -- The memory ----------------------------------------------------------------------------------------------------
 
-    async def _load(self, journals: Sequence[Present]) -> dict[str, _RecordPlace]:
-        """Return the places of records, by URL."""
+    async def _load(self, journals: Sequence[Present], stores: Sequence[str]) -> dict[str, _RecordPlace]:
+        """Return the places of records, by URL. `stores` may have records of journals that are gone."""
         places: dict[str, _RecordPlace] = {}
         urls = {self._place_of(present) for present in journals}
         if self._options.memory or self._given is not None:
@@ -203,6 +205,7 @@ class JournalsCheck:
         else:
             # Records stay where they were written when another store is put first.
             urls.update(url for present in journals for url in present.info.spec.fragment.stores)
+            urls.update(stores)
         for url in sorted(urls):
             places[url] = place = _RecordPlace(url, self._given)
             try:
@@ -222,7 +225,7 @@ class JournalsCheck:
         urls = present.info.spec.fragment.stores
         return urls[0] if urls else ""
 
-    def _about_memory(self, places: Mapping[str, _RecordPlace]) -> list[Finding]:
+    def _about_memory(self, places: Mapping[str, _RecordPlace], weight: Severity) -> list[Finding]:
         found = []
         for place in places.values():
             subject = Subject.store(place.url or "none")
@@ -230,7 +233,7 @@ class JournalsCheck:
                 found.append(
                     Finding(
                         Kind.MEMORY_UNREACHABLE,
-                        Severity.ERROR,
+                        weight,
                         subject,
                         f"the records of earlier audits cannot be read, so losses cannot be found: {place.problem}",
                     )
@@ -238,7 +241,7 @@ class JournalsCheck:
             found += [
                 Finding(
                     Kind.MEMORY_DAMAGED,
-                    Severity.ERROR,
+                    weight,
                     subject,
                     f"a record of earlier audits cannot be read and is ignored: {problem}. It is replaced after "
                     "a few more audits; restore it if there is a copy",

@@ -151,7 +151,7 @@ class _Judgement(ComparedJournal):
             return
         size = sum(end - begin for begin, end in self.lost)
         seen = [each for each in expected.known if overlaps((each.begin, each.end), self.lost)]
-        changed = self.before is not None and self.before.mod_revision != self.present.info.mod_revision
+        changed = self._is_changed
         facts: dict[str, Fact] = {
             "spans": [[begin, end] for begin, end in self.lost],
             "bytes": size,
@@ -206,6 +206,15 @@ class _Judgement(ComparedJournal):
             {"begin": beginning},
         )
 
+    @property
+    def _is_changed(self) -> bool:
+        """True if the spec changed between the audits of which the second one first missed content."""
+        before, info = self.before, self.present.info
+        if before is None or before.create_revision != info.create_revision:
+            return False
+        missed = any(each.lost_since for each in before.fragments)
+        return before.lost_at_change if missed else before.mod_revision != info.mod_revision
+
     # -- Does the head hold --------------------------------------------------------------------------------------------
 
     def heads(self) -> None:
@@ -246,8 +255,8 @@ class _Judgement(ComparedJournal):
             kept = self.bad.get(now.key) if self.is_bad(each) else None
             if now.key in present.bad:
                 kept = now._replace(bad=present.bad[now.key])
-            if now.key in conflicts:
-                continue  # Another object was there first. This one must not count as the known one.
+            if now.key in conflicts or (now.stored and now.begin > self.head):
+                continue  # Another object was there first, or it is a stray. It must not count as the known one.
             fragments[now.key] = kept or now._replace(verified_at=self.verified.get(now.key, 0.0))
         missed = {each.key for each in self.missed} | {each.key for each, _ in present.twice}
         for old in [*(before.fragments if before is not None else []), *map(known, present.gone)]:
@@ -275,6 +284,7 @@ class _Judgement(ComparedJournal):
             first,
             sorted(fragments.values()),
             gaps=self.gaps,
+            lost_at_change=bool(self.lost) and self._is_changed,
         )
 
     def _newcomers(self) -> set[Key]:

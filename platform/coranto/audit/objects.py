@@ -52,7 +52,8 @@ def tell_replaced(journal: ComparedJournal) -> None:
     """Report objects of the same offsets with different SHA-1s: at most one of them is the journal's content."""
     sums: dict[tuple[int, int], set[str]] = defaultdict(set)
     for each in journal.sound.stored:
-        sums[each.begin, each.end].add(each.sum.hex())
+        if not journal.is_bad(each):  # That one is told of as such, and counts for nothing.
+            sums[each.begin, each.end].add(each.sum.hex())
     before: dict[tuple[int, int], set[str]] = defaultdict(set)
     for old in journal.before.fragments if journal.before is not None else []:
         if not old.lost_since and not old.bad:
@@ -108,8 +109,22 @@ def tell_misnamed(journal: ComparedJournal) -> None:
                 now or f"{journal.bad[known(each).key].bad} (as an earlier audit read it)",
                 _facts(each),
             )
-    if journal.present.unlisted or journal.present.problem:
-        return
+    if journal.present.unlisted or journal.present.problem or not journal.present.head.known:
+        return  # The brokers' index is not known, or not all objects are.
+    for each in journal.strays:
+        is_there = each.content_path not in journal.vanished
+        advice = (
+            f"{each.backing_store} has it. If it is none of the journal's, move it out of its folder: nothing is lost"
+            if is_there
+            else "It is gone from its store, so brokers forget it when they list the store again"
+        )
+        journal.find(
+            Kind.OBJECT_UNKNOWN,
+            Severity.ERROR,
+            f"{each.content_path} begins far above the journal's content, and no audit knows it. Brokers take its end "
+            f"for the journal's head, and so refuse appends. {advice}",
+            {**_facts(each), "stray": True, "stored": is_there},
+        )
     index = merged((entry.begin, entry.end) for entry in journal.present.index)
     for each in journal.sound.stored:
         if not within((each.begin, each.end), index):

@@ -80,6 +80,8 @@ class JournalRecord:
     accepted: list[Acceptance] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """Spans [begin, end) without content between fragments that were accepted as lost."""
+    lost_at_change: bool = False
+    """True if the spec changed between the audits of which the second one first missed what is missed now."""
 
     @property
     def digest(self) -> str:

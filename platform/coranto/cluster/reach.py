@@ -11,6 +11,7 @@ from coranto.client import ClientConfig
 from coranto.cluster.info import locate
 
 ENDPOINT_VARIABLE: Final = "CORANTO_ENDPOINT"
+FILE_ROOT_VARIABLE: Final = "CORANTO_FILE_ROOT"
 _AUTH: Final = ("CORANTO_AUTH_TOKEN", "CORANTO_AUTH_KEYS")
 
 
@@ -20,12 +21,15 @@ def reach(
     """Return the configuration for a cluster.
 
     Without an `endpoint` it is $CORANTO_ENDPOINT, unless `data_dir` is given; otherwise that of the embedded cluster
-    below `data_dir`, $CORANTO_DATA or ./.coranto, whose ports change with each start. `settings` are values of
+    below `data_dir`, $CORANTO_DATA or ./.coranto, whose ports change with each start. With an endpoint, `file_root` is
+    by default $CORANTO_FILE_ROOT. `settings` are values of
     variables such as CORANTO_TLS_CA, which replace those of the environment; empty ones do not. A token or keys among
     them replace both. Raises ClusterError when the cluster must be looked up and does not run, and InvalidInput.
     """
     root = Path(file_root) if file_root else None
     found = endpoint or ("" if data_dir else os.environ.get(ENDPOINT_VARIABLE, ""))
+    if found and root is None and (folder := os.environ.get(FILE_ROOT_VARIABLE)):
+        root = Path(folder)
     if not found:
         cluster = locate(Path(data_dir) if data_dir else None)
         found, root = ",".join(cluster.endpoints), root or cluster.file_root

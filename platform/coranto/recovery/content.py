@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from coranto.audit import AuditStatus, FragmentAudit, audit_journal
+from coranto.audit import AuditStatus, FragmentAudit, audit_journal, uncovered
 from coranto.client import ClientConfig, JournalClient, JournalInfo
 from coranto.errors import CorantoError, FragmentNotFound, InvalidInput
 from coranto.fragments.codecs import compress
@@ -25,10 +25,11 @@ from coranto.wire import protocol_pb2 as pb
 ASIDE: Final = ".coranto-damaged"
 """The folder of a store to which damaged files are moved."""
 _BROKER: Final = "broker "
-_LISTING_S: Final = 60.0
+_LISTING_S: Final = 330.0
+"""The time in seconds for which brokers are waited for that list a store again. By default they do every 5 minutes."""
 _LOOK_AGAIN_S: Final = 0.2
-_PATIENCE_S: Final = 2.0
-"""The time in seconds for which one broker is asked for a copy."""
+_PATIENCE_S: Final = 0.3
+"""The time in seconds after a failure for which one broker is asked for a copy again."""
 _DAMAGED: Final = (AuditStatus.MISSING, AuditStatus.CORRUPT)
 
 
@@ -44,9 +45,14 @@ class ContentDoctor:
         stores: StoreRegistry,
         journals: Sequence[JournalInfo],
         *,
+        strays: Collection[str] = (),
         connect: Callable[[ClientConfig], JournalClient] = JournalClient.of,
     ) -> None:
-        """`connect` makes clients of single brokers."""
+        """`strays` are files that are none of the journals', by their content paths: they are set aside.
+
+        `connect` makes clients of single brokers.
+        """
+        self._strays = frozenset(strays)
         self._connect = connect
         self._client = client
         self._stores = stores
@@ -56,17 +62,21 @@ class ContentDoctor:
         steps: list[RecoveryStep] = []
         losses: list[Loss] = []
         remarks: list[Remark] = []
+        broken: set[str] = set()
         for info in self._journals.values():
             if info.spec.suspend.level == pb.JournalSpec.Suspend.FULL:
                 continue  # It has no content, and no broker.
             try:
-                audit = await audit_journal(self._client, self._stores, info.name)
+                audit = await audit_journal(self._client, self._stores, info.name, broken=broken)
             except CorantoError as error:
                 remarks.append(Remark(info.name, f"its content cannot be examined now: {error}"))
                 continue
             explained: list[tuple[int, int]] = []
-            stored = max((each.fragment.begin for each in audit.fragments if each.fragment.backing_store), default=0)
-            for each in audit.fragments:
+            found = [each for each in audit.fragments if each.fragment.content_path not in self._strays]
+            reach = max((each.fragment.end for each in found), default=0)
+            stored = max((each.fragment.begin for each in found if each.fragment.backing_store), default=0)
+            remarks += _unreadable(info.name, found)
+            for each in found:
                 if each.status is AuditStatus.OK:
                     if not each.fragment.backing_store and each.fragment.length and each.fragment.end <= stored:
                         steps += await self._store_again(info, each.fragment)
@@ -76,7 +86,8 @@ class ContentDoctor:
             losses += [
                 Loss(info.name, f"content [{begin}, {end}) is in no fragment that its brokers know")
                 for begin, end in audit.gaps
-                if not any(low <= begin and end <= high for low, high in explained)
+                if (begin < reach or not self._strays)
+                and not any(low <= begin and end <= high for low, high in explained)
             ]
         return Diagnosis(steps, losses, remarks)
 
@@ -106,29 +117,26 @@ class ContentDoctor:
         fragment = found.fragment
         where = f"[{fragment.begin}, {fragment.end})"
         if not fragment.backing_store:
-            remarks.append(
-                Remark(
-                    info.name,
-                    f"a broker's own copy of {where} is damaged: {found.problem}. Brokers mend it from other replicas. "
-                    "With one replica, keep its disk: see the operations page, `How fragments are verified`",
-                )
-            )
+            async with contextlib.aclosing(self._copies(info, fragment)) as copies:
+                async for source, _ in copies:
+                    text = f"a broker's own copy of {where} is damaged, and brokers mend it: {source} has it"
+                    remarks.append(Remark(info.name, text))
+                    return
+            losses.append(_unserved(info, fragment))
             return
         if found.status not in _DAMAGED:
-            remarks.append(Remark(info.name, f"{where} cannot be examined now: {found.problem}"))
-            return
+            return  # `_unreadable` tells that.
         async with contextlib.aclosing(self._copies(info, fragment)) as copies:
             async for source, _ in copies:
                 steps.append(_restore(fragment, source, missing=found.status is AuditStatus.MISSING))
                 return
+        elsewhere = await self._is_elsewhere(info, fragment)
         if found.status is AuditStatus.CORRUPT:
             steps.append(
-                _step(
-                    StepKind.SET_ASIDE_FRAGMENT,
-                    fragment,
-                    f"move the damaged file of {where} to {ASIDE}/ of {fragment.backing_store}, where nothing reads it",
-                )
+                set_aside(fragment, "is damaged" + (", and other files have its content" if elsewhere else ""))
             )
+        if elsewhere:
+            return
         losses.append(
             Loss(
                 info.name,
@@ -136,6 +144,21 @@ class ContentDoctor:
                 f"broker has a copy. A copy under the name {fragment.content_path} would bring it back",
             )
         )
+
+    async def _is_elsewhere(self, info: JournalInfo, fragment: Fragment) -> bool:
+        """Return whether other good files of the journal's stores have the content of these offsets."""
+        spans: list[tuple[int, int]] = []
+        for url in info.spec.fragment.stores:
+            with contextlib.suppress(CorantoError):
+                store = self._stores.get(url)
+                async for each in store.list(info.name):
+                    same = (each.backing_store, each.content_path) == (fragment.backing_store, fragment.content_path)
+                    if same or each.begin >= fragment.end or each.end <= fragment.begin:
+                        continue
+                    with contextlib.suppress(CorantoError):
+                        await store.read(each)
+                        spans.append((each.begin, each.end))
+        return not uncovered(spans, fragment.begin, fragment.end)
 
     async def _copies(self, info: JournalInfo, fragment: Fragment) -> AsyncGenerator[tuple[str, bytes]]:
         """Yield good copies, each with the place that it is from."""
@@ -187,16 +210,58 @@ class ContentDoctor:
         raise CorantoError(f"no good copy of {fragment.content_path} is left")
 
     async def _forgotten(self, fragment: Fragment) -> str:
-        """Wait until brokers have listed the store again, and tell if they have."""
+        """Wait until all of its brokers have listed the store again, and tell if they have."""
+        info = self._journals[fragment.journal]
         try:
             async with asyncio.timeout(_LISTING_S):
-                while True:
-                    listed = [info.fragment for info in await self._client.fragments(fragment.journal)]
-                    if all(each.content_path != fragment.content_path for each in listed):
-                        return "moved"
-                    await asyncio.sleep(_LOOK_AGAIN_S)
-        except TimeoutError:
-            return "moved; brokers still list it, until their next listing of the store"
+                for endpoint in info.route.endpoints:
+                    config = replace(self._client.config, endpoint=endpoint, route_cache=0, patience=_PATIENCE_S)
+                    async with self._connect(config) as broker:
+                        while True:
+                            listed = [info.fragment for info in await broker.fragments(fragment.journal)]
+                            if all(each.content_path != fragment.content_path for each in listed):
+                                break
+                            await asyncio.sleep(_LOOK_AGAIN_S)
+        except (TimeoutError, CorantoError):
+            return "moved; brokers may list it until their next listing of the store"
+        return "moved"
+
+
+def set_aside(fragment: Fragment, why: str, loses: str = "") -> RecoveryStep:
+    """Return the step that moves a file to where nothing reads it."""
+    where = f"[{fragment.begin}, {fragment.end})"
+    action = f"move the file of {where}, which {why}, to {ASIDE}/ of {fragment.backing_store}, where nothing reads it"
+    return replace(_step(StepKind.SET_ASIDE_FRAGMENT, fragment, action), loses=loses)
+
+
+def _unserved(info: JournalInfo, fragment: Fragment) -> Loss:
+    store = next(iter(info.spec.fragment.stores), "a fragment store of the journal")
+    return Loss(
+        info.name,
+        f"content [{fragment.begin}, {fragment.end}) is damaged on the disk of each broker that has it, and is not "
+        f"stored. It cannot be read, and the journal goes on behind it. A copy under the name {fragment.content_path} "
+        f"in {store} would bring it back. Keep the disk: `coranto broker set-aside` shows how much of it is sound",
+    )
+
+
+def _unreadable(journal: str, found: Sequence[FragmentAudit]) -> list[Remark]:
+    """Return a remark for each store whose fragments cannot be read now, or whose brokers do not serve them."""
+    first: dict[str, FragmentAudit] = {}
+    for each in found:
+        if each.status is AuditStatus.UNREADABLE and each.fragment.backing_store:
+            first.setdefault(each.fragment.backing_store, each)
+    return [
+        Remark(journal, f"its content in {url} cannot be examined now, so plan again later: {each.problem}")
+        for url, each in first.items()
+    ]
+
+
+def file_of(step: RecoveryStep) -> tuple[str, str]:
+    """Return the store and the path of the file that a step is of; empty texts if it is of none."""
+    if step.kind not in (StepKind.RESTORE_FRAGMENT, StepKind.SET_ASIDE_FRAGMENT):
+        return "", ""
+    fragment = _fragment_of(step)
+    return fragment.backing_store, fragment.content_path
 
 
 def _restore(fragment: Fragment, source: str, *, missing: bool) -> RecoveryStep:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from coranto.audit import AuditOptions, Depth, Fact, Finding, Kind, Report, audit_journals
 from coranto.client import JournalClient
-from coranto.errors import InvalidInput
+from coranto.errors import CorantoError, InvalidInput
+from coranto.fragments.fragment import parse_content_path
 from coranto.fragments.stores import StoreRegistry
-from coranto.recovery.content import ContentDoctor
+from coranto.recovery.content import ContentDoctor, file_of, set_aside
 from coranto.recovery.heads import HeadDoctor
 from coranto.recovery.plan import Diagnosis, Loss, RecoveryStep, Remark, StepKind
 
 _LOSSES: Final[Mapping[Kind, str]] = {
     Kind.CONTENT_LOST: "content is gone, and retention did not allow that",
     Kind.CONTENT_MISSING: "no fragment covers content",
-    Kind.CONTENT_DIFFERS: "the content of a stored fragment is not the one of its name",
     Kind.CONTENT_REPLACED: "content was replaced by other content",
     Kind.FRAGMENT_MISSING: "a fragment is missing from its store",
     Kind.BEGINNING_UNEXPLAINED: "it does not begin at 0, and nobody knows why",
@@ -26,6 +26,8 @@ _LOSSES: Final[Mapping[Kind, str]] = {
     Kind.JOURNAL_RECREATED: "it was deleted and created again",
 }
 _MENDED_BY_RESET: Final = (Kind.CONSISTENCY_LOST,)
+_UNKNOWN: Final = (Kind.MEMORY_UNREACHABLE, Kind.STORE_UNREACHABLE, Kind.UNANSWERED)
+"""Findings that keep an audit from recording what it found."""
 _STABLE_FACTS: Final = (
     *("span", "spans", "fragment", "head", "head_before", "sum_before", "sums"),
     *("create_revision", "create_revision_before"),
@@ -57,26 +59,30 @@ class JournalDoctor:
     async def diagnose(self) -> Diagnosis:
         """Find damage. Raises InvalidInput if the selector matches no journal, now or in the records of audits."""
         journals = (await self._client.list(self._selector)).journals
-        self._content = ContentDoctor(self._client, self._stores, journals)
-        self._heads = HeadDoctor(self._client, journals)
-        content, heads = await self._content.diagnose(), await self._heads.diagnose()
         report = await self.audit()
+        strays = _strays(report)
+        self._content = ContentDoctor(
+            self._client, self._stores, journals, strays=[str(each.facts["fragment"]) for each in strays]
+        )
+        self._heads = HeadDoctor(self._client, [each for each in journals if each.name not in _subjects(strays)])
+        content, heads = await self._content.diagnose(), await self._heads.diagnose()
         steps = [*content.steps, *heads.steps]
-        blamed = {each.subject.name for each in report.errors if each.kind in _LOSSES}
+        steps += _files_to_set_aside(report, steps)
+        errors = [each for each in report.errors if not _is_mended(each, steps)]
+        lost = [each for each in errors if each.kind in _LOSSES]
         # An accepted loss does not count any more, although the content is still gone.
+        blamed = _subjects(each for each in report.errors if each.kind in (*_LOSSES, Kind.SPOOL_DIFFERS))
         losses = [loss for loss in content.losses if loss.subject in blamed]
+        losses += [Loss(each.subject.name, _text(each)) for each in lost]
         remarks = [*content.remarks, *heads.remarks]
-        told = {remark.subject for remark in remarks}
-        for finding in report.findings:
-            if not finding.is_error or _is_mended(finding, steps):
-                continue
-            if finding.kind in _LOSSES:
-                losses.append(Loss(finding.subject.name, _text(finding)))
-            elif finding.subject.name not in told:
-                remarks.append(Remark(finding.subject.name, finding.message))
+        told, named = {each.subject for each in remarks}, {each.subject for each in losses}
+        for each in errors:
+            name, is_named = each.subject.name, each.kind is Kind.SPOOL_DIFFERS and each.subject.name in named
+            if each.kind not in _LOSSES and name not in told and not is_named:
+                remarks.append(Remark(name, each.message))
         if not journals and not losses:
             raise InvalidInput(f"no journal matches {self._selector!r}, so nothing was examined", field="selector")
-        if losses:
+        if lost:
             steps.append(
                 RecoveryStep(
                     StepKind.ACCEPT_LOSS,
@@ -94,7 +100,10 @@ class JournalDoctor:
             case StepKind.RESET_HEAD:
                 return await self._heads.act(step)
             case _:
-                await self.audit(accept="a plan of recovery was approved")
+                report = await self.audit(accept="a plan of recovery was approved")
+                for each in report.errors:
+                    if each.kind in _UNKNOWN:
+                        raise CorantoError(f"not all losses could be accepted: {each}")
                 return "accepted"
 
 
@@ -102,7 +111,9 @@ def _is_mended(finding: Finding, steps: Sequence[RecoveryStep]) -> bool:
     """Return True if a step mends the damage that a finding is about."""
     here = [step for step in steps if step.subject == finding.subject.name]
     if finding.kind in _MENDED_BY_RESET:
-        return any(step.kind is StepKind.RESET_HEAD for step in here)
+        return any(step.kind in (StepKind.RESET_HEAD, StepKind.SET_ASIDE_FRAGMENT) for step in here)
+    if finding.kind in (Kind.CONTENT_DIFFERS, Kind.OBJECT_UNKNOWN) and _file(finding) in map(file_of, here):
+        return True
     spans = _spans(finding.facts)
     restored = [
         (begin, end)
@@ -112,6 +123,36 @@ def _is_mended(finding: Finding, steps: Sequence[RecoveryStep]) -> bool:
         and isinstance(end := step.facts["end"], int)
     ]
     return bool(spans) and all(any(low <= begin and end <= high for low, high in restored) for begin, end in spans)
+
+
+def _strays(report: Report) -> list[Finding]:
+    return [each for each in report.errors if each.kind is Kind.OBJECT_UNKNOWN and each.facts.get("stray")]
+
+
+def _subjects(findings: Iterable[Finding]) -> set[str]:
+    return {each.subject.name for each in findings}
+
+
+def _file(finding: Finding) -> tuple[str, str]:
+    return str(finding.facts.get("store")), str(finding.facts.get("fragment"))
+
+
+def _files_to_set_aside(report: Report, steps: Sequence[RecoveryStep]) -> list[RecoveryStep]:
+    """Return steps for files that are none of their journal's content, and of which no other step is."""
+    found, planned = [], {file_of(step) for step in steps}
+    for each in report.errors:
+        url, path = _file(each)
+        is_stray = each.kind is Kind.OBJECT_UNKNOWN and bool(each.facts.get("stored"))
+        if (url, path) in planned or not (is_stray or each.kind is Kind.CONTENT_DIFFERS):
+            continue
+        journal = each.subject.name
+        fragment = parse_content_path(journal, path.removeprefix(f"{journal}/"), backing_store=url)
+        if is_stray:
+            why = "no audit knows, and which begins far above all other content"
+            found.append(set_aside(fragment, why, "its content, should brokers that are gone have stored it"))
+        else:
+            found.append(set_aside(fragment, "is not what its name says"))
+    return found
 
 
 def _spans(facts: Mapping[str, Fact]) -> list[tuple[int, int]]:
@@ -126,4 +167,7 @@ def _text(finding: Finding) -> str:
     spans = _spans(facts)
     where = f" at {', '.join(f'[{begin}, {end})' for begin, end in spans)}" if spans else ""
     rest = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("span", "spans"))
-    return f"{_LOSSES[finding.kind]}{where}{f' ({rest})' if rest else ''}"
+    text = f"{_LOSSES[finding.kind]}{where}{f' ({rest})' if rest else ''}"
+    if finding.facts.get("spec_changed"):
+        return f"{text}. Its spec changed before: shortening and lengthening its retention again would explain that"
+    return text

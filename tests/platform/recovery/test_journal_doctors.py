@@ -1,19 +1,23 @@
-"""Recovery of journals of real brokers, with one replica and with three, from real damage to their stores and disks."""
+"""Where recovery finds good copies: in stores, and in the caches and spools of real brokers.
+
+The damage table on real brokers is in `tests/orchestration/verification/test_damage_table.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coranto.audit import audit_journal
-from coranto.client import JournalClient, JournalInfo
+from coranto.client import ClientConfig, JournalClient, JournalInfo
+from coranto.client.values import Chunk, FragmentInfo
 from coranto.cluster import EmbeddedCluster
-from coranto.errors import IndexHasGreaterOffset, InvalidInput
-from coranto.fragments.fragment import Fragment
+from coranto.errors import InvalidInput
+from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.fragments.stores import StoreRegistry
 from coranto.recovery import (
     ContentDoctor,
@@ -47,13 +51,6 @@ async def client(cluster: EmbeddedCluster) -> AsyncIterator[JournalClient]:
         yield made
 
 
-@pytest.fixture
-async def hasty(cluster: EmbeddedCluster) -> AsyncIterator[JournalClient]:
-    """A client with the patience of a command."""
-    async with JournalClient(",".join(cluster.info.endpoints), file_root=cluster.file_root, patience=1) as made:
-        yield made
-
-
 class Journal:
     """A journal with some stored fragments."""
 
@@ -82,22 +79,21 @@ class Journal:
                     return persisted
                 await asyncio.sleep(0.1)
 
-    async def forgotten(self, begin: int) -> None:
-        """Wait until the index knows no stored fragment that begins at `begin`."""
+    async def stored_again(self, fragment: Fragment) -> None:
+        async with asyncio.timeout(60):
+            while True:
+                if self.path(fragment).exists():
+                    return
+                await asyncio.sleep(0.05)
+
+    async def known_only_locally(self, fragment: Fragment) -> None:
+        """Wait until its brokers have the content, and know of no file in a store."""
         async with asyncio.timeout(60):
             while True:
                 listed = [info.fragment for info in await self.client.fragments(self.name)]
-                if all(each.begin != begin or not each.backing_store for each in listed):
+                if [each.backing_store for each in listed if each.begin == fragment.begin] == [""]:
                     return
-                await asyncio.sleep(0.1)
-
-    async def dropped(self, fragment: Fragment) -> None:
-        """Wait until no broker has a local file of the fragment."""
-        async with asyncio.timeout(60):
-            while True:
-                if not [*self.cluster.data_dir.glob(f"brokers/*/spools/**/{fragment.begin:016x}.content")]:
-                    return
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.05)
 
     def path(self, fragment: Fragment) -> Path:
         return self.cluster.file_root / fragment.content_path
@@ -161,23 +157,6 @@ async def test_a_deleted_fragment_comes_back_from_a_spool_that_still_has_it(clus
     assert lost.read_bytes() == b"B" * SIZE
 
 
-async def test_content_without_any_copy_is_said_to_be_gone(cluster, client):
-    journal = Journal(cluster, client, "gone/r3", 3)
-    fragments = await journal.create()
-    await journal.dropped(fragments[1])
-    journal.path(fragments[1]).unlink()
-
-    at_once = await journal.plan()
-    await journal.forgotten(SIZE)
-    after_refresh = await journal.plan()
-
-    for plan in (at_once, after_refresh):
-        assert plan.steps == ()
-        (loss,) = plan.losses
-        assert f"content [{SIZE}, {2 * SIZE})" in loss.message
-        assert plan.summary == "0 steps; 1 loss for good"
-
-
 async def test_a_fragment_comes_back_from_another_store(cluster, client):
     journal = Journal(cluster, client, "stores/both", 1)
     fragments = await journal.create()
@@ -209,81 +188,71 @@ async def test_a_selector_that_matches_nothing_is_refused(client, cluster):
         await make_plan([JournalDoctor(client, StoreRegistry(cluster.file_root), "name=no/such/journal")])
 
 
-async def test_a_journal_of_three_replicas_needs_no_recovery_when_one_disk_is_wiped(cluster, client):
-    journal = Journal(cluster, client, "one-wiped/r3", 3)
-    await journal.create()
-    cluster.kill_broker(0)
-    shutil.rmtree(cluster.data_dir / "brokers" / "broker-0")
-    await asyncio.to_thread(cluster.start_broker, 0)
-    await client.append(journal.name, b"on we go")
+async def test_content_that_a_store_loses_again_and_again_comes_back_from_its_brokers_spool(cluster, client):
+    journal = Journal(cluster, client, "again/r1", 1)
+    fragments = await journal.create(refresh_seconds=3600)
+    lost = journal.path(fragments[1])
 
-    assert (await journal.plan()).is_empty
-    assert (await audit_journal(client, journal.stores, journal.name)).sound
+    # The broker stores it once more, and not a third time.
+    lost.unlink()
+    await journal.stored_again(fragments[1])
+    lost.unlink()
+    await journal.known_only_locally(fragments[1])
 
-
-async def test_journals_whose_brokers_lost_their_disks_go_on_once_that_is_approved(cluster, client):
-    journals = [Journal(cluster, client, f"wiped/r{replication}", replication) for replication in (1, 3)]
-    for journal in journals:
-        await journal.create()
-        assert await client.head(journal.name) == 4 * SIZE
-    for number in range(BROKERS):
-        cluster.kill_broker(number)
-    for number in range(BROKERS):
-        shutil.rmtree(cluster.data_dir / "brokers" / f"broker-{number}")
-    await asyncio.gather(*(asyncio.to_thread(cluster.start_broker, number) for number in range(BROKERS)))
-
-    for journal in journals:
-        with pytest.raises(IndexHasGreaterOffset):
-            await client.append(journal.name, b"x")
-        plan = await journal.plan()
-        (step,) = plan.steps
-        assert (step.kind, step.facts) == (StepKind.RESET_HEAD, {"head": 3 * SIZE})
-        assert "only if none of them can come back" in step.loses
-
-        done = await carry_out(await journal.doctors(), plan.hash)
-        assert done.succeeded, done
-        assert (await client.append(journal.name, b"on we go")).begin == 3 * SIZE
-        assert (await journal.plan()).is_empty
+    plan = await journal.plan()
+    assert [(step.kind, step.facts["begin"]) for step in plan.steps] == [(StepKind.RESTORE_FRAGMENT, SIZE)]
+    assert "is missing from file:///, back from broker local/broker-" in plan.steps[0].action
+    done = await carry_out(await journal.doctors(), plan.hash)
+    assert done.succeeded, done
+    assert lost.read_bytes() == b"B" * SIZE
 
 
-DAMAGES = [(damage, 1) for damage in ("first", "middle", "last", "all", "flipped", "recreated")]
+class Listed:
+    """A client whose brokers list these fragments, and serve their content."""
+
+    def __init__(self, contents: dict[Fragment, bytes]) -> None:
+        self.contents = contents
+        self.config = ClientConfig("127.0.0.1:1")
+
+    async def __aenter__(self) -> Listed:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def head(self, journal: str) -> int:
+        return max(each.end for each in self.contents)
+
+    async def fragments(self, journal: str) -> list[FragmentInfo]:
+        return [FragmentInfo(each, "") for each in self.contents]
+
+    async def read(self, journal: str, offset: int, **options: object) -> AsyncGenerator[Chunk]:
+        for fragment, content in self.contents.items():
+            if fragment.begin == offset and content:
+                yield Chunk(offset, content, fragment.end)
 
 
-@pytest.mark.parametrize(("damage", "replication"), [*DAMAGES, ("middle", 3), ("all", 3)])
-async def test_every_damage_ends_in_a_green_audit_or_says_what_is_gone(cluster, client, hasty, replication, damage):
-    journal = Journal(cluster, client, f"table/{damage}-r{replication}", replication)
-    fragments = await journal.create()
-    doctor = JournalDoctor(hasty, journal.stores, f"name={journal.name}")
-    assert (await doctor.audit()).sound
-    for fragment in fragments:
-        await journal.dropped(fragment)
-    chosen = {"first": fragments[:1], "middle": fragments[1:2], "last": fragments[2:3], "all": fragments}
-    expected = [StepKind.ACCEPT_LOSS]
-    match damage:
-        case "flipped":
-            content = journal.path(fragments[1]).read_bytes()
-            journal.path(fragments[1]).write_bytes(content[:9] + b"x" + content[10:])
-            expected = [StepKind.SET_ASIDE_FRAGMENT, StepKind.ACCEPT_LOSS]
-        case "recreated":
-            info = await journal.info()
-            await hasty.apply([pb.ApplyRequest.Change(delete=journal.name, expect_mod_revision=info.mod_revision)])
-            await hasty.apply([pb.ApplyRequest.Change(upsert=info.spec)])
-            # What its brokers had not stored is gone with the journal.
-            expected = [StepKind.RESET_HEAD, StepKind.ACCEPT_LOSS]
-        case _:
-            for fragment in chosen[damage]:
-                journal.path(fragment).unlink()
-            for fragment in chosen[damage]:
-                await journal.forgotten(fragment.begin)
+@pytest.mark.parametrize(
+    ("broker_has", "store_has", "restored"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+async def test_only_what_a_store_has_lost_and_a_broker_has_is_stored_again(tmp_path, broker_has, store_has, restored):
+    stores = StoreRegistry(tmp_path)
+    contents = [bytes([65 + number]) * SIZE for number in range(3)]
+    first, second, live = [
+        Fragment("j", number * SIZE, (number + 1) * SIZE, sum_of(content), Codec.NONE)
+        for number, content in enumerate(contents)
+    ]
+    second = replace(second, backing_store="file:///")
+    await stores.get("file:///").put(second, contents[1])
+    if store_has:
+        await stores.get("file:///").put(first, contents[0])
+    listed = dict(zip((first, second, live), contents, strict=True))
+    spec = pb.JournalSpec(name="j", fragment=pb.JournalSpec.Fragment(stores=["file:///"]))
+    route = pb.Route(members=[pb.ProcessSpec.ID(zone="local", suffix="broker-0")], endpoints=["127.0.0.1:1"])
+    info = JournalInfo(spec, 1, 1, route)
+    serving = Listed(listed if broker_has else {**listed, first: b""})
 
-    plan = await make_plan([doctor])
-    assert [step.kind for step in plan.steps] == expected, plan
-    assert plan.losses
-    again = await make_plan([doctor])
-    assert again.hash == plan.hash, (plan, again)  # Reading it takes a while.
-    done = await carry_out([doctor], plan.hash, verify=doctor.audit)
+    doctor = ContentDoctor(Listed(listed), stores, [info], connect=lambda config: serving)
+    diagnosis = await doctor.diagnose()
 
-    assert done.report is not None
-    assert done.report.errors == []
-    assert done.succeeded, (done.results, done.remaining)
-    assert (await make_plan([doctor])).is_empty
+    assert [step.facts["begin"] for step in diagnosis.steps] == ([0] if restored else [])
+    assert not diagnosis.losses

@@ -1,0 +1,51 @@
+"""Stray objects: stored fragments far above a journal, which keep it from taking appends. Pure.
+
+Somebody copied a file into the wrong folder, or gave it a wrong name. Brokers take its end for the journal's head, and
+refuse appends, because they do not know content up to there. An object is a stray if
+
+* brokers refuse appends for that reason, and have content of their own that is not stored yet,
+* it begins above that content and above all that audits know, with a gap below it, and
+* no audit knows it.
+
+Brokers that have lost their content, and whose stores are right, do not fit: they have no content of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coranto.audit.present import Present, known
+from coranto.audit.remembered import JournalRecord
+from coranto.fragments.fragment import Fragment
+from coranto.wire import protocol_pb2 as pb
+
+
+def strays_of(present: Present, before: JournalRecord | None) -> list[Fragment]:
+    """Return the strays among stored objects, and among those that brokers still list although they are gone."""
+    if present.head.append_status != pb.INDEX_HAS_GREATER_OFFSET or not present.live:
+        return []
+    reach = max(each.end for each in present.live)
+    remembered = set()
+    if before is not None and before.create_revision == present.info.create_revision:
+        reach = max(reach, before.head)
+        remembered = {each.key for each in before.fragments}
+    stored = [*present.objects, *present.gone]
+    return [each for each in stored if each.begin > reach and known(each).key not in remembered]
+
+
+def without(present: Present, strays: list[Fragment]) -> Present:
+    """Return the state as it is without strays."""
+    if not strays:
+        return present
+    names = {(each.backing_store, each.content_path) for each in strays}
+
+    def kept(fragments: list[Fragment]) -> list[Fragment]:
+        return [each for each in fragments if (each.backing_store, each.content_path) not in names]
+
+    index = kept([*present.index])
+    head = replace(
+        present.head,
+        head=max((each.end for each in index), default=0),
+        persisted_head=max((each.end for each in index if each.backing_store), default=0),
+    )
+    return replace(present, head=head, index=index, objects=kept([*present.objects]), gone=kept([*present.gone]))
