@@ -161,7 +161,7 @@ def test_a_spool_that_brokers_serve_otherwise_than_they_index_it_fails_it(
     journal.stored[2] = type(item)(local, b"x" * item.fragment.length, "")
     evaluation = run_check(journals)
     assert not evaluation.passed
-    assert f"the content of [{local.begin}, {local.end})" in findings(evaluation)
+    assert f"damaged content at [{local.begin}, {local.end})" in findings(evaluation)
 
 
 def put(root: Path, fragment: Fragment, content: bytes) -> Fragment:

@@ -224,7 +224,7 @@ def test_retention_is_shortened_and_lengthened_again(place: Place) -> None:
             journal.change(lambda spec: spec.fragment.ClearField("retention"))
         assert "content_lost" in kinds(row.check())
         until(lambda: all(len(known) == len(each.stored) for each in row.journals for known in each.begins()))
-        explained = "a retention that was shortened and lengthened again would explain it"
+        explained = "a retention that was shortened for a while would explain it"
         for verdict in (row.check(), row.deep_check()):
             assert kinds(verdict) == {"content_lost"}
             assert verdict.findings.count(explained) == KINDS
@@ -336,7 +336,7 @@ def test_a_consumers_store(place: Place, tmp_path: Path) -> None:
         run_blocking(scene.publish(4))  # This is still to be read.
         for kind, (found, steps) in CONSUMER.items():
             row.damage(kind, old)
-            assert kinds(row.check()) == kinds(row.deep_check()) == found, kind
+            assert kinds(row.check()) == found, kind
             plan = row.plan()
             assert (plan.steps, plan.gone) == (steps, ""), kind
             row.recover(plan)
