@@ -146,7 +146,7 @@ class ContentDoctor:
         )
 
     async def _is_elsewhere(self, info: JournalInfo, fragment: Fragment) -> bool:
-        """Return whether other good files of the journal's stores have the content of these offsets."""
+        """Return True if other good files of the journal's stores have the content of these offsets."""
         spans: list[tuple[int, int]] = []
         for url in info.spec.fragment.stores:
             with contextlib.suppress(CorantoError):

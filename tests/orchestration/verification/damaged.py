@@ -37,7 +37,7 @@ _QUIET: Final = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Checked:
     """An evaluation of a check."""
 
     passed: bool
@@ -213,7 +213,7 @@ class Row:
         until(lambda: all(each.is_settled() for each in self.journals))
         if not self.journals:
             return
-        assert self.deep_check() == Verdict(True)
+        assert self.deep_check() == Checked(True)
 
     more: MoreChecks | None = None
     doctors: MoreDoctors | None = None
@@ -234,14 +234,14 @@ class Row:
             run_config={**_QUIET, **(config or {})}, instance=self.place.instance, raise_on_error=False
         )
 
-    def check(self, word: str = "audit") -> Verdict:
+    def check(self, word: str = "audit") -> Checked:
         name = self.group.name.replace("/", "__").replace("-", "_")
         (found,) = self.run(f"{word}_{name}").get_asset_check_evaluations()
         metadata = {key: value.value for key, value in found.metadata.items()}
         kinds = str(metadata.get("kinds", ""))
-        return Verdict(found.passed, frozenset(kinds.split(", ") if kinds else ()), str(metadata.get("findings", "")))
+        return Checked(found.passed, frozenset(kinds.split(", ") if kinds else ()), str(metadata.get("findings", "")))
 
-    def deep_check(self) -> Verdict:
+    def deep_check(self) -> Checked:
         return self.check("deep_audit")
 
     def plan(self) -> Planned:
@@ -252,7 +252,7 @@ class Row:
         recovered = self.approve(plan.hash)
         assert recovered.succeeded, recovered.metadata
         assert recovered.metadata["left_summary"] == "nothing to recover"
-        assert self.check() == Verdict(True)
+        assert self.check() == Checked(True)
 
     def approve(self, hash: str) -> Planned:
         return _planned(self.run("journal_recovery", {"ops": {"recover": {"config": {"approved": hash}}}}))

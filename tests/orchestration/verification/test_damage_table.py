@@ -29,7 +29,7 @@ from coranto_consumers.stores.merge import Replace, plan_merge
 from coranto_consumers.stores.staging import StageWriter, stage_of
 from tests.consumers.audit.conftest import EXPECTATIONS, ORDERS, Scene
 from tests.consumers.recovery.test_store_doctor import write_checkpoint
-from tests.orchestration.verification.damaged import BROKERS, BUCKET, SIZE, STORED, Place, Row, Verdict, until
+from tests.orchestration.verification.damaged import BROKERS, BUCKET, SIZE, STORED, Checked, Place, Row, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -60,9 +60,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         run_blocking(gate.close())
 
 
-def kinds(verdict: Verdict) -> set[str]:
-    assert not verdict.passed
-    return set(verdict.kinds)
+def kinds(checked: Checked) -> set[str]:
+    assert not checked.passed
+    return set(checked.kinds)
 
 
 def test_deleted_and_damaged_fragments(place: Place) -> None:
@@ -225,9 +225,9 @@ def test_retention_is_shortened_and_lengthened_again(place: Place) -> None:
         assert "content_lost" in kinds(row.check())
         until(lambda: all(len(known) == len(each.stored) for each in row.journals for known in each.begins()))
         explained = "a retention that was shortened for a while would explain it"
-        for verdict in (row.check(), row.deep_check()):
-            assert kinds(verdict) == {"content_lost"}
-            assert verdict.findings.count(explained) == KINDS
+        for checked in (row.check(), row.deep_check()):
+            assert kinds(checked) == {"content_lost"}
+            assert checked.findings.count(explained) == KINDS
 
         plan = row.plan()
         assert plan.steps == {"accept_loss": 1}

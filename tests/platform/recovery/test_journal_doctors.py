@@ -1,4 +1,4 @@
-"""Where recovery finds good copies: in stores, and in the caches and spools of real brokers.
+"""Good copies that recovery finds: in stores, and in the caches and spools of real brokers.
 
 The damage table on real brokers is in `tests/orchestration/verification/test_damage_table.py`.
 """
