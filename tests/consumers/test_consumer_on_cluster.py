@@ -66,7 +66,8 @@ def spec(name: str) -> pb.JournalSpec:
 def test_a_consumer_is_exact_while_its_broker_is_killed(spark, tmp_path):
     # With a lease that the broker, which is started again at once, finds alive on however busy a machine.
     with EmbeddedCluster(tmp_path / "data", lease_seconds=30, etcd_fsync=False) as cluster:
-        config = ClientConfig(cluster.info.endpoint, cluster.info.file_root)
+        # Beside other tests, a broker may take longer to start than clients wait by default.
+        config = ClientConfig(cluster.info.endpoint, cluster.info.file_root, patience=300.0)
         with SyncJournalClient.of(config) as client:
             client.apply([pb.ApplyRequest.Change(upsert=spec(name)) for name in (*SOURCES, SINK)])
 

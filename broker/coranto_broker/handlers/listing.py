@@ -17,6 +17,7 @@ from coranto.specs.validation import ANY_REVISION, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.errors import Context
 from coranto_broker.handlers.nesting import nesting_pair, with_guards
+from coranto_broker.handlers.store_folders import folder_conflict
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -78,7 +79,8 @@ async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) 
     """Apply all changes in one transaction, and answer once this broker's key space has them.
 
     Raises PermissionDenied if the caller may not make all of the changes, even if they are malformed. Raises
-    InvalidInput for a new journal whose name nests with another's, with the name of the other.
+    InvalidInput for a new journal whose name nests with another's, and for a journal that would get a folder of
+    another's in a store, with the name of the other.
     """
     _authorize(broker.keyspace.state, request, claims)
     validate(request)
@@ -91,11 +93,37 @@ async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) 
     for _ in range(_ATTEMPTS):
         state = broker.keyspace.state
         _authorize(state, request, claims)  # Labels may have changed since.
+        if not await _keeps_folders_apart(broker, state, request, claims):
+            continue
         wanted = _transaction(broker, state, request, claims)
         response = await _attempt(broker, state, wanted, claims)
         if response is not None:
             return response
     return _failed(broker, broker.keyspace.known_revision)
+
+
+async def _keeps_folders_apart(broker: Broker, state: JournalState, request: pb.ApplyRequest, claims: Claims) -> bool:
+    """Return True if no journal would get a folder of another's in a store. Raises InvalidInput if one would.
+
+    Returns False once this broker knows changes that made `state` outdated.
+    """
+    upserts = [change.upsert for change in request.changes if change.HasField("upsert")]
+    deleted = {change.delete for change in request.changes if change.delete}
+    conflict = folder_conflict(state, upserts, deleted)
+    if conflict is None:
+        return True
+    if (item := state.item(conflict.other)) is not None:  # Ask etcd: it may be gone, or have changed.
+        header, found = await broker.coordinator.get(state.layout.item_key(conflict.other))
+        if found is None or found.mod_revision != item.mod_revision:
+            await broker.keyspace.wait_for_revision(header.revision)
+            return False
+    covered = item is None or claims.covers(item.id, item.spec.labels)
+    other = f"{conflict.other} in {conflict.other_store}" if covered else "a journal that the token does not cover"
+    raise InvalidInput(
+        f"{conflict.name} in {conflict.store} would share a folder with {other}, so that each would take the "
+        "other's fragments for its own. Choose another name, or a store whose prefix keeps them apart",
+        field="JournalSpec.fragment.stores",
+    )
 
 
 @dataclass(slots=True)

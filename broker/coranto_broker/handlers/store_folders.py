@@ -1,0 +1,96 @@
+"""The check that no two journals get one folder in fragment stores. Pure.
+
+A journal's folder is its name below the store's prefix. So `a/b` in `s3://bucket/` and `b` in `s3://bucket/a/` have the
+same folder, and each would take the fragments of the other for its own. The same holds if one folder is within the
+other. Names in one store are compared by `nesting`. Stores with `find` and `replace` are not compared: whoever writes
+these says where a journal's files are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from coranto.errors import InvalidInput
+from coranto.fragments.store_urls import parse_store_url
+from coranto.names import names_above
+from coranto.wire import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from coranto_broker.replication.resolver import JournalState
+
+
+class FolderConflict(NamedTuple):
+    """A journal that would get a `store` in which its folder is, contains or is within that of another journal."""
+
+    name: str
+    store: str
+    other: str
+    other_store: str
+
+
+@lru_cache(maxsize=1024)
+def _place(url: str) -> tuple[tuple[str, ...], str] | None:
+    """Return the bucket of a store, and the prefix within it; None for stores that are not compared."""
+    try:
+        parsed = parse_store_url(url, check_options=False)
+    except InvalidInput:
+        return None
+    if parsed.rewrites:
+        return None
+    endpoint = parsed.options.get("endpoint", "")
+    return (parsed.scheme, parsed.tenant, parsed.account, parsed.bucket, endpoint), parsed.prefix
+
+
+def folder_conflict(
+    state: JournalState, upserts: Sequence[pb.JournalSpec], deleted: Collection[str]
+) -> FolderConflict | None:
+    """Find a journal of `upserts` whose new stores give it a folder of another journal, which is not `deleted`.
+
+    Stores that a journal has already may stay.
+    """
+    changed = {spec.name: spec for spec in upserts}
+    kept = (item.spec for item in state.items if item.id not in changed and item.id not in deleted)
+    specs = [*kept, *upserts]
+    prefixes: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for url in {url for spec in specs for url in spec.fragment.stores}:
+        if (place := _place(url)) is not None:
+            prefixes[place[0]].add(place[1])
+    several = {bucket for bucket, found in prefixes.items() if len(found) > 1}
+    if not several:
+        return None
+    owners: dict[tuple[str, ...], dict[str, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
+    for spec in specs:
+        for bucket, folder, url in _folders(spec, several):
+            owners[bucket][folder].append((spec.name, url))
+    ordered = {bucket: sorted(folders) for bucket, folders in owners.items()}
+    for spec in upserts:
+        item = state.item(spec.name)
+        present = item.spec.fragment.stores if item is not None else ()
+        for bucket, folder, url in _folders(spec, several):
+            if url in present:
+                continue
+            for near in _related(folder, owners[bucket], ordered[bucket]):
+                for other, other_url in owners[bucket][near]:
+                    if other != spec.name and _place(other_url) != _place(url):
+                        return FolderConflict(spec.name, url, other, other_url)
+    return None
+
+
+def _folders(spec: pb.JournalSpec, buckets: Collection[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Yield the folders of a journal in these buckets, as bucket, path and the store's URL."""
+    for url in spec.fragment.stores:
+        place = _place(url)
+        if place is not None and place[0] in buckets:
+            yield place[0], place[1] + spec.name, url
+
+
+def _related(folder: str, owners: Collection[str], ordered: Sequence[str]) -> Iterable[str]:
+    """Return the folders of `owners` that are `folder`, above it or below it. `ordered` is `owners`, sorted."""
+    above = [each for each in (*names_above(folder), folder) if each in owners]
+    begin = bisect_left(ordered, f"{folder}/")
+    end = bisect_left(ordered, f"{folder}0", begin)  # "0" follows "/".
+    return [*above, *ordered[begin:end]]
