@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+AIRFLOW_VENV := .venv-airflow
+AIRFLOW_BIN := $(AIRFLOW_VENV)/bin
+AIRFLOW_STAMP := $(AIRFLOW_VENV)/.installed
 # Processes that share the tests; those of one file stay together, since they share what they start. The order of files
 # is that of tests/conftest.py.
 WORKERS ?= 2
@@ -14,10 +17,10 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java browser mariadb demo ui up test check unit lint format types imports bench proto faces dist clean
+.PHONY: help setup java browser chromium mariadb demo ui airflow up test test-airflow check unit lint format types imports bench proto faces dist clean
 
 help: ## Show these targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml constraints.txt tools/setup.sh
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh tools/setup.sh
@@ -28,7 +31,9 @@ setup: $(STAMP) java ## Create .venv and install everything
 java:
 	@sh tools/java.sh
 
-browser: $(STAMP)
+browser: $(STAMP) chromium
+
+chromium:
 	@sh tools/browser.sh
 
 mariadb: $(STAMP)
@@ -40,12 +45,23 @@ demo: setup ## Run the main job: cluster, flights, Spark consumer, Dagster, proo
 ui: setup ## Open the demo's cluster in Dagster's UI
 	@$(BIN)/coranto demo ui
 
+$(AIRFLOW_STAMP): pyproject.toml constraints-airflow.txt tools/airflow.sh
+	@PYTHON="$(PYTHON)" AIRFLOW_VENV="$(AIRFLOW_VENV)" sh tools/airflow.sh
+	@touch $(AIRFLOW_STAMP)
+
+airflow: $(AIRFLOW_STAMP) java ## Open the demo's cluster in Airflow, in an environment of its own
+	@$(AIRFLOW_BIN)/python -m airflow_coranto.flights
+
 up: setup ## Run an embedded cluster in the foreground
 	@$(BIN)/coranto up
 
 test: setup browser mariadb ## Lint, types, import rules, stubs and all tests
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-airflow: $(AIRFLOW_STAMP) java chromium ## Types and tests of the Airflow provider, in an environment of its own
+	@$(AIRFLOW_BIN)/mypy -p airflow_coranto
+	@$(AIRFLOW_BIN)/python -m pytest tests/orchestration/airflow
 
 check: lint types imports ## Everything but the tests
 
@@ -62,7 +78,7 @@ format: $(STAMP) ## Let ruff fix and format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-types: $(STAMP) ## mypy --strict on the four packages
+types: $(STAMP) ## mypy --strict on the packages
 	@$(BIN)/mypy
 
 imports: $(STAMP) ## The rules of who may import whom
@@ -81,5 +97,5 @@ dist: $(STAMP) ## Build the wheel and the sdist into dist/
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 clean: ## Remove the virtual environment, caches and the demo's data
-	rm -rf $(VENV) .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AIRFLOW_VENV) .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

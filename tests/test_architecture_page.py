@@ -11,6 +11,7 @@ LINK = re.compile(r"\[(`?)([^\]`]+)`?\]\(([^)#]+)\)")
 ROOMS = {
     "### The platform, bottom up": ROOT / "platform" / "coranto",
     "### The broker, bottom up": ROOT / "broker" / "coranto_broker",
+    "### The Airflow integration, bottom up": ROOT / "orchestration" / "airflow_coranto",
     "### The Dagster integration, bottom up": ROOT / "orchestration" / "dagster_coranto",
     "### Streams, bottom up": ROOT / "platform" / "coranto" / "streams",
 }

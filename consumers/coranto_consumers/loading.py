@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 from coranto.errors import InvalidInput
 
 
-def load_target(target: str) -> Any:
-    """Return the object `module:name`. A class or a function without arguments is called, and its result returned.
+def load_target(target: str, **arguments: Any) -> Any:
+    """Return the object `module:name`. A class or a function is called with the arguments, and its result returned.
 
-    Raises InvalidInput if there is no such object.
+    Raises InvalidInput if there is no such object, or it does not take these arguments.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
@@ -24,4 +25,14 @@ def load_target(target: str) -> Any:
         if not hasattr(found, part):
             raise InvalidInput(f"module {module_name} has no {name}", field="application")
         found = getattr(found, part)
-    return found() if callable(found) else found
+    if not callable(found):
+        if arguments:
+            raise InvalidInput(f"{target} is not a function, but arguments are given", field="application")
+        return found
+    try:
+        inspect.signature(found).bind(**arguments)
+    except ValueError:  # Some built-in things have no signature.
+        return found(**arguments)
+    except TypeError as error:
+        raise InvalidInput(f"{target} cannot be called with these arguments: {error}", field="application") from error
+    return found(**arguments)

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from coranto.client.loop import run_blocking
 from coranto.cluster import EmbeddedCluster
 from coranto.testing.fake_broker import FakeBroker
-from dagster_coranto import JournalResource, dagster_environment
+
+if TYPE_CHECKING:
+    from dagster_coranto import JournalResource
 
 
 @pytest.fixture
@@ -23,12 +26,16 @@ def broker() -> Iterator[FakeBroker]:
 @pytest.fixture
 def journals(broker: FakeBroker, tmp_path: Path) -> JournalResource:
     """The resource of `broker`, its fragment stores below the test's folder."""
+    from dagster_coranto import JournalResource  # Tests of other orchestrators have no Dagster.
+
     return JournalResource(endpoint=broker.endpoint, file_root=str(tmp_path))
 
 
 @pytest.fixture(scope="module")
 def cluster_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a real cluster, which this process's environment names, with a home for Dagster."""
+    from dagster_coranto import dagster_environment
+
     folder = tmp_path_factory.mktemp("cluster")
     with pytest.MonkeyPatch.context() as environment:
         for name, value in dagster_environment(folder, {}).items():

@@ -1,0 +1,95 @@
+"""The meaning of an Airflow connection of type `coranto`. Knows no Airflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from coranto.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from coranto.client import ClientConfig
+
+CONNECTION_TYPE: Final = "coranto"
+DEFAULT_CONNECTION: Final = "coranto_default"
+_SCHEMES: Final = ("", "http", "https")
+_EXTRA: Final = {
+    "auth": "",
+    "tls_ca": "CORANTO_TLS_CA",
+    "tls_cert": "CORANTO_TLS_CERT",
+    "tls_key": "CORANTO_TLS_KEY",
+    "zone": "CORANTO_ZONE",
+    "file_root": "",
+    "data_dir": "",
+    "cluster": "",
+}
+"""The names that extra may have, and the variables that they stand for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionFields:
+    """The fields of a connection.
+
+    | field | meaning |
+    |---|---|
+    | host | brokers, separated by commas, each with or without a port; empty: see `coranto.cluster.reach` |
+    | port | the port of brokers that name none |
+    | schema | `https` for TLS, `http` or empty for none |
+    | password | a bearer token, or with `auth=keys` in extra the keys to sign tokens with |
+    | extra | see below |
+
+    Extra may have `auth` (`token` or `keys`), `tls_ca`, `tls_cert` and `tls_key` (PEM files), `zone`, `file_root`,
+    `data_dir` (of an embedded cluster), and `cluster` (the cluster's name in asset URIs).
+    """
+
+    host: str = ""
+    port: int | None = None
+    schema: str = ""
+    password: str = field(default="", repr=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoints, separated by commas; empty if no host is given. Raises InvalidInput."""
+        if self.schema not in _SCHEMES:
+            raise InvalidInput(f"{self.schema!r} is not http or https; leave it empty for no TLS", field="schema")
+        return ",".join(self._one(each.strip()) for each in self.host.split(",") if each.strip())
+
+    def _one(self, host: str) -> str:
+        if "://" in host:
+            return host
+        has_port = host.rpartition(":")[2].isdecimal() and (host.count(":") == 1 or "]:" in host)
+        address = host if has_port or self.port is None else f"{host}:{self.port}"
+        return f"{self.schema}://{address}" if self.schema else address
+
+    def client_config(self) -> ClientConfig:
+        """Return the configuration of a client.
+
+        Raises InvalidInput for fields that make no sense, and ClusterError when the cluster has to be looked up and
+        does not run. No message tells the password.
+        """
+        from coranto.cluster.reach import reach
+
+        extra = self._known_extra()
+        kind = extra.get("auth") or "token"
+        if kind not in ("token", "keys"):
+            raise InvalidInput(f"{kind!r} is not token or keys", field="extra.auth")
+        variable = "CORANTO_AUTH_KEYS" if kind == "keys" else "CORANTO_AUTH_TOKEN"
+        settings = {name: extra.get(key, "") for key, name in _EXTRA.items() if name}
+        return reach(
+            self.endpoint,
+            data_dir=extra.get("data_dir", ""),
+            file_root=extra.get("file_root", ""),
+            settings={**settings, variable: self.password},
+        )
+
+    def cluster_name(self, conn_id: str) -> str:
+        """Return the cluster's name in asset URIs and lineage: `cluster` of extra, otherwise the connection's id."""
+        return self._known_extra().get("cluster") or conn_id
+
+    def _known_extra(self) -> dict[str, str]:
+        unknown = sorted(set(self.extra) - set(_EXTRA))
+        if unknown:
+            raise InvalidInput(f"{', '.join(unknown)} is unknown; known are {', '.join(_EXTRA)}", field="extra")
+        return {name: str(value) for name, value in self.extra.items() if value not in (None, "")}

@@ -1,0 +1,44 @@
+"""Errors of Coranto as Airflow's: those that a retry may cure, and those that it will not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+
+from coranto.errors import (
+    CorantoError,
+    CorruptData,
+    Fenced,
+    InvalidInput,
+    JournalNotFound,
+    PermissionDenied,
+    Unauthenticated,
+)
+
+_LASTING = (CorruptData, Fenced, InvalidInput, PermissionDenied, Unauthenticated)
+
+
+@contextmanager
+def airflow_errors() -> Iterator[None]:
+    """Raise Coranto's errors as AirflowException. A task is not retried after an error that will not go away.
+
+    A missing journal may be created by a task that runs beside this one, so that is retried.
+    """
+    try:
+        yield
+    except CorantoError as error:
+        lasting = isinstance(error, _LASTING) and not isinstance(error, JournalNotFound)
+        raise (AirflowFailException if lasting else AirflowException)(str(error)) from error
+
+
+class TaskLog:
+    """The task's log, as a `coranto.telemetry.Log`."""
+
+    def __init__(self, log: object) -> None:
+        self._log = log
+
+    def info(self, event: str, **facts: object) -> None:
+        told = " ".join(f"{name}={value}" for name, value in facts.items())
+        self._log.info("%s %s", event, told)  # type: ignore[attr-defined]

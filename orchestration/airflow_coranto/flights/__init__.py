@@ -1,0 +1,1 @@
+"""The flights job in Airflow: its DAGs, and an Airflow of their own over the demo's cluster."""

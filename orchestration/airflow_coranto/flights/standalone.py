@@ -1,0 +1,188 @@
+"""An Airflow of its own for the flights' DAGs: on SQLite, with its processes as children, below a data directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from coranto.cluster.processes import ChildProcess, free_port, stop_all, wait_ready
+from coranto.effects import LocalDisk
+from coranto.errors import ClusterError
+
+DAGS: Final = Path(__file__).with_name("dags")
+_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "api-server": ("api-server", "--workers", "1"),
+    "scheduler": ("scheduler",),
+    "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer",),
+}
+_READY_SECONDS: Final = 180.0
+_STOP_SECONDS: Final = 20.0
+_KEYS: Final = "keys.json"
+
+
+class AirflowStandalone:
+    """Airflow over the cluster below `data_dir`, from `start` to `close`; a context manager.
+
+    Its home is `data_dir`/airflow, and it continues there when it is started again. Only this machine can reach it, and
+    whoever does is its administrator. It listens on `port` if that is free, otherwise on another one; see `url`.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        dags: Path = DAGS,
+        settings: Mapping[str, str] | None = None,
+        stop_seconds: float = _STOP_SECONDS,
+    ) -> None:
+        self.data_dir = data_dir.absolute()
+        self._port = free_port(port)
+        self._dags = dags
+        self._settings = dict(settings or {})
+        self._stop_seconds = stop_seconds
+        self._children: dict[str, ChildProcess] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def home(self) -> Path:
+        return self.data_dir / "airflow"
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of Airflow's processes, and of commands that belong to them."""
+        keys = self._keys()
+        store = f"sqlite:///{self.data_dir / 'store.db'}"
+        coranto = {"conn_type": "coranto", "extra": {"data_dir": str(self.data_dir), "cluster": "demo"}}
+        return {
+            **os.environ,
+            "AIRFLOW_HOME": str(self.home),
+            "AIRFLOW_CONN_CORANTO_DEFAULT": json.dumps(coranto),
+            "AIRFLOW_CONN_FLIGHTS_STORE": json.dumps({"conn_type": "sqlite", "host": str(self.data_dir / "store.db")}),
+            "CORANTO_STORE_URL": store,
+            "AIRFLOW__API__BASE_URL": self.url,
+            "AIRFLOW__API__SECRET_KEY": keys["secret"],
+            "AIRFLOW__API_AUTH__JWT_SECRET": keys["jwt"],
+            "AIRFLOW__CORE__AUTH_MANAGER": (
+                "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager"
+            ),
+            "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self._dags),
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+            "AIRFLOW__CORE__FERNET_KEY": keys["fernet"],
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__PARALLELISM": "4",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}",
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
+            "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+            # Otherwise gRPC interferes with the forks of Airflow's processes.
+            "GRPC_ENABLE_FORK_SUPPORT": "false",
+            "GRPC_VERBOSITY": "ERROR",
+            **self._settings,
+        }
+
+    def start(self) -> None:
+        """Make the database, start all parts, and return when the API answers. Raises ClusterError."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        made = subprocess.run(
+            [sys.executable, "-m", "airflow", "db", "migrate"],
+            env=self.environment(),
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if made.returncode != 0:
+            raise ClusterError(f"Airflow's database cannot be made:\n{made.stderr[-2000:]}")
+        for name in _PARTS:
+            self.start_part(name)
+        wait_ready(self._children["api-server"], self._answers, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
+
+    def start_part(self, name: str) -> ChildProcess:
+        """Start one of the parts: api-server, scheduler, dag-processor or triggerer."""
+        arguments = list(_PARTS[name])
+        if name == "api-server":
+            arguments += ["--host", "127.0.0.1", "--port", str(self._port)]
+        self._children[name] = ChildProcess(
+            f"airflow {name}",
+            [sys.executable, "-m", "airflow", *arguments],
+            log=self.data_dir / "logs" / f"airflow-{name}.log",
+            cwd=self.home,
+            environment=self.environment(),
+        )
+        return self._children[name]
+
+    def part(self, name: str) -> ChildProcess:
+        """Return the process of a part."""
+        return self._children[name]
+
+    def watch(self) -> None:
+        """Raise ClusterError when one of the parts has ended."""
+        for child in self._children.values():
+            if not child.alive:
+                raise child.failure()
+
+    def close(self) -> None:
+        """Stop all parts, and the tasks that they run."""
+        children = list(self._children.values())
+        stop_all(children, self._stop_seconds)
+        for child in children:
+            _kill_group(child.pid)
+        self._children.clear()
+
+    def __enter__(self) -> AirflowStandalone:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v2/monitor/health", timeout=5):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _keys(self) -> dict[str, str]:
+        """Return the keys of this Airflow. They are made once, readable by their owner alone."""
+        path = self.home / _KEYS
+        if not path.exists():
+            from cryptography.fernet import Fernet
+
+            self.home.mkdir(parents=True, exist_ok=True)
+            made = {"fernet": Fernet.generate_key().decode()}
+            made |= {name: secrets.token_urlsafe(48) for name in ("jwt", "secret")}
+            LocalDisk().write_atomic(path, json.dumps(made).encode())
+            path.chmod(0o600)
+        keys: dict[str, str] = json.loads(path.read_text())
+        return keys
+
+
+def _kill_group(group: int) -> None:
+    """Kill what a part has left behind in its process group."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,73 @@
+"""The hook: clients made from an Airflow connection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseHook
+
+from airflow_coranto.connection import CONNECTION_TYPE, DEFAULT_CONNECTION, ConnectionFields
+from coranto.errors import CorantoError
+
+if TYPE_CHECKING:
+    from coranto.client import ClientConfig, SyncJournalClient
+
+
+class CorantoHook(BaseHook):
+    """Reaches a cluster of brokers by a connection (see `ConnectionFields` for its fields).
+
+    The connection is read each time, so that a changed token or the new port of an embedded cluster counts at once.
+    """
+
+    conn_name_attr = "conn_id"
+    default_conn_name = DEFAULT_CONNECTION
+    conn_type = CONNECTION_TYPE
+    hook_name = "Coranto"
+
+    def __init__(self, conn_id: str = DEFAULT_CONNECTION, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.conn_id = conn_id
+
+    def fields(self) -> ConnectionFields:
+        """Return the connection's fields. Raises AirflowNotFoundException if there is no such connection."""
+        return _fields(self.get_connection(self.conn_id))
+
+    async def async_fields(self) -> ConnectionFields:
+        """Return the connection's fields, in a trigger."""
+        if hasattr(BaseHook, "aget_connection"):
+            return _fields(await self.aget_connection(self.conn_id))
+        from asgiref.sync import sync_to_async
+
+        return _fields(await sync_to_async(self.get_connection)(self.conn_id))
+
+    def client_config(self) -> ClientConfig:
+        """Return the configuration of a client. Raises InvalidInput and ClusterError."""
+        return self.fields().client_config()
+
+    def get_conn(self) -> SyncJournalClient:
+        """Return a client. Close it, or use it as a context manager."""
+        from coranto.client import SyncJournalClient
+
+        return SyncJournalClient.of(self.client_config())
+
+    def cluster_name(self) -> str:
+        """Return the cluster's name in asset URIs and lineage."""
+        return self.fields().cluster_name(self.conn_id)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """List the journals, for the button "Test" of a connection."""
+        try:
+            with self.get_conn() as client:
+                return True, f"the cluster has {len(client.list().journals)} journals"
+        except CorantoError as error:
+            return False, str(error)
+
+
+def _fields(connection: Any) -> ConnectionFields:
+    return ConnectionFields(
+        host=connection.host or "",
+        port=connection.port,
+        schema=connection.schema or "",
+        password=connection.password or "",
+        extra=connection.extra_dejson,
+    )

@@ -1,0 +1,117 @@
+"""The operator that audits journals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
+
+from airflow_coranto.connection import DEFAULT_CONNECTION
+from airflow_coranto.failures import airflow_errors
+from airflow_coranto.hook import CorantoHook
+from airflow_coranto.lineage import lineage
+from airflow_coranto.links import ReportLink
+
+if TYPE_CHECKING:
+    from coranto.audit import Check, Report
+    from coranto.client import ClientConfig, JournalClient
+    from coranto.fragments.stores import StoreRegistry
+
+    MoreChecks = Callable[[JournalClient, StoreRegistry], Sequence[Check]]
+
+_SHOWN: Final = 20
+_WHOLE_SUBJECTS: Final = 1000
+"""The number of journals up to which the XCom has the facts of each."""
+
+
+class AuditOperator(BaseOperator):
+    """Audit the journals of a group, as `coranto audit` does, and fail on a finding.
+
+    A `cheap` audit compares what is stored with what brokers say and with the last audit, wherever that was made. A
+    `deep` one reads content too, up to `budget` bytes (None: all of it). `memory` is the URL of the store with the
+    records of audits, by default each journal's first store. `checks` makes further checks, such as those of consumers,
+    from a client and the stores. The group without journals is a finding, unless `allow_empty`.
+
+    The report is the XCom `report`, also of a failed task; the link "Report" leads to it. A task with an error among
+    its findings fails and is not retried; warnings only fail it with `fail_on_warning`. Returns `{"sound", "summary",
+    "errors", "warnings"}`.
+    """
+
+    template_fields: Sequence[str] = ("group", "depth", "budget", "memory", "conn_id")
+    operator_extra_links = (ReportLink(),)
+    ui_color = "#fce8e6"
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        depth: str = "cheap",
+        budget: int | None = None,
+        memory: str = "",
+        checks: MoreChecks | None = None,
+        allow_empty: bool = False,
+        fail_on_warning: bool = False,
+        conn_id: str = DEFAULT_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.group = group
+        self.depth = depth
+        self.budget = budget
+        self.memory = memory
+        self.checks = checks
+        self.allow_empty = allow_empty
+        self.fail_on_warning = fail_on_warning
+        self.conn_id = conn_id
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        from coranto.client.loop import run_blocking
+
+        with airflow_errors():
+            report = run_blocking(self._audit(CorantoHook(self.conn_id).client_config()))
+        context["ti"].xcom_push(key="report", value=told_report(report))
+        told = {
+            "sound": report.sound,
+            "summary": report.summary,
+            "errors": [str(finding) for finding in report.errors[:_SHOWN]],
+            "warnings": [str(finding) for finding in report.warnings[:_SHOWN]],
+        }
+        for finding in report.errors:
+            self.log.error("%s: %s", finding.kind, finding)
+        for finding in report.warnings:
+            self.log.warning("%s: %s", finding.kind, finding)
+        if not report.sound or (self.fail_on_warning and report.warnings):
+            context["ti"].xcom_push(key="return_value", value=told)
+            worst = [*report.errors, *report.warnings][:3]
+            raise AirflowFailException(f"{report.summary}. {'; '.join(map(str, worst))}")
+        self.log.info("%s", report.summary)
+        return told
+
+    async def _audit(self, config: ClientConfig) -> Report:
+        from coranto.audit import AuditOptions, Depth, audit_journals
+        from coranto.client import JournalClient
+        from coranto.client.groups import JournalGroup
+        from coranto.errors import InvalidInput
+        from coranto.fragments.stores import StoreRegistry
+
+        if self.depth not in set(Depth):
+            raise InvalidInput(f"{self.depth!r} is not {' or '.join(Depth)}", field="depth")
+        budget = int(self.budget) if self.budget else None
+        options = AuditOptions(Depth(self.depth), budget, self.memory, allow_empty=self.allow_empty)
+        stores = StoreRegistry(config.file_root)
+        async with JournalClient.of(config) as client:
+            checks = self.checks(client, stores) if self.checks is not None else ()
+            return await audit_journals(client, stores, JournalGroup(self.group).selector_text, options, checks=checks)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        return lineage(self.conn_id, inputs=[self.group])
+
+
+def told_report(report: Report) -> dict[str, Any]:
+    """Return a report as XCom. Of very many journals, only the number is told."""
+    told: dict[str, Any] = json.loads(report.to_json())
+    if len(report.subjects) > _WHOLE_SUBJECTS:
+        told["subjects"] = {"left_out": {"journals": len(report.subjects)}}
+    return told

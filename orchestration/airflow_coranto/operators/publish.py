@@ -1,0 +1,136 @@
+"""The operator that publishes rows exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from airflow.providers.common.compat.sdk import BaseOperator
+
+from airflow_coranto.connection import DEFAULT_CONNECTION
+from airflow_coranto.failures import TaskLog, airflow_errors
+from airflow_coranto.hook import CorantoHook
+from airflow_coranto.lineage import lineage
+from airflow_coranto.links import ReportLink
+from airflow_coranto.rows import RowKey, key_function, writer_id_of
+
+Rows = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
+
+
+class PublishOperator(BaseOperator):
+    """Publish rows to the journals of a group, exactly once for each task instance.
+
+    `rows` are mappings that JSON can hold, or a function that returns them; it gets the entries of the context that its
+    parameters name, as PythonOperator's does, and `op_kwargs`. Use a function (a generator) for many rows. `key` is the
+    column, or a function of a row, whose value chooses the journal: rows of one key stay in order.
+
+    The publication has the name `writer_id`, which by default is made of the DAG, the run, the task and the map index.
+    All tries of the task, whether retried, cleared or run again by a scheduler that lost it, have the same one. So the
+    rows become visible together, once, and a try after that adds nothing: its rows are not even read. To publish again
+    after clearing, give another `edition` (a template; for example a param of the DAG). Two Airflow installations that
+    publish to the same group need different `namespace`s.
+
+    `ledger` is the journal that remembers publications (see `coranto.publication`), by default `GROUP-publications`.
+    It is created if it is missing, which needs the right to apply specs.
+
+    Returns `{"writer_id", "messages", "published_at", "is_new", "heads"}`.
+    """
+
+    template_fields: Sequence[str] = ("group", "writer_id", "namespace", "edition", "ledger", "op_kwargs", "conn_id")
+    operator_extra_links = (ReportLink(),)
+    ui_color = "#e6f4ea"
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        rows: Rows,
+        key: RowKey,
+        op_kwargs: Mapping[str, Any] | None = None,
+        writer_id: str = "",
+        namespace: str = "airflow",
+        edition: str = "",
+        ledger: str = "",
+        accept_lost_ledger: bool = False,
+        conn_id: str = DEFAULT_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.group = group
+        self.rows = rows
+        self.key = key
+        self.op_kwargs = dict(op_kwargs or {})
+        self.writer_id = writer_id
+        self.namespace = namespace
+        self.edition = edition
+        self.ledger = ledger
+        self.accept_lost_ledger = accept_lost_ledger
+        self.conn_id = conn_id
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        return self._publish(context, lambda: self._rows(context))
+
+    def _publish(self, context: Any, rows: Callable[[], Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
+        from coranto.client.groups import JournalGroup
+        from coranto.client.positions import heads_of, positions_of
+        from coranto.messages import JsonLines
+        from coranto.publication import publish_once
+        from coranto.telemetry import progress
+
+        ti = context["ti"]
+        with airflow_errors():
+            writer_id = self.writer_id or writer_id_of(
+                self.namespace, ti.dag_id, ti.run_id, ti.task_id, ti.map_index, self.edition
+            )
+            group = JournalGroup(self.group)
+            hook = CorantoHook(self.conn_id)
+            with hook.get_conn() as client:
+                journals = client.list(group.selector).names
+                with progress("Publishing", unit="rows", log=TaskLog(self.log)) as report:
+                    done = publish_once(
+                        client,
+                        journals,
+                        _Later(rows),
+                        writer_id=writer_id,
+                        key=key_function(self.key),
+                        framing=JsonLines(),
+                        ledger=self.ledger or f"{self.group}-publications",
+                        accept_loss=self.accept_lost_ledger,
+                        report=report,
+                    )
+                heads = heads_of(positions_of(client.heads(group.selector)))
+        if done.is_new:
+            self.log.info("Published %d rows to %s/… as %s", done.messages, self.group, writer_id)
+        else:
+            self.log.warning(
+                "Added nothing: an earlier try has published %d rows as %s. Give another edition to publish again",
+                done.messages,
+                writer_id,
+            )
+        return {
+            "writer_id": writer_id,
+            "messages": done.messages,
+            "published_at": done.time,
+            "is_new": done.is_new,
+            "heads": heads,
+        }
+
+    def _rows(self, context: Any) -> Iterable[Mapping[str, Any]]:
+        if not callable(self.rows):
+            return self.rows
+        from airflow.providers.common.compat.sdk import determine_kwargs
+
+        return self.rows(**determine_kwargs(self.rows, (), {**context, **self.op_kwargs}))
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        return lineage(self.conn_id, outputs=[self.group])
+
+
+class _Later(Iterable[Mapping[str, Any]]):
+    """Rows that are made when they are read: not for a publication that has happened already."""
+
+    def __init__(self, make: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Any:
+        return iter(self._make())

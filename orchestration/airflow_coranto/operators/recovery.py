@@ -1,0 +1,207 @@
+"""Operators of recovery: a plan, a person's approval of exactly that plan, and its carrying out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.providers.common.compat.sdk import (
+    AirflowFailException,
+    AirflowSkipException,
+    BaseOperator,
+    TaskGroup,
+)
+from airflow.providers.standard.operators.hitl import HITLOperator
+
+from airflow_coranto.connection import DEFAULT_CONNECTION
+from airflow_coranto.failures import airflow_errors
+from airflow_coranto.hook import CorantoHook
+from airflow_coranto.links import ReportLink
+
+if TYPE_CHECKING:
+    from coranto.recovery import JournalsRecovery, MoreAudits, MoreDoctors, NotApproved, Plan, Recovery, StepResult
+
+APPROVE: Final = "Approve "
+REJECT: Final = "Reject"
+
+
+class _RecoveryOperator(BaseOperator):
+    """The arguments that planning and carrying out share, which must be equal."""
+
+    template_fields: Sequence[str] = ("group", "memory", "conn_id")
+    operator_extra_links = (ReportLink(),)
+    ui_color = "#fce8e6"
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        memory: str = "",
+        doctors: MoreDoctors | None = None,
+        audits: MoreAudits | None = None,
+        conn_id: str = DEFAULT_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.group = group
+        self.memory = memory
+        self.doctors = doctors
+        self.audits = audits
+        self.conn_id = conn_id
+
+    def recovery(self) -> JournalsRecovery:
+        """Return the engine, for the connection's cluster."""
+        from coranto.client.groups import JournalGroup
+        from coranto.recovery import JournalsRecovery
+
+        config = CorantoHook(self.conn_id).client_config()
+        return JournalsRecovery(config, JournalGroup(self.group).selector_text, self.memory, self.doctors, self.audits)
+
+
+class PlanRecoveryOperator(_RecoveryOperator):
+    """Find damage in the journals of a group, and plan its repair. Changes nothing. Reads all their content.
+
+    `memory` is the URL of the store with the records of audits. `doctors` and `audits` add consumers (see
+    `coranto.recovery`). If there is nothing to recover the task is skipped, and what follows with it. Returns the plan:
+    `{"hash", "summary", "text", "steps", "losses", "remarks"}`, where `text` is Markdown for a person.
+    """
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        from coranto.client.loop import run_blocking
+
+        with airflow_errors():
+            plan = run_blocking(self.recovery().plan())
+        told = told_plan(plan)
+        self.log.info("%s", told["summary"])
+        if plan.is_empty:
+            context["ti"].xcom_push(key="return_value", value=told)
+            raise AirflowSkipException("nothing to recover")
+        return told
+
+
+class ApproveRecoveryOperator(HITLOperator):
+    """Show the plan of a PlanRecoveryOperator to a person, and wait for an approval, without a worker.
+
+    The button names the plan's hash, so the approval is of the plan that was shown, even if the task that plans is
+    cleared meanwhile. If it is rejected the task is skipped, and what follows with it. Returns `{"approved": hash,
+    "by": user}`. The further arguments are those of HITLOperator.
+    """
+
+    template_fields: Sequence[str] = ("subject", "body", "plan")
+
+    def __init__(self, *, plan: Any, subject: str = "Approve a recovery of journals", **kwargs: Any) -> None:
+        super().__init__(subject=subject, options=[f"{APPROVE}…", REJECT], body="", **kwargs)
+        self.plan = plan
+
+    def execute(self, context: Any) -> Any:
+        if not isinstance(self.plan, Mapping) or not self.plan.get("hash"):
+            raise AirflowFailException("there is no plan to approve; give the output of a PlanRecoveryOperator")
+        self.options = [f"{APPROVE}{self.plan['hash']}", REJECT]
+        self.body = str(self.plan["text"])
+        return super().execute(context)
+
+    def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
+        """Return the approval. Airflow calls this with the answer."""
+        if "error" not in event:
+            self.options = [str(option) for option in event["chosen_options"]]  # The plan may have changed since.
+        response = super().execute_complete(context, event)
+        (chosen,) = response["chosen_options"]
+        if not chosen.startswith(APPROVE):
+            raise AirflowSkipException("the plan was rejected")
+        user = response.get("responded_by_user")
+        name = user["name"] if user else "nobody (the time was over)"
+        self.log.info("%s has approved the plan %s", name, chosen.removeprefix(APPROVE))
+        return {"approved": chosen.removeprefix(APPROVE), "by": name}
+
+
+class RecoverOperator(_RecoveryOperator):
+    """Carry out the plan whose hash is `approved`, and audit.
+
+    It diagnoses again. If the plan has changed since the approval, it changes nothing and fails, with the present plan
+    as its result. Each step is safe to repeat, so a task that was killed may be retried. It fails if a step fails or
+    the audit finds an error. Returns `{"done", "remaining", "audit", "errors"}`.
+    """
+
+    template_fields: Sequence[str] = (*_RecoveryOperator.template_fields, "approved")
+
+    def __init__(self, *, approved: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.approved = approved
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        from coranto.client.loop import run_blocking
+        from coranto.recovery import NotApproved
+
+        approved = self.approved["approved"] if isinstance(self.approved, Mapping) else self.approved
+        with airflow_errors():
+            work = self.recovery().carry_out(str(approved or "").strip())
+            recovery = run_blocking(_unless_refused(work))
+        if isinstance(recovery, NotApproved):
+            context["ti"].xcom_push(key="return_value", value={"remaining": told_plan(recovery.plan)})
+            raise AirflowFailException(str(recovery))
+        told = {
+            "done": [_told_result(result) for result in recovery.results],
+            "remaining": told_plan(recovery.remaining),
+            "audit": recovery.report.summary if recovery.report is not None else "",
+            "errors": [str(finding) for finding in recovery.report.errors] if recovery.report is not None else [],
+        }
+        for line in told["done"]:
+            self.log.info("%s", line)
+        if not recovery.succeeded:
+            context["ti"].xcom_push(key="return_value", value=told)
+            raise AirflowFailException(f"the recovery left something to do: {recovery.remaining.summary}")
+        return told
+
+
+def _told_result(result: StepResult) -> str:
+    outcome = f"FAILED: {result.problem}" if result.problem else result.done
+    return f"{result.step.kind.value} {result.step.subject}: {outcome}"
+
+
+async def _unless_refused(work: Coroutine[Any, Any, Recovery]) -> Recovery | NotApproved:
+    from coranto.recovery import NotApproved
+
+    try:
+        return await work
+    except NotApproved as refused:
+        return refused
+
+
+def recovery_with_approval(
+    group_id: str = "recovery", *, group: str, approval: Mapping[str, Any] | None = None, **arguments: Any
+) -> TaskGroup:
+    """Return a task group of planning, approval and carrying out.
+
+    `approval` are arguments of the ApproveRecoveryOperator, such as `assigned_users` or `response_timeout`; the others
+    are those of both other operators.
+    """
+    with TaskGroup(group_id) as tasks:
+        plan = PlanRecoveryOperator(task_id="plan", group=group, **arguments)
+        approve = ApproveRecoveryOperator(task_id="approve", plan=plan.output, **(approval or {}))
+        RecoverOperator(task_id="recover", group=group, approved=approve.output, **arguments)
+    return tasks
+
+
+def told_plan(plan: Plan) -> dict[str, Any]:
+    """Return a plan as XCom, with a text in Markdown for people."""
+    return {**json.loads(plan.to_json()), "hash": plan.hash, "summary": plan.summary, "text": _markdown(plan)}
+
+
+def _markdown(plan: Plan) -> str:
+    lines = [f"**{plan.summary}** (plan `{plan.hash}`)", ""]
+    lines += ["| step | kind | of | action | gives up |", "|---|---|---|---|---|"] if plan.steps else []
+    lines += [
+        f"| {number} | {step.kind.value} | {_cell(step.subject)} | {_cell(step.action)} | {_cell(step.loses)} |"
+        for number, step in enumerate(plan.steps, 1)
+    ]
+    if plan.losses:
+        lines += ["", "Gone for good:", *(f"- {_cell(loss.subject)}: {_cell(loss.message)}" for loss in plan.losses)]
+    if plan.remarks:
+        lines += ["", "Left alone:", *(f"- {_cell(mark.subject)}: {_cell(mark.message)}" for mark in plan.remarks)]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Return text that stays within a cell of a table in Markdown, and is no markup."""
+    return "".join(f"\\{sign}" if sign in "|`*_[]<>\\" else " " if sign in "\r\n" else sign for sign in text)

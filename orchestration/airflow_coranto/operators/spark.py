@@ -1,0 +1,185 @@
+"""The operator that runs a Spark consumer until it has caught up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
+
+from airflow_coranto.connection import DEFAULT_CONNECTION
+from airflow_coranto.failures import TaskLog, airflow_errors
+from airflow_coranto.hook import CorantoHook
+from airflow_coranto.lineage import lineage
+from airflow_coranto.links import ReportLink
+from airflow_coranto.store import checked_store_url, store_url_of_connection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from coranto_consumers.spark.application import Application
+    from coranto_consumers.spark.consumer import SparkConsumer
+    from coranto_consumers.spark.progress import ConsumeReport
+
+
+class SparkConsumerOperator(BaseOperator):
+    """Run a Spark consumer until it has caught up with what its journals held when it began.
+
+    `application` is `module:name` of a class or function that makes the application (`application_kwargs` are its
+    arguments), or such a function; the module is imported only when the task runs. The SQL store is that of the Airflow
+    connection `store_conn_id`, or `store_url`, which must hold no password. `master` and `spark_conf` are Spark's.
+
+    The store is the only authority on offsets, under a fence. So a task that is killed, retried, cleared or run again
+    continues at the last commit, with nothing lost or doubled. Of two instances at once the later one goes on, and the
+    earlier one fails and is not retried; so only one instance of this task runs at a time, unless you set
+    `max_active_tis_per_dag`.
+
+    With `wait_for`, the name of the group that the application reads, the task first waits in the triggerer until there
+    is something to consume.
+
+    Returns `{"transactions", "messages", "rows", "published", "lag_bytes", "offsets", "heads", "fence"}`.
+    """
+
+    template_fields: Sequence[str] = (
+        "application_kwargs",
+        "store_conn_id",
+        "store_url",
+        "spark_conf",
+        "wait_for",
+        "conn_id",
+    )
+    operator_extra_links = (ReportLink(),)
+    ui_color = "#fff4e5"
+
+    def __init__(
+        self,
+        *,
+        application: str | Callable[..., Application],
+        application_kwargs: Mapping[str, Any] | None = None,
+        store_conn_id: str = "",
+        store_url: str = "",
+        master: str = "local[2]",
+        spark_conf: Mapping[str, str] | None = None,
+        max_transaction_bytes: int = 0,
+        wait_for: str = "",
+        wait_interval: float = 5.0,
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+        conn_id: str = DEFAULT_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("max_active_tis_per_dag", 1)
+        super().__init__(**kwargs)
+        self.application = application
+        self.application_kwargs = dict(application_kwargs or {})
+        self.store_conn_id = store_conn_id
+        self.store_url = store_url
+        self.master = master
+        self.spark_conf = dict(spark_conf or {})
+        self.max_transaction_bytes = max_transaction_bytes
+        self.wait_for = wait_for
+        self.wait_interval = wait_interval
+        self.inputs = inputs
+        self.outputs = outputs
+        self.conn_id = conn_id
+        self._session: SparkSession | None = None
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        with airflow_errors():
+            if self.wait_for:
+                self._wait()
+            return self._consume()
+
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Consume, now that there is something. Airflow calls this."""
+        if "error" in event:
+            raise AirflowFailException(event["error"])
+        with airflow_errors():
+            return self._consume()
+
+    def on_kill(self) -> None:
+        """Stop Spark's work. What was not committed will be consumed again."""
+        if self._session is not None:
+            self._session.stop()
+
+    def _wait(self) -> None:
+        """Go to the triggerer, from the offsets of the committed checkpoint on."""
+        from airflow_coranto.trigger import JournalOffsetTrigger
+        from coranto_consumers.stores.sql import SqlStore
+
+        stored = SqlStore(self._store()).read(self._application().name)
+        sources = stored.checkpoint.sources if stored is not None else {}
+        beyond = {journal: source.read_through for journal, source in sources.items()}
+        trigger = JournalOffsetTrigger(self.wait_for, self.conn_id, beyond=beyond, interval=self.wait_interval)
+        self.defer(trigger=trigger, method_name="execute_complete")
+
+    def _consume(self) -> dict[str, Any]:
+        from coranto.telemetry import progress
+
+        with progress("Consuming", unit="bytes", log=TaskLog(self.log)) as bar:
+            lag: int | None = None
+
+            def show(report: ConsumeReport) -> None:
+                nonlocal lag
+                bar.note(f"{report.messages:,} messages, transactions: {report.transactions}")
+                if lag is None:
+                    bar.expect(report.lag_bytes)
+                else:
+                    bar.advance(lag - report.lag_bytes)
+                lag = report.lag_bytes
+
+            try:
+                report = self._consumer(show).run_until_caught_up()
+            finally:
+                if self._session is not None:
+                    self._session.stop()
+        self.log.info("Consumed %d messages in %d transactions", report.messages, report.transactions)
+        return {
+            "transactions": report.transactions,
+            "messages": report.messages,
+            "rows": report.rows,
+            "published": report.published,
+            "lag_bytes": report.lag_bytes,
+            "offsets": dict(report.offsets),
+            "heads": dict(report.heads),
+            "fence": report.fence,
+        }
+
+    def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
+        from coranto_consumers.spark.consumer import DEFAULT_TRANSACTION_BYTES, SparkConsumer
+
+        store = self._store()
+        return SparkConsumer(
+            self._application(),
+            CorantoHook(self.conn_id).client_config(),
+            store,
+            self._start_session,
+            max_transaction_bytes=self.max_transaction_bytes or DEFAULT_TRANSACTION_BYTES,
+            on_progress=show,
+        )
+
+    def _start_session(self) -> SparkSession:
+        from coranto_consumers.spark.session import new_session
+
+        self._session = new_session(
+            f"airflow {self.dag_id} {self.task_id}", master=self.master, settings=self.spark_conf
+        )
+        return self._session
+
+    def _application(self) -> Application:
+        from coranto_consumers.loading import load_target
+
+        made: Application
+        if callable(self.application):
+            made = self.application(**self.application_kwargs)
+        else:
+            made = load_target(self.application, **self.application_kwargs)
+        return made
+
+    def _store(self) -> str:
+        if self.store_conn_id:
+            return store_url_of_connection(self.store_conn_id)
+        return checked_store_url(self.store_url)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        return lineage(self.conn_id, inputs=self.inputs, outputs=self.outputs)

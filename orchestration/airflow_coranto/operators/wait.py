@@ -1,0 +1,71 @@
+"""The operator that waits until journals grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
+
+from airflow_coranto.connection import DEFAULT_CONNECTION
+from airflow_coranto.failures import airflow_errors
+from airflow_coranto.hook import CorantoHook
+from airflow_coranto.trigger import JournalOffsetTrigger
+
+
+class WaitForJournalsOperator(BaseOperator):
+    """Wait until a journal of the group is longer than `beyond` says, in the triggerer, without a worker.
+
+    `beyond` is an offset for each journal, for example `heads` of an earlier task's result; a journal that it does not
+    name counts from 0. Without it, the heads at the task's start count: appends before that do not end the wait.
+    `timeout` bounds the wait. Returns `{"heads", "bytes"}`.
+    """
+
+    template_fields: Sequence[str] = ("group", "beyond", "conn_id")
+    ui_color = "#fef7e0"
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        beyond: Mapping[str, int] | str | None = None,
+        interval: float = 5.0,
+        timeout: timedelta | None = None,
+        conn_id: str = DEFAULT_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.group = group
+        self.beyond = beyond
+        self.interval = interval
+        self.timeout = timeout
+        self.conn_id = conn_id
+
+    def execute(self, context: Any) -> None:
+        with airflow_errors():
+            beyond = self._offsets()
+            trigger = JournalOffsetTrigger(self.group, self.conn_id, beyond=beyond, interval=self.interval)
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=self.timeout)
+
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the event of the trigger. Airflow calls this."""
+        if "error" in event:
+            raise AirflowFailException(event["error"])
+        return dict(event)
+
+    def _offsets(self) -> dict[str, int]:
+        from coranto.client.groups import JournalGroup
+        from coranto.client.positions import heads_of, positions_of
+        from coranto.errors import InvalidInput
+
+        if self.beyond is None:
+            with CorantoHook(self.conn_id).get_conn() as client:
+                return heads_of(positions_of(client.heads(JournalGroup(self.group).selector)))
+        if not isinstance(self.beyond, Mapping):
+            raise InvalidInput(
+                f"{self.beyond!r} is not a mapping of journals to offsets; with a template, set "
+                "render_template_as_native_obj on the DAG",
+                field="beyond",
+            )
+        return {str(journal): int(offset) for journal, offset in self.beyond.items()}

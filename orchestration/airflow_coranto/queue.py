@@ -1,0 +1,21 @@
+"""Journals as a message queue of the provider common-messaging: `MessageQueueTrigger(scheme="journal", group=…)`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
+
+if TYPE_CHECKING:
+    from airflow.triggers.base import BaseEventTrigger
+
+
+class JournalMessageQueueProvider(BaseMessageQueueProvider):
+    """Makes a JournalOffsetTrigger of the arguments that follow the scheme."""
+
+    scheme = "journal"
+
+    def trigger_class(self) -> type[BaseEventTrigger]:
+        from airflow_coranto.trigger import JournalOffsetTrigger
+
+        return JournalOffsetTrigger

@@ -1,0 +1,183 @@
+"""The trigger that waits until journals have grown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from airflow_coranto import offsets
+from airflow_coranto.connection import DEFAULT_CONNECTION
+from airflow_coranto.hook import CorantoHook
+from airflow_coranto.variables import get_variable, set_variable
+from coranto.errors import CorantoError, InvalidInput, PermissionDenied, Unauthenticated
+
+if TYPE_CHECKING:
+    from coranto.client import JournalClient
+    from coranto.client.positions import JournalPosition
+
+_MAX_PAUSE: Final = 60.0
+
+
+class JournalOffsetTrigger(BaseEventTrigger):
+    """Fires when the journals of a group have grown.
+
+    *In an asset's watcher* (without `beyond`) it fires for ever, at most once per `interval` seconds, whenever at least
+    `min_bytes` were appended since the last event. Each byte belongs to one event. The positions are kept in an Airflow
+    variable, which is written in the transaction that stores the event (`airflow_coranto.listener`). So a triggerer
+    that is restarted or replaced goes on where the last stored event ends. The first one begins at the heads that it
+    finds, or with `earliest` at offset 0. The variable belongs to all these arguments, or to `name` if that is given.
+
+    *For a task that waits* (with `beyond`) it fires once, as soon as a journal's head is above its offset there; a
+    journal that is not in `beyond` counts from offset 0. The vector is part of the trigger, so restarts change nothing.
+
+    While the cluster does not answer, it goes on asking. A task gets an event with `error` for what asking again will
+    not cure, such as a refused token.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        conn_id: str = DEFAULT_CONNECTION,
+        beyond: Mapping[str, int] | None = None,
+        interval: float = 5.0,
+        min_bytes: int = 1,
+        earliest: bool = False,
+        name: str = "",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if interval <= 0 or min_bytes < 1:
+            raise InvalidInput(f"interval {interval} and min_bytes {min_bytes} must be positive", field="trigger")
+        self.group = group
+        self.conn_id = conn_id
+        self.beyond = dict(beyond) if beyond is not None else None
+        self.interval = interval
+        self.min_bytes = min_bytes
+        self.earliest = earliest
+        self.name = name
+        self._told = ""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "airflow_coranto.trigger.JournalOffsetTrigger", self._arguments
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "group": self.group,
+            "conn_id": self.conn_id,
+            "beyond": self.beyond,
+            "interval": self.interval,
+            "min_bytes": self.min_bytes,
+            "earliest": self.earliest,
+            "name": self.name,
+        }
+
+    @property
+    def variable(self) -> str:
+        """The name of the variable that keeps a watcher's positions."""
+        return offsets.variable_name(self.name, self._arguments)
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        from coranto.client.positions import JournalPosition, grown_bytes, heads_of
+
+        heads = _Heads(self.group, self.conn_id, self.interval, self.log)
+        if self.beyond is not None:
+            try:
+                async for now in heads.each(fail=True):
+                    before = {
+                        journal: JournalPosition(self.beyond.get(journal, 0), at.create_revision)
+                        for journal, at in now.items()
+                    }
+                    if grown := grown_bytes(now, before):
+                        yield TriggerEvent({"heads": heads_of(now), "bytes": grown})
+                        return
+            except CorantoError as error:
+                yield TriggerEvent({"error": str(error)})
+            return
+        positions: dict[str, JournalPosition] | None = None
+        async for now in heads.each(fail=False):
+            if positions is None and (positions := await self._first(now)) is None:
+                continue
+            grown = grown_bytes(now, positions)
+            if grown >= self.min_bytes:
+                yield TriggerEvent(offsets.event_of(self.group, self.variable, positions, now, grown))
+                positions = now
+
+    async def _first(self, now: dict[str, JournalPosition]) -> dict[str, JournalPosition] | None:
+        """Return the positions of the last stored event. Before the first event, keep where it will begin.
+
+        Returns None if the variable holds no positions: beginning anew could leave out what has grown.
+        """
+        kept = await get_variable(self.variable)
+        if kept is not None:
+            try:
+                return offsets.from_kept(json.loads(kept))
+            except ValueError as error:
+                if self._told != str(error):
+                    self._told = str(error)
+                    self.log.error("Variable %s: %s", self.variable, error)  # noqa: TRY400  # the text says it all
+                return None
+        begin = {} if self.earliest else now
+        await set_variable(self.variable, json.dumps(offsets.to_kept(begin)))
+        return begin
+
+
+class _Heads:
+    """The positions of a group's journals, asked for again and again."""
+
+    def __init__(self, group: str, conn_id: str, interval: float, log: Any) -> None:
+        from coranto.client.groups import JournalGroup
+
+        self._group = JournalGroup(group)
+        self._hook = CorantoHook(conn_id)
+        self._interval = interval
+        self._log = log
+        self._client: JournalClient | None = None
+        self._positions: dict[str, JournalPosition] = {}
+
+    async def each(self, *, fail: bool) -> AsyncIterator[dict[str, JournalPosition]]:
+        """Yield the positions, each `interval` seconds. With `fail`, raise what asking again will not cure."""
+        pause, problem = self._interval, ""
+        try:
+            while True:
+                try:
+                    positions = await self._ask()
+                except Exception as error:  # a watcher that ends would miss events in silence
+                    if fail and isinstance(error, InvalidInput | Unauthenticated | PermissionDenied):
+                        raise
+                    if fail and not isinstance(error, CorantoError):
+                        raise InvalidInput(f"connection {self._hook.conn_id}: {error}") from error
+                    await self._forget_client()
+                    if problem != str(error):
+                        problem = str(error)
+                        self._log.warning("Journals %s/… cannot be asked: %s", self._group.name, problem)
+                    pause = min(_MAX_PAUSE, pause * 2)
+                else:
+                    if problem:
+                        self._log.info("Journals %s/… can be asked again", self._group.name)
+                    pause, problem = self._interval, ""
+                    yield positions
+                await asyncio.sleep(pause)
+        finally:
+            await self._forget_client()
+
+    async def _ask(self) -> dict[str, JournalPosition]:
+        from coranto.client import JournalClient
+        from coranto.client.positions import present_positions
+
+        if self._client is None:
+            config = (await self._hook.async_fields()).client_config()
+            self._client = JournalClient.of(config)
+        heads = await self._client.heads(self._group.selector)
+        self._positions = present_positions(heads, self._positions)
+        return self._positions
+
+    async def _forget_client(self) -> None:
+        """Close the client. The next one reads the connection again, which may have changed."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()

@@ -1,0 +1,17 @@
+"""Airflow's variables within a trigger, in Airflow 3.1 and later."""
+
+from __future__ import annotations
+
+from airflow.providers.common.compat.sdk import Variable
+from asgiref.sync import sync_to_async
+
+
+async def get_variable(name: str) -> str | None:
+    """Return a variable's text, or None if there is none."""
+    found: str | None = await sync_to_async(Variable.get)(name, default=None)
+    return found
+
+
+async def set_variable(name: str, value: str) -> None:
+    """Write a variable."""
+    await sync_to_async(Variable.set)(name, value, description="Positions of a watcher of journals (Coranto)")

@@ -1,0 +1,8 @@
+"""Tests below `installed` need Airflow, which has an environment of its own: `make test-airflow` runs them there.
+
+That command fails if it collects no test, so they cannot be left out by mistake.
+"""
+
+from importlib.util import find_spec
+
+collect_ignore = [] if find_spec("airflow") else ["installed"]

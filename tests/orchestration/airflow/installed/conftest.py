@@ -1,0 +1,59 @@
+"""An Airflow without processes: a home, a database, and a connection to a cluster in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# Airflow reads these when it is imported.
+_HOME = tempfile.TemporaryDirectory(prefix="airflow-home-")
+os.environ |= {
+    "AIRFLOW_HOME": _HOME.name,
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+    "AIRFLOW__CORE__DAGS_FOLDER": str(Path(_HOME.name) / "dags"),
+    "AIRFLOW__CORE__FERNET_KEY": "",
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{_HOME.name}/airflow.db",
+    "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+    "GRPC_ENABLE_FORK_SUPPORT": "false",
+}
+
+import pytest  # noqa: E402
+
+from coranto.client import SyncJournalClient  # noqa: E402
+from coranto.testing import SyncCluster  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[SyncCluster]:
+    """A broker in this process."""
+    with SyncCluster(brokers=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(broker: SyncCluster, monkeypatch: pytest.MonkeyPatch) -> SyncJournalClient:
+    """A client of the broker, which the connection `coranto_default` names."""
+    connection = {"conn_type": "coranto", "host": broker.endpoint, "extra": {"cluster": "test"}}
+    monkeypatch.setenv("AIRFLOW_CONN_CORANTO_DEFAULT", json.dumps(connection))
+    return broker.client()
+
+
+@pytest.fixture
+def group(broker: SyncCluster, client: SyncJournalClient) -> str:
+    """A group of two new journals."""
+    name = f"shop-{os.urandom(4).hex()}/orders"
+    for part in ("000", "001"):
+        broker.create(f"{name}/part-{part}")
+    return name
+
+
+@pytest.fixture(scope="session")
+def database() -> None:
+    """Airflow's database, in its home."""
+    from airflow.utils.db import initdb
+
+    initdb()

@@ -1,0 +1,227 @@
+"""Operators over a real broker, as a worker calls them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.providers.common.compat.sdk import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    TaskDeferred,
+)
+
+from airflow_coranto.operators import (
+    ApplySpecsOperator,
+    ApproveRecoveryOperator,
+    AuditOperator,
+    PlanRecoveryOperator,
+    PublishOperator,
+    RecoverOperator,
+    SparkConsumerOperator,
+    WaitForJournalsOperator,
+)
+from airflow_coranto.trigger import JournalOffsetTrigger
+from coranto.client import SyncJournalClient
+from coranto.client.committed import committed_messages
+from coranto.messages import JsonLines
+from coranto.testing import SyncCluster
+
+ROWS = [{"order": number} for number in range(50)]
+ONCE = Counter(dict.fromkeys(range(50), 1))
+
+
+@dataclass
+class Instance:
+    """The parts of a task instance that operators use."""
+
+    dag_id: str = "shop"
+    run_id: str = "manual__2026-01-01T00:00:00+00:00"
+    task_id: str = "task"
+    map_index: int = -1
+    id: str = "0190"
+    pushed: dict[str, Any] = field(default_factory=dict)
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.pushed[key] = value
+
+
+def context(**differences: Any) -> dict[str, Any]:
+    return {"ti": (ti := Instance(**differences)), "task_instance": ti, "params": {"limit": 50}}
+
+
+def seen(client: SyncJournalClient, group: str) -> Counter[int]:
+    journals = client.list(f"name:prefix={group}/").names
+    return Counter(
+        envelope.message["order"] for name in journals for envelope in committed_messages(client, name, JsonLines())
+    )
+
+
+def publishing(group: str, rows: Any = ROWS, **options: Any) -> PublishOperator:
+    return PublishOperator(task_id="task", group=group, rows=rows, key="order", **options)
+
+
+def test_a_task_that_is_run_again_publishes_nothing_more(client: SyncJournalClient, group: str) -> None:
+    first = publishing(group).execute(context())
+    again = publishing(group).execute(context())
+    assert (first["messages"], first["is_new"], again["is_new"]) == (50, True, False)
+    assert first["writer_id"] == "airflow/shop/manual__2026-01-01T00:00:00+00:00/task//"
+    assert sum(again["heads"].values()) == sum(first["heads"].values()) > 0
+    assert seen(client, group) == ONCE
+
+
+@pytest.mark.parametrize("other", [{"run_id": "r2"}, {"map_index": 3}, {"dag_id": "d2"}, {"task_id": "t2"}])
+def test_other_task_instances_publish_their_own_rows(
+    client: SyncJournalClient, group: str, other: dict[str, Any]
+) -> None:
+    publishing(group).execute(context())
+    assert publishing(group).execute(context(**other))["is_new"]
+    assert set(seen(client, group).values()) == {2}
+
+
+def test_another_edition_publishes_again(client: SyncJournalClient, group: str) -> None:
+    publishing(group).execute(context())
+    assert publishing(group, edition="2").execute(context())["is_new"]
+    assert publishing(group, namespace="staging").execute(context())["is_new"]
+    assert set(seen(client, group).values()) == {3}
+
+
+def test_rows_may_come_from_a_function_of_the_context(client: SyncJournalClient, group: str) -> None:
+    def rows(params: Mapping[str, Any], offset: int) -> Iterator[dict[str, Any]]:
+        for number in range(params["limit"]):
+            yield {"order": number + offset}
+
+    publishing(group, rows, op_kwargs={"offset": 0}).execute(context())
+    assert seen(client, group) == ONCE
+
+
+def test_rows_of_a_function_that_fails_are_not_seen(client: SyncJournalClient, group: str) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        yield from ROWS[:20]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        publishing(group, rows).execute(context())
+    assert not seen(client, group)
+    publishing(group).execute(context())
+    assert seen(client, group) == ONCE
+
+
+def test_errors_that_last_are_not_retried_and_others_are(client: SyncJournalClient, group: str) -> None:
+    with pytest.raises(AirflowFailException, match="no column 'order'"):
+        publishing(group, [{"item": 1}]).execute(context())
+    with pytest.raises(AirflowException, match="no journal") as missing:
+        publishing("shop/nowhere").execute(context())
+    assert not isinstance(missing.value, AirflowFailException)
+
+
+def test_an_unreachable_cluster_is_told_without_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_AWAY", "coranto://:header.secretpayload.signature@127.0.0.1:1")
+    monkeypatch.setattr("coranto.client.config.DEFAULT_PATIENCE", 0.1)
+    with pytest.raises(AirflowException) as away:
+        AuditOperator(task_id="audit", group="shop/orders", conn_id="away").execute(context())
+    assert "secretpayload" not in f"{away.value!r}{away.value.__cause__!r}"
+
+
+def tree(group: str, *parts: str) -> str:
+    journals = "".join(f"  - name: {group}/{part}\n" for part in parts)
+    fragment = '{length: 1048576, compression_codec: ZSTANDARD, stores: ["file:///"], refresh_interval: 10s}'
+    return f"name: {group}/\nreplication: 1\nfragment: {fragment}\nflags: [O_RDWR]\nchildren:\n{journals}"
+
+
+def test_specs_are_planned_applied_and_pruned(client: SyncJournalClient, broker: SyncCluster) -> None:
+    name = "applied/orders"
+    both, one = tree(name, "part-000", "part-001"), tree(name, "part-000")
+
+    def apply(specs: str | Path, **options: Any) -> dict[str, Any]:
+        return ApplySpecsOperator(task_id="apply", specs=specs, **options).execute(context())
+
+    def names() -> tuple[str, ...]:
+        return tuple(client.list(f"name:prefix={name}/").names)
+
+    assert [step["action"] for step in apply(both, plan_only=True)["steps"]] == ["create", "create"]
+    assert not names()
+    assert apply(both)["changed"] == 2
+    assert apply(both) | {"digest": ""} == {"digest": "", "changed": 0, "steps": []}
+    assert apply(one)["changed"] == 0
+    told = context()
+    with pytest.raises(AirflowFailException, match="part-001"):
+        ApplySpecsOperator(task_id="check", specs=one, prune=[name], plan_only=True, fail_on_drift=True).execute(told)
+    assert told["ti"].pushed["return_value"]["steps"][0]["action"] == "delete"
+    assert len(names()) == 2
+    assert apply(one, prune=[name])["changed"] == 1
+    assert names() == (f"{name}/part-000",)
+    with pytest.raises(AirflowFailException):
+        apply("name: [broken")
+
+
+def test_an_audit_pushes_its_report_and_fails_on_a_finding(client: SyncJournalClient, group: str) -> None:
+    told = context()
+    with pytest.raises(AirflowFailException, match="NOT sound"):
+        AuditOperator(task_id="audit", group="shop/nothing").execute(told)
+    assert told["ti"].pushed["report"]["findings"]
+    assert not told["ti"].pushed["return_value"]["sound"]
+    with pytest.raises(AirflowFailException, match="depth"):
+        AuditOperator(task_id="audit", group=group, depth="bottomless").execute(context())
+
+
+def test_a_recovery_of_sound_journals_is_skipped(client: SyncJournalClient, group: str) -> None:
+    told = context()
+    with pytest.raises(AirflowSkipException):
+        PlanRecoveryOperator(task_id="plan", group=group).execute(told)
+    assert told["ti"].pushed["return_value"]["summary"] == "nothing to recover"
+
+
+def test_a_plan_that_was_not_approved_is_not_carried_out(client: SyncJournalClient, group: str) -> None:
+    told = context()
+    with pytest.raises(AirflowFailException, match="was approved"):
+        RecoverOperator(task_id="recover", group=group, approved={"approved": "0123456789abcdef"}).execute(told)
+    assert told["ti"].pushed["return_value"]["remaining"]["steps"] == []
+
+
+def answer(option: str) -> dict[str, Any]:
+    user = {"id": "1", "name": "ada"}
+    return {
+        "chosen_options": [option],
+        "params_input": {},
+        "responded_at": datetime.now(UTC),
+        "responded_by_user": user,
+    }
+
+
+def test_the_approval_is_of_the_hash_on_the_button() -> None:
+    approve = ApproveRecoveryOperator(task_id="approve", plan={"hash": "beef", "text": "**1 step**"})
+    assert approve.execute_complete(context(), answer("Approve f00d")) == {"approved": "f00d", "by": "ada"}
+    with pytest.raises(AirflowSkipException):
+        approve.execute_complete(context(), answer("Reject"))
+    with pytest.raises(AirflowFailException, match="no plan"):
+        ApproveRecoveryOperator(task_id="approve", plan=None).execute(context())
+
+
+def test_waiting_goes_to_the_triggerer_with_its_vector(client: SyncJournalClient, group: str) -> None:
+    publishing(group).execute(context())
+    wait = WaitForJournalsOperator(task_id="wait", group=group)
+    with pytest.raises(TaskDeferred) as deferred:
+        wait.execute(context())
+    assert isinstance(deferred.value.trigger, JournalOffsetTrigger)
+    heads = {name: client.head(name) for name in client.list(f"name:prefix={group}/").names}
+    assert deferred.value.trigger.beyond == heads
+    assert wait.execute_complete(context(), {"heads": heads, "bytes": 3}) == {"heads": heads, "bytes": 3}
+    with pytest.raises(AirflowFailException, match="refused"):
+        wait.execute_complete(context(), {"error": "refused"})
+    with pytest.raises(AirflowFailException, match="native_obj"):
+        WaitForJournalsOperator(task_id="wait", group=group, beyond="{'a': 1}").execute(context())
+
+
+def test_a_consumer_without_a_safe_store_is_refused() -> None:
+    for store in ("", "postgresql+psycopg://me:secret@db/x"):
+        consume = SparkConsumerOperator(task_id="consume", application="builtins:dict", store_url=store)
+        with pytest.raises(AirflowFailException, match="store"):
+            consume.execute(context())
+    assert consume.max_active_tis_per_dag == 1

@@ -1,0 +1,166 @@
+"""The trigger over a real broker: each appended byte belongs to one event, however often the trigger is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from airflow.triggers.base import TriggerEvent
+
+from airflow_coranto import trigger as module
+from airflow_coranto.trigger import JournalOffsetTrigger
+from coranto.client import JournalClient
+from coranto.client.config import ClientConfig
+from coranto.testing import SyncCluster
+
+pytestmark = pytest.mark.usefixtures("client")
+SECONDS = 30.0
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Airflow's variables, as a dictionary."""
+    kept: dict[str, str] = {}
+
+    async def get(name: str) -> str | None:
+        return kept.get(name)
+
+    async def put(name: str, value: str) -> None:
+        kept[name] = value
+
+    monkeypatch.setattr(module, "get_variable", get)
+    monkeypatch.setattr(module, "set_variable", put)
+    return kept
+
+
+@pytest.fixture
+async def appending(broker: SyncCluster, group: str) -> AsyncIterator[Any]:
+    async with JournalClient.of(ClientConfig(broker.endpoint)) as client:
+
+        async def append(part: int, content: bytes) -> None:
+            await client.append(f"{group}/part-{part:03}", content)
+
+        yield append
+
+
+def watcher(group: str, **options: Any) -> JournalOffsetTrigger:
+    made = JournalOffsetTrigger(group, interval=0.02, **options)
+    path, arguments = made.serialize()  # As the triggerer gets it.
+    assert path == "airflow_coranto.trigger.JournalOffsetTrigger"
+    return JournalOffsetTrigger(**json.loads(json.dumps(arguments)))
+
+
+async def next_event(events: AsyncIterator[TriggerEvent]) -> dict[str, Any]:
+    async with asyncio.timeout(SECONDS):
+        payload: dict[str, Any] = (await anext(events)).payload
+        return payload
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not holds():  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.01)
+
+
+async def begun(variables: dict[str, str], of: JournalOffsetTrigger) -> None:
+    await until(lambda: of.variable in variables)
+
+
+async def first_event(variables: dict[str, str], of: JournalOffsetTrigger, append: Any) -> dict[str, Any]:
+    """Start a watcher, append to the first journal when it has begun, and return its event."""
+    async with aclosing(of.run()) as events:
+        waiting = asyncio.ensure_future(next_event(events))
+        await begun(variables, of)
+        await append(0, b"new")
+        return await waiting
+
+
+async def test_a_watcher_begins_at_the_heads_that_it_finds(
+    variables: dict[str, str], appending: Any, group: str
+) -> None:
+    await appending(0, b"old")
+    event = await first_event(variables, watcher(group), appending)
+    assert (event["bytes"], event["since"][f"{group}/part-000"], event["heads"][f"{group}/part-000"]) == (3, 3, 6)
+
+
+async def test_a_watcher_may_begin_with_what_is_there(variables: dict[str, str], appending: Any, group: str) -> None:
+    await appending(1, b"old")
+    async with aclosing(watcher(group, earliest=True).run()) as events:
+        assert (await next_event(events))["bytes"] == 3
+
+
+async def test_a_restarted_watcher_goes_on_behind_the_last_stored_event(
+    variables: dict[str, str], appending: Any, group: str
+) -> None:
+    of = watcher(group)
+    event = await first_event(variables, of, appending)
+    async with aclosing(watcher(group).run()) as events:  # The triggerer died before it stored the event.
+        assert (await next_event(events))["heads"] == event["heads"]
+    variables[of.variable] = json.dumps(event["positions"])  # Now it is stored.
+    await appending(1, b"while nobody looked")
+    async with aclosing(watcher(group).run()) as events:
+        again = await next_event(events)
+    assert (again["since"], again["bytes"]) == (event["heads"], 19)
+
+
+async def test_small_growth_waits_for_more(variables: dict[str, str], appending: Any, group: str) -> None:
+    of = watcher(group, min_bytes=10)
+    async with aclosing(of.run()) as events:
+        waiting = asyncio.ensure_future(next_event(events))
+        await begun(variables, of)
+        await appending(0, b"12345")
+        await appending(1, b"67890")
+        assert (await waiting)["bytes"] == 10
+
+
+async def test_a_variable_that_somebody_broke_is_not_replaced(
+    variables: dict[str, str], appending: Any, group: str
+) -> None:
+    of = watcher(group)
+    variables[of.variable] = '{"a": "b"}'
+    await appending(0, b"grown")
+    async with aclosing(of.run()) as events:
+        waiting = asyncio.ensure_future(next_event(events))
+        await until(lambda: "delete the variable" in of._told)
+        assert not waiting.done()
+        variables[of.variable] = "{}"
+        assert (await waiting)["bytes"] == 5
+
+
+async def test_a_watcher_outlasts_a_cluster_that_is_away_and_a_missing_connection(
+    variables: dict[str, str], appending: Any, group: str, monkeypatch: pytest.MonkeyPatch, broker: SyncCluster
+) -> None:
+    monkeypatch.setattr(module, "_MAX_PAUSE", 0.05)
+    of = watcher(group, conn_id="later")
+    async with aclosing(of.run()) as events:
+        waiting = asyncio.ensure_future(next_event(events))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        monkeypatch.setenv("AIRFLOW_CONN_LATER", json.dumps({"conn_type": "coranto", "host": broker.endpoint}))
+        await begun(variables, of)
+        await appending(0, b"new")
+        assert (await waiting)["bytes"] == 3
+
+
+async def test_a_waiting_task_gets_one_event_from_its_vector(appending: Any, group: str) -> None:
+    await appending(0, b"12345")
+    beyond = {f"{group}/part-000": 5, f"{group}/part-001": 0}
+    async with aclosing(watcher(group, beyond=beyond).run()) as events:
+        waiting = asyncio.ensure_future(next_event(events))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await appending(1, b"678")
+        assert await waiting == {"heads": {f"{group}/part-000": 5, f"{group}/part-001": 3}, "bytes": 3}
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
+
+
+async def test_a_waiting_task_is_told_what_waiting_will_not_cure(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_WRONG", json.dumps({"conn_type": "coranto", "extra": {"tls_cs": "x"}}))
+    for conn_id in ("wrong", "absent"):
+        async with aclosing(watcher(group, beyond={}, conn_id=conn_id).run()) as events:
+            assert "error" in await next_event(events)

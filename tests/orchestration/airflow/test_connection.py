@@ -1,0 +1,86 @@
+"""The meaning of a connection's fields."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from airflow_coranto.connection import ConnectionFields
+from coranto.errors import ClusterError, InvalidInput
+from coranto.security.tokens import BearerToken, Keys
+
+TOKEN = "header.payload.signature-that-nobody-may-see"
+KEY = base64.b64encode(b"k" * 32).decode()
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENDPOINT", "DATA", "AUTH_TOKEN", "AUTH_KEYS", "TLS_CA", "TLS_CERT", "TLS_KEY", "ZONE"):
+        monkeypatch.delenv(f"CORANTO_{name}", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "endpoint"),
+    [
+        (ConnectionFields("broker", 8080), "broker:8080"),
+        (ConnectionFields("broker:9090", 8080), "broker:9090"),
+        (ConnectionFields("a, b:1,c", 8080, "https"), "https://a:8080,https://b:1,https://c:8080"),
+        (ConnectionFields("[::1]:8080"), "[::1]:8080"),
+        (ConnectionFields("::1", 8080), "::1:8080"),
+        (ConnectionFields("https://a:1,https://b:2", 8080), "https://a:1,https://b:2"),
+        (ConnectionFields("unix:///run/broker"), "unix:///run/broker"),
+        (ConnectionFields(), ""),
+    ],
+)
+def test_host_port_and_schema_make_endpoints(fields: ConnectionFields, endpoint: str) -> None:
+    assert fields.endpoint == endpoint
+
+
+def test_the_password_is_a_token_or_keys() -> None:
+    assert isinstance(ConnectionFields("127.0.0.1", 1, password=TOKEN).client_config().auth, BearerToken)
+    keys = ConnectionFields("127.0.0.1", 1, password=KEY, extra={"auth": "keys"})
+    assert isinstance(keys.client_config().auth, Keys)
+
+
+def test_a_connection_with_keys_replaces_a_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORANTO_AUTH_TOKEN", TOKEN)
+    keys = ConnectionFields("127.0.0.1", 1, password=KEY, extra={"auth": "keys"})
+    assert isinstance(keys.client_config().auth, Keys)
+
+
+def test_tls_and_zone_come_from_extra() -> None:
+    extra = {"tls_ca": "/ca.pem", "tls_cert": "/cert.pem", "tls_key": "/key.pem", "zone": "eu", "file_root": None}
+    config = ConnectionFields("broker", 8443, "https", TOKEN, extra).client_config()
+    assert config.tls is not None
+    assert (config.tls.ca, config.tls.cert, config.tls.key) == (Path("/ca.pem"), Path("/cert.pem"), Path("/key.pem"))
+    assert config.zone == "eu"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (ConnectionFields("broker", schema="ftp", password=TOKEN), "http or https"),
+        (ConnectionFields("broker", password=TOKEN, extra={"auth": "basic"}), "token or keys"),
+        (ConnectionFields("broker", password=TOKEN, extra={"tls_cs": "/ca.pem"}), "tls_cs is unknown"),
+        (ConnectionFields("broker.example", 80, password=TOKEN), "in the clear"),
+        (ConnectionFields("127.0.0.1", 80, password="not a token", extra={"auth": "keys"}), "key"),
+    ],
+)
+def test_bad_fields_are_refused_without_telling_the_password(fields: ConnectionFields, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem) as refused:
+        fields.client_config()
+    shown = f"{refused.value}{refused.value.__cause__}{fields!r}"
+    assert fields.password not in shown
+    assert TOKEN not in shown
+
+
+def test_an_embedded_cluster_that_does_not_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="no cluster runs"):
+        ConnectionFields(extra={"data_dir": str(tmp_path)}).client_config()
+
+
+def test_the_cluster_has_the_name_of_extra_or_that_of_the_connection() -> None:
+    assert ConnectionFields().cluster_name("coranto_default") == "coranto_default"
+    assert ConnectionFields(extra={"cluster": "prod"}).cluster_name("coranto_default") == "prod"

@@ -1,0 +1,13 @@
+#!/bin/sh
+# Create the virtual environment of Airflow, which is not that of everything else: Airflow has a great many requirements.
+set -eu
+python=${PYTHON:-python3}
+venv=${AIRFLOW_VENV:-.venv-airflow}
+[ -x "$venv/bin/python" ] || {
+    echo "Creating $venv …"
+    "$python" -m venv "$venv"
+}
+echo "Installing Coranto and Airflow (some minutes the first time) …"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --progress-bar off \
+    -c constraints-airflow.txt -e '.[airflow-dev]'
+echo "Installed into $venv."
