@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -82,6 +83,8 @@ class JournalOffsetTrigger(BaseEventTrigger):
         return offsets.variable_name(self.name, self._arguments)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        # Importing the client takes a while; other triggers share this event loop.
+        await asyncio.to_thread(importlib.import_module, "coranto.client")
         from coranto.client.positions import JournalPosition, grown_bytes, heads_of
 
         heads = _Heads(self.group, self.conn_id, self.interval, self.log)

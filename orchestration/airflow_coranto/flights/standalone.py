@@ -22,9 +22,10 @@ from coranto.errors import ClusterError
 DAGS: Final = Path(__file__).with_name("dags")
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "api-server": ("api-server", "--workers", "1"),
-    "scheduler": ("scheduler",),
+    # Logs are read as files: their servers would listen on fixed ports of all interfaces.
+    "scheduler": ("scheduler", "--skip-serve-logs"),
     "dag-processor": ("dag-processor",),
-    "triggerer": ("triggerer",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
 }
 _READY_SECONDS: Final = 180.0
 _STOP_SECONDS: Final = 20.0

@@ -121,12 +121,12 @@ class SparkConsumerOperator(BaseOperator):
 
             def show(report: ConsumeReport) -> None:
                 nonlocal lag
-                bar.note(f"{report.messages:,} messages, transactions: {report.transactions}")
                 if lag is None:
                     bar.expect(report.lag_bytes)
                 else:
                     bar.advance(lag - report.lag_bytes)
                 lag = report.lag_bytes
+                bar.note(f"{report.messages:,} messages, transactions: {report.transactions}")
 
             try:
                 report = self._consumer(show).run_until_caught_up()

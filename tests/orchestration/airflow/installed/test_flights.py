@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[4]
 SOURCES = ("platform", "broker", "consumers", "orchestration")
-FLIGHTS = 60_000
+FLIGHTS = 40_000
 PREFIX = "airflow/"
 TABLE = "carrier_delays_airflow"
 EVENTS = f"{PREFIX}flights/events"
@@ -86,6 +86,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     connection = {"conn_type": "coranto", "password": TOKEN, "extra": {"data_dir": str(data), "cluster": "demo"}}
     settings = {
         "AIRFLOW_CONN_CORANTO_DEFAULT": json.dumps(connection),
+        # Another triggerer takes over from a dead one after this many seconds.
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "8",
+        "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
         "PYTHONPATH": os.pathsep.join(
             str(ROOT / each) for each in ("platform", "broker", "consumers", "orchestration")
         ),
@@ -162,7 +165,7 @@ def test_a_killed_triggerer_misses_and_repeats_nothing(world: World, run: str) -
     writer = threading.Thread(target=append)
     writer.start()
     try:
-        for _ in range(3):
+        for _ in range(2):
             seen = len(world.api.asset_events())
             until(lambda seen=seen: len(world.api.asset_events()) > seen, pause=0.05)  # type: ignore[misc]
             triggerer = world.airflow.part("triggerer")
