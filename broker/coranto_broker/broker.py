@@ -126,7 +126,7 @@ class Broker:
         )
         self._former: set[tuple[str, int]] = set()
         self._folders = JournalFolders(stores, self._names_below)
-        copies = PeerCopies(keyspace, self.member, self.peers)
+        self._copies = PeerCopies(keyspace, self.member, self.peers)
         self.backlog = Backlog(
             clock,
             journal_bytes=settings.max_unpersisted_journal_bytes,
@@ -140,7 +140,7 @@ class Broker:
             self.metrics,
             judge=self._judge,
             folders=self._folders,
-            copies=copies,
+            copies=self._copies,
             backlog=self.backlog,
         )
         self.resolver = Resolver(keyspace, self.member, self)
@@ -326,6 +326,8 @@ class Broker:
             on_failure=self._spool_failed,
             on_listed=self._retention.listed if self.settings.retention else lambda *_: None,
             set_aside=lambda folder: self._deleted.take(folder.path, folder.journal, folder.create_revision),
+            peers=self._copies,
+            is_primary=lambda: self._is_primary(item.id),
         )
         self._failed.discard(item.id)
         self._used_folders.add(replica.folder.path)
