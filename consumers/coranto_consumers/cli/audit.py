@@ -99,7 +99,7 @@ def audit(
     memory: Remembered = None,
     cheap: Annotated[bool, typer.Option("--cheap", help="Do not replay sources. Finds less.")] = False,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Report what is found, and take it for right from now on.")
+        bool, typer.Option("--accept", help="Report the findings, and accept the present state from now on.")
     ] = False,
     prefix: Prefix = None,
     etcd: Etcd = None,

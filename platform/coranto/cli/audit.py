@@ -29,7 +29,7 @@ _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class _AuditGroup(TyperGroup):
-    """Takes words that are no command as those of the default command: `coranto audit SELECTOR`."""
+    """A group with a default command, so that `coranto audit SELECTOR` needs no `run`."""
 
     default_command = DEFAULT_COMMAND
 
@@ -80,7 +80,7 @@ def run(
         str,
         typer.Option(
             help="The stored content that a deep audit reads, such as 64M or 2GiB, or `all`. The next one "
-            "goes on with what was read longest ago."
+            "continues with the content read longest ago."
         ),
     ] = f"{DEFAULT_BUDGET >> 30}GiB",
     output: Annotated[Format, typer.Option("--output", "-o", help="Format of the report.")] = Format.TABLE,
@@ -95,12 +95,14 @@ def run(
             help="URL of the store with the records of earlier audits. Default: each journal's first store.",
         ),
     ] = "",
-    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="It is right if nothing matches.")] = False,
+    allow_empty: Annotated[
+        bool, typer.Option("--allow-empty", help="A selector that matches nothing is no error.")
+    ] = False,
     accept: Annotated[
         str,
         typer.Option(
             metavar="REASON",
-            help="Take the journals as they are now, for this reason: losses are reported once more, and then no more.",
+            help="Accept the journals as they are now, for this reason: losses are reported a last time.",
         ),
     ] = "",
     endpoint: Endpoint = None,

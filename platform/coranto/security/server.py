@@ -125,7 +125,7 @@ def server_context(settings: ServerSettings) -> ssl.SSLContext | None:
 
 
 def check_exposure(settings: ServerSettings, endpoint: str, *, harm: str) -> None:
-    """Check that no tokens are sent in the clear, and that open access for everybody was chosen explicitly.
+    """Check that no tokens are sent in the clear, and that access for everybody was chosen explicitly.
 
     `endpoint` is the endpoint that the server advertises. `harm` tells what strangers could do, such as "change
     shards". Raises InvalidInput.

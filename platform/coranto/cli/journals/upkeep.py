@@ -59,7 +59,7 @@ def suspend(
 
 
 def reset_head(names: Names = None, selector: Selector = None, endpoint: Endpoint = None) -> None:
-    """Let journals go on behind content of their store that their brokers do not know (INDEX_HAS_GREATER_OFFSET).
+    """Let journals continue at the end of stored content that their brokers do not know (INDEX_HAS_GREATER_OFFSET).
 
     Do this only when every broker that may hold content beyond the store is gone for good. Registers that only those
     brokers held stay lost. Healthy journals are left as they are.
@@ -103,9 +103,7 @@ def store_health(
             else:
                 typer.echo(f"{url}: healthy")
         if unhealthy:
-            raise CorantoError(
-                f"unhealthy: {', '.join(unhealthy)}. Mend the store, or the brokers' way to it and credentials."
-            )
+            raise CorantoError(f"unhealthy: {', '.join(unhealthy)}. Repair the store, or the brokers' access to it.")
 
     with_client(endpoint, work)
 

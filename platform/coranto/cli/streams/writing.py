@@ -78,7 +78,7 @@ def write(
     if expected_offset is not None and not transaction:
         raise InvalidInput("is a condition of a transaction: give --transaction, too", field="--expected-offset")
     if fresh and writer_id is None:
-        raise InvalidInput("is for writers with a past: give --writer-id, too", field="--fresh")
+        raise InvalidInput("is for writers with an id: give --writer-id, too", field="--fresh")
     with ended_by_sigterm(), _advised(), connect(endpoint) as client:
         with SyncStreams(client) as streams:
             format: Any = format_of(streams.describe(name).content_type)
