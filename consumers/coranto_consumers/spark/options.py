@@ -22,7 +22,9 @@ from coranto.client.disk_cache import DEFAULT_CACHE_BYTES
 from coranto.errors import InvalidInput
 from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
 from coranto.security.tokens import BearerToken
+from coranto_consumers.spark import times
 from coranto_consumers.spark.rows import Misfits
+from coranto_consumers.spark.times import TimeOptions
 
 EARLIEST = -2
 LATEST = -1
@@ -44,6 +46,7 @@ OPTIONS = {
     "selector": "label selector of journals: name:prefix=flights/events/",
     "startingOffsets": 'earliest (default), or JSON: {"flights/events/part-000": 1024}; -2 is earliest',
     "endingOffsets": "latest (default), or JSON as above; -1 is latest",
+    **times.OPTIONS,
     "isolation": "read_committed (default) or read_uncommitted",
     "fragmentCacheBytes": "bytes of fragments that an executor keeps on its local disk, for its tasks to share",
     "maxBytesPerPartition": "bytes of content that a task reads at most",
@@ -106,6 +109,7 @@ class SourceOptions:
     """The column for lines that do not fit."""
     framing: JsonLines
     fail_on_data_loss: bool
+    times: TimeOptions
     slices: str
 
     @classmethod
@@ -151,6 +155,7 @@ class SourceOptions:
             misfits=Misfits.DEFERRED if slices else _misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
             framing=framing,
+            times=TimeOptions.parse(given),
             fail_on_data_loss=_flag(given, "failOnDataLoss", True),
             slices=slices,
         )

@@ -28,7 +28,7 @@ def plan_read(client: SyncJournalClient, options: SourceOptions) -> Plan:
     Raises InvalidInput for offsets that the journals do not have, and the errors of lost content.
     """
     found = extents(client, _journals(client, options))
-    wholes = [_whole(journal, extent, options) for journal, extent in found.items()]
+    wholes = [_whole(client, journal, extent, options) for journal, extent in found.items()]
     wholes = [whole for whole in wholes if whole.length]
     ranges = _split(client, wholes, options)
     parts = [part for found in ranges.values() for part in found]
@@ -58,10 +58,11 @@ def _journals(client: SyncJournalClient, options: SourceOptions) -> tuple[str, .
     return journals
 
 
-def _whole(journal: str, extent: ContentExtent, options: SourceOptions) -> Range:
+def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, options: SourceOptions) -> Range:
     start = EARLIEST if options.starting is None else options.starting[journal]
     end = LATEST if options.ending is None else options.ending[journal]
-    start = extent.begin if start == EARLIEST else start
+    if start == EARLIEST:
+        start = options.times.of(journal).first_offset(client, journal, extent.begin, extent.head)
     end = extent.head if end == LATEST else end
     lost = _lost(journal, start, end, extent)
     if lost is not None and options.fail_on_data_loss and not lost.made_again:

@@ -161,15 +161,16 @@ class JournalReader(DataSourceReader):
 
     def _read(self, client: SyncJournalClient, numbered: NumberedRange) -> Iterator[pa.RecordBatch]:
         batches, framing = BatchBuilder(self._layout), self._options.framing
+        span = self._options.times.of(numbered.range.journal)
         match self._options.isolation:
             case Isolation.READ_UNCOMMITTED:
                 for lines in read_lines(client, numbered.range, framing):
-                    yield from batches.build(lines)
+                    yield from batches.build(lines.where(span.mask(lines.clocks)))
             case Isolation.READ_COMMITTED:
                 journal = numbered.range.journal
                 reader = CommittedReader(client, self._ranges[journal], framing, self._shared_folder(journal))
                 for lines in reader.read(numbered.number):
-                    yield from batches.build(lines)
+                    yield from batches.build(lines.where(span.mask(lines.clocks)))
             case Isolation.SEQUENCED:
                 scan = yield from _sequenced(client, numbered, framing, batches)
                 yield from batches.build(*summary_row(numbered.range.journal, scan.summary(batches.left)))

@@ -1,0 +1,108 @@
+"""Reads that begin and end at times instead of offsets.
+
+The time of a message is that of its UUID. A fragment is stored after all of its messages were published. So fragments
+that were stored before the time at which a read begins are not read at all, and of the rest each message is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput, JournalSuspended
+from coranto.messages.columnar import Mask, UInt64s
+from coranto.messages.uuids import clock_from_ns
+
+OPTIONS: Final = {
+    "startingTimestamp": "time in milliseconds since 1970 UTC: messages from then on (instead of startingOffsets)",
+    "endingTimestamp": "time in milliseconds since 1970 UTC: messages before it (instead of endingOffsets)",
+    "startingOffsetsByTimestamp": 'the same by journal, as JSON: {"flights/events/part-000": 1704067200000}',
+    "endingOffsetsByTimestamp": "the same by journal, as JSON",
+}
+_SKEW_SECONDS: Final = 300
+"""The most by which a producer's clock is ahead of the store's."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpan:
+    """The times of the messages of a read: [begin, end) in milliseconds since 1970 UTC. None: no bound."""
+
+    begin: int | None = None
+    end: int | None = None
+
+    def mask(self, clocks: UInt64s) -> Mask:
+        """Return the mask of messages in the span, by the clocks of their UUIDs. One without a UUID has no time."""
+        mask: Mask = np.ones(len(clocks), dtype=np.bool_)
+        if self.begin is not None:
+            mask &= clocks >= np.uint64(clock_from_ns(self.begin * 1_000_000))
+        if self.end is not None:
+            mask &= clocks < np.uint64(clock_from_ns(self.end * 1_000_000))
+        mask |= clocks == 0
+        return mask
+
+    def first_offset(self, client: SyncJournalClient, journal: str, begin: int, head: int) -> int:
+        """Return the offset in [begin, head] from which a journal has to be read for the span."""
+        if self.begin is None:
+            return begin
+        try:
+            fragments = client.fragments(journal)
+        except JournalSuspended:
+            return head
+        least = self.begin // 1000 - _SKEW_SECONDS
+        kept = [each.fragment.begin for each in fragments if not each.persisted or each.fragment.mod_time >= least]
+        return min(max(begin, min(kept, default=head)), head)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOptions:
+    """The parsed options of times."""
+
+    starting: int | Mapping[str, int] | None = None
+    ending: int | Mapping[str, int] | None = None
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> TimeOptions:
+        """Parse options with names in lower case. Raises InvalidInput."""
+        return cls(_side(given, "starting"), _side(given, "ending"))
+
+    def __bool__(self) -> bool:
+        return self.starting is not None or self.ending is not None
+
+    def of(self, journal: str) -> TimeSpan:
+        """Return the span of a journal. Raises InvalidInput when the options leave it out."""
+        return TimeSpan(_at(self.starting, journal, "starting"), _at(self.ending, journal, "ending"))
+
+
+def _at(times: int | Mapping[str, int] | None, journal: str, side: str) -> int | None:
+    if times is None or isinstance(times, int):
+        return times
+    if journal not in times:
+        raise InvalidInput(
+            f"has no time of {journal}, which is read; name all journals, or set {side}Timestamp",
+            field=f"option {side}OffsetsByTimestamp",
+        )
+    return times[journal]
+
+
+def _side(given: Mapping[str, str], side: str) -> int | Mapping[str, int] | None:
+    names = [f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"]
+    chosen = [name for name in names if name.lower() in given]
+    if len(chosen) > 1:
+        raise InvalidInput(f"{chosen[1]} is given, too; leave one of them out", field=f"option {chosen[0]}")
+    if not chosen or chosen[0] == names[2]:
+        return None
+    text, where = given[chosen[0].lower()], f"option {chosen[0]}"
+    try:
+        times = json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(f"{text!r} is neither a time in milliseconds nor JSON: {error}", field=where) from error
+    wanted = times.values() if chosen[0] == names[1] and isinstance(times, dict) else [times]
+    for time in wanted:
+        if type(time) is not int or not 0 <= time < 1 << 43:
+            raise InvalidInput(f"{time!r} is not a time in milliseconds since 1970, such as 1704067200000", field=where)
+    return times if isinstance(times, dict | int) else None

@@ -1,0 +1,119 @@
+"""Reads that begin and end at times."""
+
+import json
+import os
+
+import pyarrow as pa
+import pytest
+
+from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines
+from coranto.messages.publisher import SyncPublisher
+from coranto.messages.uuids import ProducerClock, new_producer_id
+from coranto_consumers.spark.options import SourceOptions
+from coranto_consumers.spark.planning import plan_read
+from coranto_consumers.spark.source import JournalDataSource
+from coranto_consumers.spark.streaming.options import StreamOptions
+
+ONE, TWO = "times/one", "times/two"
+T0 = 1_700_000_000_000
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def journals(broker, tmp_path):
+    """Two journals with a message an hour, in fragments of two. Each fragment is stored when its last message is."""
+    broker.create(ONE, TWO)
+    now = [T0]
+    for journal in (ONE, TWO):
+        fake = broker.fake.journals[journal]
+        producer = SyncPublisher(
+            broker.write,
+            producer=new_producer_id(os.urandom),
+            clock=ProducerClock(lambda: now[0] * 1_000_000),
+            framing=JsonLines(),
+        )
+        for n in range(6):
+            now[0] = T0 + n * HOUR
+            producer.publish(journal, {"n": n})
+            producer.flush()
+            if n in (1, 3):
+                fake.roll(tmp_path)
+                stored = fake.stored[-1].fragment
+                object.__setattr__(stored, "mod_time", now[0] // 1000)
+        broker.write(journal, b'{"n":99}\n')
+    return broker
+
+
+def read(broker, **options) -> dict[str, list[int]]:
+    given = {"endpoint": broker.endpoint, "selector": "name:prefix=times/", **options}
+    source = JournalDataSource(given)
+    reader = source.reader(source.schema())
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    found = {ONE: [], TWO: []}
+    for row in pa.Table.from_batches(batches).to_pylist() if batches else []:
+        found[row["journal"]].append(json.loads(row["value"])["n"])
+    return {journal: sorted(numbers) for journal, numbers in found.items()}
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize(
+    ("begin", "end", "expected"),
+    [
+        (None, None, [0, 1, 2, 3, 4, 5]),
+        (T0, T0 + 6 * HOUR, [0, 1, 2, 3, 4, 5]),
+        (T0 + 1, None, [1, 2, 3, 4, 5]),
+        (T0 + 3 * HOUR, None, [3, 4, 5]),
+        (None, T0 + 3 * HOUR, [0, 1, 2]),
+        (T0 + 2 * HOUR, T0 + 5 * HOUR, [2, 3, 4]),
+        (T0 + 9 * HOUR, None, []),
+    ],
+)
+def test_messages_of_a_span_of_time(journals, isolation, begin, end, expected):
+    options = {"startingTimestamp": begin, "endingTimestamp": end}
+    found = read(journals, isolation=isolation, **{name: str(at) for name, at in options.items() if at is not None})
+    assert found == {ONE: [*expected, 99], TWO: [*expected, 99]}, "a message without a UUID has no time"
+
+
+def test_times_by_journal(journals):
+    found = read(
+        journals,
+        startingOffsetsByTimestamp=json.dumps({ONE: T0 + 4 * HOUR, TWO: T0}),
+        endingOffsetsByTimestamp=json.dumps({ONE: T0 + 9 * HOUR, TWO: T0 + HOUR}),
+    )
+    assert found == {ONE: [4, 5, 99], TWO: [0, 99]}
+
+
+def test_fragments_that_were_stored_before_are_not_read(journals):
+    options = {"endpoint": journals.endpoint, "subscribe": ONE, "startingTimestamp": str(T0 + 3 * HOUR)}
+    with SyncJournalClient.of(journals.config) as client:
+        ranges, _ = plan_read(client, SourceOptions.parse(options))
+    [part] = ranges[ONE]
+    fragments = journals.fake.journals[ONE].stored
+    assert part.begin == fragments[1].fragment.begin > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"startingTimestamp": "yesterday"}, "neither a time in milliseconds nor JSON"),
+        ({"startingTimestamp": "-1"}, "-1 is not a time"),
+        ({"endingTimestamp": '{"times/one": 1}'}, "is not a time"),
+        ({"startingOffsetsByTimestamp": '{"times/one": "x"}'}, "'x' is not a time"),
+        ({"startingTimestamp": "1", "startingOffsets": "earliest"}, "startingOffsets is given, too"),
+        ({"endingTimestamp": "1", "endingOffsetsByTimestamp": "{}"}, "endingOffsetsByTimestamp is given, too"),
+        ({"startingOffsetsByTimestamp": '{"times/one": 1}'}, "has no time of times/two"),
+    ],
+)
+def test_other_times_are_refused(journals, options, problem):
+    with pytest.raises(InvalidInput, match=problem):
+        read(journals, **options)
+
+
+def test_streams_have_no_times():
+    for name in ("startingTimestamp", "endingTimestamp"):
+        with pytest.raises(InvalidInput, match=rf"{name}: is for spark\.read"):
+            StreamOptions.parse({"endpoint": "127.0.0.1:1", "subscribe": ONE, name: "1"})
+    with pytest.raises(InvalidInput, match=r"failOnDataLoss: is for spark\.read"):
+        StreamOptions.parse({"endpoint": "127.0.0.1:1", "subscribe": ONE, "failOnDataLoss": "false"})
