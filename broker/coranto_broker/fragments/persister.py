@@ -99,7 +99,7 @@ class _Job:
     """True if it is part of the backlog."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its journal is no longer held, or its broker shuts down."""
+    """Set when the hold on its journal has changed, or its broker shuts down."""
 
 
 class FragmentPersister:
@@ -184,11 +184,11 @@ class FragmentPersister:
 
     def hold(self, journal: str, create_revision: int, offset: int | None) -> None:
         """Store no fragment of the journal that begins at or after `offset`; None ends that. Shutdown ends it, too."""
+        self._holds.pop((journal, create_revision), None)
         if offset is not None:
             self._holds[journal, create_revision] = offset
-        elif self._holds.pop((journal, create_revision), None) is not None:
-            for job in self._of_journal.get(journal, {}).values():
-                job.released.set()
+        for job in self._of_journal.get(journal, {}).values():
+            job.released.set()
 
     def hurry(self, journal: str) -> None:
         """Try the waiting fragments of this journal now."""

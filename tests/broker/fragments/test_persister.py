@@ -433,6 +433,8 @@ async def test_fragments_behind_content_that_is_being_fetched_wait_for_it(fixtur
     for _ in range(20):
         await asyncio.sleep(0)
     assert [each.begin for each in fixture.stored] == [0]
+    fixture.persister.hold(JOURNAL, 5, 6)
+    await eventually(lambda: [each.begin for each in fixture.stored] == [0, 3])
     fixture.persister.hold(JOURNAL, 5, None)
     await eventually(lambda: not fixture.persister.pending)
     assert sorted(each.begin for each in fixture.stored) == [0, 3, 6]
