@@ -1,39 +1,14 @@
 """Journals in memory with histories of producers, and the committed messages that a plain reader finds in them."""
 
-from collections.abc import Iterator
-
 from hypothesis import strategies as st
 
-from coranto.client import Chunk
-from coranto.errors import OffsetJump
-from coranto.messages.framing import JsonLines, iter_messages
+from coranto.messages.framing import iter_messages
 from coranto.messages.sequencer import Sequencer
 from coranto.messages.sequencer import read_committed as read_message_by_message
 from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, format_uuid
+from tests.consumers.spark.folding import FRAMING, NOW
 
-FRAMING = JsonLines()
-NOW = 1_900_000_000
 PRODUCERS = [ProducerId(bytes([1, 0, 0, 0, 0, n])) for n in range(3)]
-
-
-class Memory:
-    """Journal content in memory, given out in chunks of any size; content before `first` is gone."""
-
-    def __init__(self, journals: dict[str, bytes], chunk: int = 7, first: int = 0) -> None:
-        self.journals = journals
-        self.chunk = chunk
-        self.first = first
-
-    def read(self, journal, offset=0, *, end_offset=0, block=False, fail_on_jump=False) -> Iterator[Chunk]:
-        assert block
-        assert fail_on_jump
-        content = self.journals[journal]
-        assert end_offset <= len(content), "a read beyond the head would wait for ever"
-        if offset < self.first:
-            raise OffsetJump(journal, offset, self.first)
-        for begin in range(offset, end_offset, self.chunk):
-            end = min(begin + self.chunk, end_offset)
-            yield Chunk(begin, content[begin:end], len(content))
 
 
 @st.composite

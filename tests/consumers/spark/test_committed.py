@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from coranto.errors import CorruptMessage
 from coranto_consumers.spark.committed import HELD_BYTES, CommittedReader
 from coranto_consumers.spark.ranges import Range, split
-from tests.consumers.spark.histories import FRAMING, Memory, expected, histories
+from tests.consumers.spark.folding import FRAMING, Memory
+from tests.consumers.spark.histories import expected, histories
 
 
 class Watched(Memory):

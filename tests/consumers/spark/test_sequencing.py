@@ -9,70 +9,16 @@ from hypothesis import strategies as st
 from coranto.errors import CorruptData, CorruptMessage, OffsetJump
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.framing import JsonLines
-from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import format_uuid
 from coranto_consumers.spark.committed import CommittedReader
-from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan, plan_slices, plan_transaction, split
+from coranto_consumers.spark.ranges import Range, split
 from coranto_consumers.spark.reading import read_blocks, read_lines
-from coranto_consumers.spark.scanning import RangeSummary, read_sequenced
-from coranto_consumers.spark.sequencing import read_end, sequence
-from tests.consumers.spark.histories import FRAMING, NOW, PRODUCERS, Memory, expected, histories
+from coranto_consumers.spark.scanning import RangeSummary
+from coranto_consumers.spark.sequencing import read_end
+from tests.consumers.spark.folding import FRAMING, Memory, transaction
+from tests.consumers.spark.histories import PRODUCERS, expected, histories
 
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
-
-
-def run(memory: Memory, plan: ReadPlan) -> tuple[dict[Range, RangeSummary], list[tuple[str, int, int, int]]]:
-    """Read a plan as tasks do: summaries, and rows as (journal, offset, piece, clock)."""
-    summaries: dict[Range, RangeSummary] = {}
-    rows: list[tuple[str, int, int, int]] = []
-
-    def read(numbered: NumberedRange):
-        scan = yield from read_sequenced(memory, numbered, FRAMING)
-        summaries[numbered.range] = RangeSummary.loads(scan.summary().dumps())
-        assert summaries[numbered.range] == scan.summary()
-        assert summaries[numbered.range].number == numbered.number == plan.numbers[numbered.range]
-
-    for slice_ in plan.numbered():
-        for numbered in slice_:
-            for lines, pieces in read(numbered):
-                columns = lines.begins.tolist(), pieces.tolist(), lines.clocks.tolist()
-                rows += [(numbered.range.journal, *row) for row in zip(*columns, strict=True)]
-    return summaries, rows
-
-
-def choose(rows, limits) -> list[tuple[str, int]]:
-    by_piece = {limit.piece: limit for limit in limits}
-    return sorted(
-        (journal, offset)
-        for journal, offset, piece, clock in rows
-        if piece not in by_piece or by_piece[piece].lo < clock <= by_piece[piece].hi
-    )
-
-
-def transaction(memory: Memory, sources: dict[str, Source], heads: dict[str, int], max_bytes: int, max_slices: int):
-    """One transaction as the consumer runs it: the next sources, and what it delivers."""
-    planned = plan_transaction({j: (sources[j].read_through, heads[j]) for j in sources}, max_bytes)
-    slices = plan_slices(planned, max_bytes=max_bytes, max_slices=max_slices)
-    plan = ReadPlan(tuple(slices))
-    summaries, rows = run(memory, plan)
-    results = []
-    for journal, source in sources.items():
-        parts = {part: s for part, s in summaries.items() if part.journal == journal}
-        result = sequence(journal, source, parts, pruning=Pruning(NOW))
-        if result.replay is not None:
-            whole, producers = result.replay
-            begins = {journal: {producer.hex(): state.begin for producer, state in producers.items()}}
-            number = 1000 + 100 * len(results)
-            replay = ReadPlan((tuple(split(whole, max(1, max_bytes // 2))),), number, begins)
-            replayed, more = run(memory, replay)
-            rows += more
-            result = sequence(journal, source, parts, replayed, producers, pruning=Pruning(NOW))
-            assert result.replay is None
-        results.append((journal, result))
-    delivered = choose(rows, [limit for _, result in results for limit in result.limits])
-    counts = [result.messages for _, result in results]
-    assert None in counts or sum(counts) == len(delivered)
-    return {journal: result.source for journal, result in results}, delivered
 
 
 @given(

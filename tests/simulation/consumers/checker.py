@@ -21,6 +21,7 @@ duplicate-output           ... or has several
 output-of-nothing          an output has a committed message of what is not in the store
 output-out-of-order        outputs of a shard are in another order than its messages
 sequencer-disagrees        the runtime's sequencer reads another thing than the rules say
+fold-disagrees             Spark's tasks, which fold many ranges of a journal, read another thing than the rules say
 =========================  =========================================================================================
 
 What a journal's messages mean is told here by the rules of `coranto.messages.sequencer`, written down once more.
@@ -33,12 +34,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from coranto.messages import Envelope, Flags, JsonLines, Sequencer, iter_messages, read_committed
+from coranto.messages.checkpoints import Source
 from coranto.testing.sim.checker import Anomaly
+from coranto_consumers.spark.committed import CommittedReader
+from coranto_consumers.spark.ranges import Range, split
+from tests.consumers.spark.folding import Memory, transaction
 
 from .application import output_of
 from .history import Fate, FinalShard, Owner, Record
 
 Message = Envelope[Any]
+
+_CHUNK_BYTES = 1000
+_RANGES = (2, 7)
+_TRANSACTIONS = 5
+_SLICES = 4
+_LONGEST_LINE = 1000
 
 
 def check(
@@ -51,6 +62,7 @@ def check(
         committed[journal] = committed_of(journal, content)
         found += _check_fates(record, journal, committed[journal])
         found += _check_sequencer(journal, content, committed[journal])
+        found += _check_folds(journal, content, committed[journal])
     for shard in shards:
         found += _check_deliveries(record, shard, committed)
         found += _check_sums(shard)
@@ -58,6 +70,7 @@ def check(
     published = {journal: committed_of(journal, content) for journal, content in outputs.items()}
     for journal, content in outputs.items():
         found += _check_sequencer(journal, content, published[journal])
+        found += _check_folds(journal, content, published[journal])
     for shard in shards:
         found += _check_outputs(shard, published)
     found += _check_acknowledgements(record, outputs)
@@ -109,6 +122,29 @@ def _check_sequencer(journal: str, content: bytes, expected: Sequence[Message]) 
     found = list(read_committed(_messages(journal, content), Sequencer(ring_size=8), again))
     if [each.content for each in found] != [each.content for each in expected]:
         yield Anomaly("sequencer-disagrees", journal, f"it reads {len(found)} messages, not {len(expected)}")
+
+
+def _check_folds(journal: str, content: bytes, expected: Sequence[Message]) -> Iterable[Anomaly]:
+    """Cut a journal into ranges at any offsets: for a source that reads all, and for a consumer's transactions."""
+    wanted = sorted(each.begin for each in expected)
+    memory = Memory({journal: content}, _CHUNK_BYTES)
+    for ranges in _RANGES:
+        parts = split(Range(journal, 0, len(content), len(content)), max(1, len(content) // ranges))
+        reader = CommittedReader(memory, parts, JsonLines())
+        found = [offset for n in range(len(parts)) for lines in reader.read(n) for offset in lines.begins.tolist()]
+        if found != wanted:
+            yield Anomaly("fold-disagrees", journal, f"{ranges} ranges hold {len(found)} messages, not {len(wanted)}")
+    sources, delivered = {journal: Source()}, []
+    while sources[journal].read_through < len(content):
+        before = sources[journal].read_through
+        max_bytes = len(content) // _TRANSACTIONS + _LONGEST_LINE
+        sources, offsets = transaction(memory, sources, {journal: len(content)}, max_bytes, _SLICES)
+        delivered += [offset for _, offset in offsets]
+        if sources[journal].read_through == before:
+            yield Anomaly("fold-disagrees", journal, f"a transaction at {before} reads nothing")
+            return
+    if sorted(delivered) != wanted:
+        yield Anomaly("fold-disagrees", journal, f"transactions deliver {len(delivered)} messages, not {len(wanted)}")
 
 
 def _check_deliveries(record: Record, shard: FinalShard, committed: Mapping[str, Sequence[Message]]) -> list[Anomaly]:
