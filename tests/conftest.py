@@ -107,6 +107,6 @@ def spark() -> "Iterator[SparkSession]":
     """The one session of all tests of a process: Spark shares its context, so a test that stops one stops them all."""
     from coranto_consumers.spark.session import new_session
 
-    session = new_session("coranto-tests")
+    session = new_session("coranto-tests", short=True)
     yield session
     session.stop()

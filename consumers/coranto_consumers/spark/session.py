@@ -20,8 +20,10 @@ from coranto.errors import InvalidInput
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
 _SETTINGS: Mapping[str, str] = {
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -34,9 +36,14 @@ _SETTINGS: Mapping[str, str] = {
 _LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.python.daemon.module": "coranto_consumers.spark.workers",
 }
-"""Settings without executors on other machines, which have to reach the driver, and may not have this package."""
+"""Settings without executors on other machines, which have to reach the driver."""
+
+_IN_PROCESS_SETTINGS: Mapping[str, str] = {"spark.python.daemon.module": "coranto_consumers.spark.workers"}
+"""Settings without other executors, which may have another environment of Python."""
+
+_QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
+"""Java's setting to compile quickly rather than well. Otherwise the compiler takes most of the first minute's time."""
 
 _INTERPRETER = """#!/bin/sh
 # Spark puts a zip of PySpark first, whose modules each process of Python would compile anew. This interpreter has
@@ -49,12 +56,20 @@ exec {python} "$@"
 
 def settings_for(master: str) -> dict[str, str]:
     """Return the settings for consumers on a master. They leave to Spark what depends on the cluster."""
-    return {**_SETTINGS, **(_LOCAL_SETTINGS if _is_local(master) else {})}
+    return {
+        **_SETTINGS,
+        **(_LOCAL_SETTINGS if _is_local(master) else {}),
+        **(_IN_PROCESS_SETTINGS if _is_in_process(master) else {}),
+    }
 
 
-def new_session(app_name: str, *, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:
+def new_session(
+    app_name: str, *, master: str = "local[2]", settings: Mapping[str, str] | None = None, short: bool = False
+) -> SparkSession:
     """Return a session on `master`, or the process's existing one. `settings` override the settings for consumers.
 
+    `short` is for sessions of a few minutes: Java then compiles quickly rather than well. In longer ones, expressions
+    and aggregates would be slower in the end.
     Python workers run on this interpreter, unless PYSPARK_PYTHON names another. Raises InvalidInput without Java.
     """
     java = os.environ.get("JAVA_HOME")
@@ -64,9 +79,12 @@ def new_session(app_name: str, *, master: str = "local[2]", settings: Mapping[st
         # Otherwise Spark looks up this machine's name, and logs a warning.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(app_name).master(master)
-    for key, value in {**settings_for(master), **(settings or {})}.items():
+    chosen = {**settings_for(master), **(settings or {})}
+    if short:
+        chosen[_JAVA_OPTIONS] = f"{chosen[_JAVA_OPTIONS]} {_QUICK_COMPILER}"
+    for key, value in chosen.items():
         builder = builder.config(key, value)
-    with _workers_on(_local_interpreter() if _is_local(master) else sys.executable):
+    with _workers_on(_local_interpreter() if _is_in_process(master) else sys.executable):
         return builder.getOrCreate()
 
 
@@ -85,6 +103,11 @@ def _workers_on(interpreter: str) -> Iterator[None]:
 def _is_local(master: str) -> bool:
     """Return True if all executors are on this machine."""
     return master.startswith("local")
+
+
+def _is_in_process(master: str) -> bool:
+    """Return True if the driver is the only executor."""
+    return master == "local" or master.startswith("local[")
 
 
 @functools.cache

@@ -20,13 +20,13 @@ class _SharedSession:
         self._users = 0
         self._started = False
 
-    def acquire(self, master: str, settings: dict[str, str]) -> SparkSession:
+    def acquire(self, master: str, settings: dict[str, str], short: bool) -> SparkSession:
         from coranto_consumers.spark.session import new_session
 
         with self._lock:
             if not self._users:
                 self._started = not _has_session()
-            session = new_session("dagster", master=master, settings=settings)
+            session = new_session("dagster", master=master, settings=settings, short=short)
             self._users += 1
             return session
 
@@ -61,13 +61,14 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
 
     master: str = Field(default="local[2]", description="Spark's master URL.")
     settings: dict[str, str] = Field(default={}, description="Spark settings, beside those that consumers want anyway.")
+    short: bool = Field(default=False, description="Whether runs take a few minutes, so that a quick start pays off.")
 
     _session: SparkSession | None = PrivateAttr(default=None)
 
     def session(self) -> SparkSession:
         """Return the session. Raises InvalidInput without Java."""
         if self._session is None:
-            self._session = _SHARED.acquire(self.master, self.settings)
+            self._session = _SHARED.acquire(self.master, self.settings, self.short)
         return self._session
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:

@@ -63,4 +63,13 @@ def test_the_source_needs_nothing_that_takes_long_to_import():
 
 def test_other_executors_need_nothing_but_their_own_parent_of_workers():
     assert NAMED in settings_for("local[2]")
+    assert NAMED in settings_for("local")
+    assert NAMED not in settings_for("local-cluster[2,1,1024]")
     assert NAMED not in settings_for("spark://head:7077")
+
+
+@pytest.mark.integration
+def test_a_short_session_keeps_the_settings_of_others(spark):
+    options = spark.conf.get("spark.driver.extraJavaOptions").split()
+    assert "-XX:TieredStopAtLevel=1" in options
+    assert any(option.startswith("-Dlog4j2.configurationFile=") for option in options)
