@@ -20,7 +20,9 @@ from coranto.client import ClientConfig
 from coranto.client.config import DEFAULT_PATIENCE
 from coranto.client.disk_cache import DEFAULT_CACHE_BYTES
 from coranto.errors import InvalidInput
+from coranto.labels import format_selector
 from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
+from coranto.names import validate_journal
 from coranto.security.tokens import BearerToken
 from coranto_consumers.spark import times
 from coranto_consumers.spark.rows import Misfits
@@ -44,6 +46,7 @@ OPTIONS = {
     "subscribe": "journals, separated by commas",
     "subscribePattern": "regular expression for whole names of journals: flights/.*",
     "selector": "label selector of journals: name:prefix=flights/events/",
+    "stream": "name of a stream, whose segments are read, those of its splits included: shop/orders",
     "startingOffsets": 'earliest (default), or JSON: {"flights/events/part-000": 1024}; -2 is earliest',
     "endingOffsets": "latest (default), or JSON as above; -1 is latest",
     **times.OPTIONS,
@@ -66,7 +69,7 @@ OPTIONS = {
 }
 STREAM_OPTIONS = ("maxBytesPerTrigger", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 """The options that only streaming queries have."""
-_SELECTIONS = ("assign", "subscribe", "subscribePattern", "selector")
+_SELECTIONS = ("assign", "subscribe", "subscribePattern", "selector", "stream")
 
 E = TypeVar("E", bound=enum.StrEnum)
 
@@ -140,7 +143,7 @@ class SourceOptions:
             client=_client(given),
             journals=_journals(given),
             pattern=_pattern(given),
-            selector=given.get("selector", ""),
+            selector=_stream(given) if "stream" in given else given.get("selector", ""),
             starting=_offsets(given, "startingOffsets", "earliest", EARLIEST),
             ending=_offsets(given, "endingOffsets", "latest", LATEST),
             isolation=isolation,
@@ -284,6 +287,17 @@ def _pattern(given: Mapping[str, str]) -> str:
     if "subscribepattern" in given and not text:
         raise InvalidInput("matches no journal; to match all, write .*", field="option subscribePattern")
     return text
+
+
+def _stream(given: Mapping[str, str]) -> str:
+    """Return the selector of the segments of the stream that an option names."""
+    from coranto.streams.model.stream import segments_selector  # Not for each worker.
+
+    try:
+        validate_journal(given["stream"])
+    except InvalidInput as error:
+        raise InvalidInput(error.message, field="option stream") from error
+    return format_selector(segments_selector(given["stream"]))
 
 
 def _parse(given: Mapping[str, str]) -> bool:

@@ -3,11 +3,14 @@
 import pytest
 
 from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.streams.model.stream import STREAM_LABEL
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import SparkConsumer
 from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.planning import plan_read
+from coranto_consumers.spark.streaming.options import StreamOptions
 
 AWAKE, ASLEEP = "a/awake", "a/asleep"
 
@@ -67,3 +70,29 @@ def test_a_journal_whose_content_is_all_gone_is_read_from_its_head(broker):
         assert planned(client, options) == []
         broker.write(AWAKE, b'{"n":2}\n')
         assert [(part.begin, part.end) for part in planned(client, options)] == [(8, 16)]
+
+
+def test_a_stream_is_its_segments_those_of_splits_included(broker):
+    for journal, stream in {
+        "shop/orders/segment/0": "shop/orders",
+        "shop/orders/segment/1": "shop/orders",
+        "shop/orders/segment/2": "shop/orders",
+        "shop/orders/marks": "",
+        "shop/orders-eu/segment/0": "shop/orders-eu",
+    }.items():
+        labels = [(CONTENT_TYPE, JSON_LINES), *([(STREAM_LABEL, stream)] if stream else [])]
+        broker.fake.create(journal, labels=label_set(labels))
+        broker.write(journal, b'{"n":1}\n')
+    options = {"endpoint": broker.endpoint, "stream": "shop/orders"}
+    with SyncJournalClient.of(broker.config) as client:
+        ranges, _ = plan_read(client, SourceOptions.parse(options))
+        assert list(ranges) == [f"shop/orders/segment/{n}" for n in range(3)]
+        with pytest.raises(InvalidInput, match=r"no journal matches .*shop/nothing"):
+            plan_read(client, SourceOptions.parse({**options, "stream": "shop/nothing"}))
+    assert StreamOptions.parse(options).source.selector == SourceOptions.parse(options).selector
+
+
+@pytest.mark.parametrize("name", ["", "a,b", "x"])
+def test_a_stream_has_a_name_of_a_journal(name):
+    with pytest.raises(InvalidInput, match="option stream: "):
+        SourceOptions.parse({"endpoint": "127.0.0.1:1", "stream": name})

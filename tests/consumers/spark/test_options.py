@@ -79,7 +79,7 @@ def test_a_client_is_configured_by_the_environment_where_options_say_nothing(mon
     ("options", "problem"),
     [
         ({"selector": "name"}, "option endpoint: is required"),
-        (ENDPOINT, "exactly one of assign, subscribe, subscribePattern, selector must be given, not none"),
+        (ENDPOINT, "exactly one of assign, subscribe, subscribePattern, selector, stream must be given, not none"),
         ({**ENDPOINT, "assign": "[]", "selector": "x"}, "not assign, selector"),
         ({**ENDPOINT, "assign": "a/one"}, "option assign: not JSON"),
         ({**ENDPOINT, "assign": '"a/one"'}, "not a JSON list"),
