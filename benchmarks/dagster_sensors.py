@@ -6,6 +6,7 @@ to load as many plain asset specs. Rates are journals per second, so an even rat
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import tempfile
 import time
@@ -19,6 +20,9 @@ from benchmarks.runner import Figure, in_turns
 from coranto.client import SyncJournalClient
 from coranto.client.values import JournalInfo
 from coranto.cluster import EmbeddedCluster
+from coranto.coordination.etcd import MAX_TXN_OPS, Op, Put
+from coranto.coordination.etcd_client import EtcdCoordinator
+from coranto.coordination.layout import Layout
 from coranto.labels import label_selector
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import (
@@ -30,7 +34,8 @@ from dagster_coranto import (
 )
 
 SIZES = (100, 1_000, 10_000)
-BATCH = 100
+WRITTEN = 100
+"""The journals of each size that have content."""
 PATIENCE_SECONDS = 600.0
 """Ten thousand new journals take their time to be assigned."""
 
@@ -43,28 +48,32 @@ def _name(number: int) -> str:
     return f"bench/region-{number % 10}/part-{number:05}"
 
 
-def _create(client: SyncJournalClient, first: int, end: int) -> None:
-    """Create journals with these numbers."""
-    for begin in range(first, end, BATCH):
-        specs = [
-            pb.JournalSpec(
-                name=_name(number),
-                replication=1,
-                fragment=pb.JournalSpec.Fragment(length=1 << 20, compression_codec=pb.NONE, stores=["file:///"]),
-            )
-            for number in range(begin, min(end, begin + BATCH))
-        ]
-        for spec in specs:
-            spec.fragment.refresh_interval.FromSeconds(3_600)
-        client.apply([pb.ApplyRequest.Change(upsert=spec) for spec in specs])
+def _create(cluster: EmbeddedCluster, first: int, end: int) -> None:
+    """Create journals with these numbers in etcd, so that the broker assigns all of them at once when it starts."""
+    layout = Layout(cluster.info.etcd_prefix)
+    ops: list[Op] = []
+    for number in range(first, end):
+        fragment = pb.JournalSpec.Fragment(length=1 << 20, compression_codec=pb.NONE, stores=["file:///"])
+        fragment.refresh_interval.FromSeconds(3_600)
+        spec = pb.JournalSpec(name=_name(number), replication=1, fragment=fragment)
+        ops.append(Put(layout.item_key(spec.name), spec.SerializeToString()))
+
+    async def put() -> None:
+        async with EtcdCoordinator(cluster.info.etcd) as coordinator:
+            for begin in range(0, len(ops), MAX_TXN_OPS):
+                await coordinator.txn([], ops[begin : begin + MAX_TXN_OPS])
+
+    cluster.stop_broker()
+    asyncio.run(put())
+    cluster.start_broker()
 
 
 def _fill(client: SyncJournalClient, names: Sequence[str]) -> None:
-    """Append to journals, and wait until brokers serve all journals."""
-    for name in names:
-        client.append(name, b"x" * 100)
+    """Wait until the broker serves all journals, and append to some."""
     while client.heads("name:prefix=bench/").unknown:
         time.sleep(0.5)
+    for name in names:
+        client.append(name, b"x" * 100)
 
 
 def _rate(count: int, work: Callable[[], object]) -> Callable[[], float]:
@@ -97,7 +106,11 @@ def _load_plain(listed: Sequence[JournalInfo]) -> dg.RepositoryDefinition:
 def run(rounds: int) -> list[Figure]:
     figures = []
     group = JournalGroup("bench")
-    with tempfile.TemporaryDirectory() as folder, EmbeddedCluster(Path(folder), etcd_fsync=False):
+    room = ("--journal-limit", str(max(SIZES)))  # A broker takes 1,024 by default.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedCluster(Path(folder), lease_seconds=120, etcd_fsync=False, broker_arguments=room) as cluster,
+    ):
         resource = JournalResource(data_dir=folder)
         polling = build_journal_polling_sensor(journals=resource, group=group, job=consume)
         observing = build_journal_observation_sensor(journals=resource, groups=[group])
@@ -106,8 +119,8 @@ def run(rounds: int) -> list[Figure]:
         with SyncJournalClient.of(config) as client, dg.instance_for_test() as instance:
             made = 0
             for size in SIZES:
-                _create(client, made, size)
-                _fill(client, [_name(number) for number in range(made, made + BATCH)])
+                _create(cluster, made, size)
+                _fill(client, [_name(number) for number in range(made, made + min(WRITTEN, size - made))])
                 made = size
                 call = _rate(size, lambda: client.heads(group.selector))
                 for sensor, what in ((polling, "polling"), (observing, "observing")):

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from coranto.client.groups import JournalGroup
 from coranto.errors import InvalidInput
+from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES
 from dagster_coranto.components.cluster import ClusterModel, resolve_cluster, shared_resource
 from dagster_coranto.components.scaffolding import SparkConsumerScaffolder
 from dagster_coranto.consumers.assets import build_spark_consumer_assets
@@ -16,7 +17,8 @@ from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
 from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
-from dagster_coranto.resources.sql_store import STORE_VARIABLE
+from dagster_coranto.resources.sql_store import STORE_VARIABLE, SqlStoreResource
+from dagster_coranto.windows.assets import build_window_sensor, build_windowed_consumer
 
 
 class SparkModel(dg.Model, dg.Resolvable):
@@ -24,6 +26,15 @@ class SparkModel(dg.Model, dg.Resolvable):
 
     master: str = Field(default="local[2]", description="Spark's master URL.")
     settings: dict[str, str] = Field(default={}, description="Spark settings.")
+
+
+class WindowsModel(dg.Model, dg.Resolvable):
+    """Windows of offsets, as YAML gives them."""
+
+    window_bytes: int = Field(default=DEFAULT_WINDOW_BYTES, gt=0, description="Stored bytes that fill a window.")
+    max_windows: int = Field(default=DEFAULT_MAX_WINDOWS, gt=1, description="Beyond so many, old windows are merged.")
+    sensor_seconds: int = Field(default=60, gt=0, description="Seconds between looks for new windows.")
+    launch: bool = Field(default=False, description="Request a run for each new window.")
 
 
 def _resolve_spark(context: dg.ResolutionContext, model: Any) -> SparkResource:
@@ -56,6 +67,11 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
     sensor_seconds: int = Field(
         default=0, description="Seconds between looks at the sources' heads: runs start when they moved. 0: no sensor."
     )
+    windows: WindowsModel | None = Field(
+        default=None,
+        description="Partition the tables by windows of offsets, to backfill. Such a consumer publishes nothing.",
+        examples=[{"window_bytes": 268435456, "launch": True}],
+    )
     cluster: Annotated[JournalResource, dg.Resolver(resolve_cluster, model_field_type=ClusterModel)] = Field(
         default_factory=JournalResource, description="The cluster of brokers. Left out: found in the environment."
     )
@@ -86,6 +102,9 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         sources = [JournalGroup(name) for name in self.sources]
         journals_key, journals = shared_resource("journals", self.cluster)
         spark_key, spark = shared_resource("spark", self.spark)
+        resources = {journals_key: journals, spark_key: spark}
+        if self.windows is not None:
+            return self._by_windows(self.windows, sources, journals_key, spark_key, resources)
         assets = build_spark_consumer_assets(
             name=self.name,
             settings=self.settings,
@@ -102,10 +121,46 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
             executor_def=dg.in_process_executor,  # It has one step, which needs no process of its own.
         )
         return dg.Definitions(
-            assets=dg.with_resources([assets], {journals_key: journals, spark_key: spark}),
+            assets=dg.with_resources([assets], resources),
             jobs=[job],
             sensors=[self._sensor(sources, job)] if self.sensor_seconds else [],
         )
+
+    def _by_windows(
+        self,
+        windows: WindowsModel,
+        sources: list[JournalGroup],
+        journals_key: str,
+        spark_key: str,
+        resources: dict[str, Any],
+    ) -> dg.Definitions:
+        contrary = {"outputs": self.outputs, "sensor_seconds": self.sensor_seconds, "mode": self.mode != "drain"}
+        for name, given in contrary.items():
+            if given:
+                raise InvalidInput(
+                    f"{self.name} has windows, and so {name} has no meaning; leave it out, and make another component "
+                    "for the consumer that goes on with new messages",
+                    field=name,
+                )
+        windowed = build_windowed_consumer(
+            name=self.name,
+            settings=self.settings,
+            sources=sources,
+            tables=self.tables,
+            resource_key=journals_key,
+            spark_resource_key=spark_key,
+        )
+        sensor = build_window_sensor(
+            windowed,
+            journals=self.cluster,
+            store=SqlStoreResource(url=dg.EnvVar(self.store_url_variable)),
+            window_bytes=windows.window_bytes,
+            max_windows=windows.max_windows,
+            launch=windows.launch,
+            minimum_interval_seconds=windows.sensor_seconds,
+            default_status=dg.DefaultSensorStatus.RUNNING,
+        )
+        return dg.Definitions(assets=dg.with_resources([windowed.assets], resources), sensors=[sensor])
 
     def _sensor(self, sources: list[JournalGroup], job: Any) -> dg.SensorDefinition:
         return build_journal_polling_sensor(

@@ -40,7 +40,7 @@ class JournalIOManager(dg.ConfigurableIOManager):
     An asset's journals are those of the group in its metadata `dagster-coranto/journal`, else of the group that its key
     names. A step may return an iterable of mappings, a pyarrow Table or a pandas DataFrame; each record becomes one
     message. Messages are published in one transaction, which commits with a row in the SQL store: however a step ends,
-    its output counts once, also when the step or a later run tries it again. Without the metadata
+    its output counts once, also when the step, or a run that resumes this one, tries it again. Without the metadata
     `dagster-coranto/key_field` an output goes to one journal, in order.
 
     The row is forgotten `keep_outputs_days` after its output was committed. A run that began so long ago cannot go on,

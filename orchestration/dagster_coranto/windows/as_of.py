@@ -14,6 +14,7 @@ from coranto.errors import InvalidInput
 from coranto.telemetry import amount
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
+from dagster_coranto.resources.typed import bound
 from dagster_coranto.translation.metadata import ConsumerMetadataSet, WindowMetadataSet, vector_version
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class AsOf:
     @classmethod
     def checkpoint(cls, store: SqlStoreResource, consumer: str) -> Self:
         """Return what a consumer of this name has committed in its store. Raises InvalidInput if nothing yet."""
-        found = store.offsets(consumer)
+        found = bound(store).offsets(consumer)
         if found is None:
             raise InvalidInput(f"consumer {consumer!r} has no checkpoint in the store", field="consumer")
         return cls.offsets(found)
@@ -117,7 +118,7 @@ class AsOf:
             )
         from coranto_consumers.stores.vectors import MAX_VECTOR_BYTES, VectorLog
 
-        kept = VectorLog(store.store()).find(version)
+        kept = VectorLog(bound(store).store()).find(version)
         if kept is None:
             raise InvalidInput(
                 f"the store has no offsets {version}: it is not the consumer's, or has dropped them, as it keeps "

@@ -13,7 +13,7 @@ from dagster_coranto.consumers.definition import ConsumerSettings
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
-from dagster_coranto.resources.typed import resource_arguments, resource_of, resource_parameters
+from dagster_coranto.resources.typed import bound, resource_arguments, resource_of, resource_parameters
 from dagster_coranto.translation.metadata import WindowMetadataSet, offsets_metadata, table, vector_version
 from dagster_coranto.translation.options import AssetOptions, SpecOptions, filled, op_options, spec_options, with_deps
 from dagster_coranto.translation.sql_tables import table_facts
@@ -141,15 +141,17 @@ def build_window_sensor(
         description=f"Keeps up the windows of {consumer.name}.",
     )
     def keep_up(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        from coranto_consumers.stores.sql import SqlStore
         from coranto_consumers.stores.window_growth import grow
         from coranto_consumers.stores.windows import WindowLog
 
+        cluster, url = bound(journals), bound(store).url_with_password()
         try:
-            with journals.client() as client:
+            with cluster.client() as client:
                 known = grow(
-                    WindowLog(store.store(), consumer.name),
+                    WindowLog(SqlStore(url), consumer.name),
                     client,
-                    [journals.group(group).selector for group in consumer.sources],
+                    [cluster.group(group).selector for group in consumer.sources],
                     window_bytes=window_bytes,
                     max_windows=max_windows,
                 )
@@ -158,7 +160,7 @@ def build_window_sensor(
         there = set(context.instance.get_dynamic_partitions(_name_of(consumer.partitions_def)))
         for each in known:
             if each.materialised is not None and each.window.name not in there:
-                keep_offsets(store.url_with_password(), consumer.name, each.window)
+                keep_offsets(url, consumer.name, each.window)
         return partitions_result(consumer, known, there, launch=launch)
 
     return keep_up

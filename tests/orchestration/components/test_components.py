@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster.components.core.component_tree import ComponentTreeException
 from dagster.components.testing.utils import DefsFolderSandbox, create_defs_folder_sandbox
 
+from coranto.client.loop import run_blocking
 from coranto.errors import InvalidInput
 from coranto.labels import label_set
 from coranto.testing.fake_broker import FakeBroker
@@ -211,3 +214,42 @@ def test_what_is_scaffolded_loads(
             parents = defs.resolve_asset_graph().get(dg.AssetKey("revenue")).parent_keys
             assert parents == {dg.AssetKey("shard_specs"), dg.AssetKey(["shop", "orders"])}
             assert parse_shards((path / "shards.yaml").read_text())[0].upsert.id == "revenue-000"
+
+
+def test_a_consumer_with_windows_has_partitions_that_its_sensor_adds(
+    sandbox: DefsFolderSandbox, broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sensor reads the store's variable at a tick. Loading needs neither the variable nor a broker."""
+    monkeypatch.delenv("CORANTO_STORE_URL", raising=False)
+    windows = {"window_bytes": 1, "max_windows": 3, "launch": True, "sensor_seconds": 20}
+    tables = [{"key": "revenue_by_window"}]
+    path = consumer(sandbox, broker, name="again", outputs=[], sources=["shop/orders"], tables=tables, windows=windows)
+    with loaded(sandbox, path) as (_, defs), dg.instance_for_test() as instance:
+        node = defs.resolve_asset_graph().get(dg.AssetKey("revenue_by_window"))
+        assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
+        assert node.parent_keys == {dg.AssetKey(["shop", "orders"])}
+        sensor = defs.resolve_sensor_def("again__window_sensor")
+        assert (sensor.minimum_interval_seconds, sensor.default_status) == (20, dg.DefaultSensorStatus.RUNNING)
+        assert broker.requests == []
+
+        broker.create("shop/orders/part-000")
+        for cents in (1, 2):
+            run_blocking(broker.write("shop/orders/part-000", f'{{"cents": {cents}}}\n'.encode()))
+            broker.journals["shop/orders/part-000"].roll(tmp_path)
+        monkeypatch.setenv("CORANTO_STORE_URL", f"sqlite:///{tmp_path / 'store.db'}")
+        context = dg.build_sensor_context(instance=instance, repository_def=defs.get_repository_def())
+        result: Any = sensor(context)
+        (added,) = result.dynamic_partitions_requests
+        assert list(added.partition_keys) == ["00000001", "00000002"]
+        assert [each.partition_key for each in result.run_requests] == ["00000001", "00000002"]
+
+
+@pytest.mark.parametrize("contrary", [{"outputs": ["shop/alerts"]}, {"sensor_seconds": 30}, {"mode": "service"}])
+def test_what_contradicts_windows_is_refused(
+    sandbox: DefsFolderSandbox, broker: FakeBroker, contrary: dict[str, Any]
+) -> None:
+    path = consumer(sandbox, broker, **{"outputs": [], "windows": {}, **contrary})
+    (name,) = contrary
+    with pytest.raises(ComponentTreeException) as raised, loaded(sandbox, path):
+        pytest.fail("it was loaded")
+    assert f"consume_orders has windows, and so {name} has no meaning" in str(raised.value.__cause__)
