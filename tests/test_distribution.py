@@ -17,9 +17,10 @@ PACKAGES = (
     "consumers/coranto_consumers",
     "consumers/pyspark_coranto",
     "orchestration/coranto_flights",
+    "orchestration/airflow_coranto",
     "orchestration/dagster_coranto",
 )
-HEAVY = ("numpy", "pyarrow", "pandas", "pyspark", "sqlalchemy", "dagster", "aiohttp")
+HEAVY = ("numpy", "pyarrow", "pandas", "pyspark", "sqlalchemy", "dagster", "airflow", "aiohttp")
 
 
 @pytest.fixture(scope="module")

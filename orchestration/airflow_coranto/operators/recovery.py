@@ -91,6 +91,8 @@ class ApproveRecoveryOperator(HITLOperator):
     template_fields: Sequence[str] = ("subject", "body", "plan")
 
     def __init__(self, *, plan: Any, subject: str = "Approve a recovery of journals", **kwargs: Any) -> None:
+        # An answer may overtake the scheduler, which then takes the task for lost: ask again.
+        kwargs.setdefault("retries", 2)
         super().__init__(subject=subject, options=[f"{APPROVE}…", REJECT], body="", **kwargs)
         self.plan = plan
 

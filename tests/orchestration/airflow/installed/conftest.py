@@ -25,6 +25,7 @@ import pytest  # noqa: E402
 
 from coranto.client import SyncJournalClient  # noqa: E402
 from coranto.testing import SyncCluster  # noqa: E402
+from tests.orchestration.airflow.installed.world import AirflowWorld, airflow_world  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +50,13 @@ def group(broker: SyncCluster, client: SyncJournalClient) -> str:
     for part in ("000", "001"):
         broker.create(f"{name}/part-{part}")
     return name
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowWorld]:
+    """A real Airflow over a real cluster, as separate processes."""
+    with airflow_world(tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("dags")) as world:
+        yield world
 
 
 @pytest.fixture(scope="session")

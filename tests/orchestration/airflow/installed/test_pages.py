@@ -1,0 +1,107 @@
+"""Recovery with approval, secrets, and the pages of Airflow in a browser, on a real Airflow over a real cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from tests.orchestration.airflow.installed.airflow_api import until
+from tests.orchestration.airflow.installed.world import SHOP, TOKEN, AirflowWorld
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+
+CHROMIUM = "/usr/bin/chromium"
+
+
+@pytest.fixture(scope="module")
+def run(world: AirflowWorld) -> str:
+    """A finished run of the shop's job."""
+    run = world.api.start("shop")
+    world.api.await_task("shop", run, "audit", "success")
+    return run
+
+
+def test_damage_is_mended_as_a_person_has_approved(world: AirflowWorld, run: str) -> None:
+    folder = world.config.file_root
+    assert folder is not None
+    (damaged, *_) = until(lambda: sorted((folder / SHOP).rglob("*.zst")))
+    damaged.write_bytes(damaged.read_bytes()[:-7])
+    recovery = world.api.start("recovery")
+    world.api.await_task("recovery", recovery, "recovery.plan", "success")
+    plan = world.api.xcom("recovery", recovery, "recovery.plan")
+    assert plan["steps"]
+    world.api.await_task("recovery", recovery, "recovery.approve", "awaiting_input", "deferred")
+    assert world.api.task("recovery", recovery, "recovery.recover")["state"] is None
+    path = f"/dags/recovery/dagRuns/{quote(recovery)}/taskInstances/recovery.approve/-1/hitlDetails"
+    # A person is slower than the scheduler, which must hear first that the task waits.
+    until(lambda: _heard_of(world, "recovery.approve"))
+    details = world.api.call(path)
+    assert f"Approve {plan['hash']}" in details["options"]
+    assert plan["hash"] in details["body"]
+    world.api.call(path, {"chosen_options": [f"Approve {plan['hash']}"], "params_input": {}}, "PATCH")
+    world.api.await_task("recovery", recovery, "recovery.approve", "success")
+    world.api.await_task("recovery", recovery, "recovery.recover", "success")
+    assert world.api.xcom("recovery", recovery, "recovery.recover")["done"]
+    assert not damaged.exists() or damaged.stat().st_size
+
+
+def _heard_of(world: AirflowWorld, task: str) -> bool:
+    """Return whether the scheduler has heard that a worker is done with a task."""
+    log = (world.airflow.data_dir / "logs" / "airflow-scheduler.log").read_text()
+    return any("Received executor event" in line and f"task_id='{task}'" in line for line in log.splitlines())
+
+
+def test_no_log_tells_the_token(world: AirflowWorld, run: str) -> None:
+    files = [
+        path for path in world.airflow.home.rglob("*") if path.is_file() and path.suffix in (".log", ".db", ".json")
+    ]
+    files += list((world.airflow.data_dir / "logs").glob("*.log"))
+    assert any("task_id=publish" in str(path) for path in files)
+    secret = TOKEN.rpartition(".")[2].encode()
+    assert not [path for path in files if secret in path.read_bytes()]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            tmp_path / "profile",
+            executable_path=CHROMIUM,
+            headless=True,
+            args=["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"],
+            viewport={"width": 1500, "height": 850},
+        )
+        context.set_default_timeout(120_000)
+        yield context.new_page()
+        context.close()
+
+
+def picture(page: Page, name: str) -> None:
+    """Keep a picture in the folder that $CORANTO_PICTURES names, if it does."""
+    if folder := os.environ.get("CORANTO_PICTURES"):
+        page.screenshot(path=Path(folder) / name)
+
+
+@pytest.mark.browser
+def test_the_pages_of_the_job_in_a_browser(world: AirflowWorld, run: str, page: Page) -> None:
+    page.add_init_script("localStorage.setItem('default_dag_view', JSON.stringify('graph'))")
+    page.goto(f"{world.airflow.url}/dags/flights")
+    for task in ("apply_specs", "publish_flights", "consume_flights", "audit"):
+        page.get_by_text(task).first.wait_for()
+    page.wait_for_load_state("networkidle")
+    picture(page, "airflow-flights.png")
+    page.goto(f"{world.airflow.url}/dags/shop/runs/{run}/tasks/audit/details")
+    link: Any = page.get_by_role("link", name="Report")
+    link.first.wait_for()
+    page.goto(link.first.get_attribute("href"))
+    page.get_by_text("report").first.wait_for()
+    picture(page, "airflow-report.png")
+    page.goto(f"{world.airflow.url}/assets")
+    page.get_by_text("airflow/flights/alerts").first.wait_for()
+    picture(page, "airflow-assets.png")

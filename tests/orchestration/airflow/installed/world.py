@@ -1,0 +1,95 @@
+"""Airflow over a real cluster, for all tests of a session: the flights' DAGs, and those of a small shop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow_coranto.flights.standalone import DAGS, AirflowStandalone
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.committed import committed_messages
+from coranto.cluster import EmbeddedCluster
+from coranto.messages import JsonLines
+from tests.orchestration.airflow.installed.airflow_api import AirflowApi
+
+ROOT = Path(__file__).parents[4]
+SOURCES = ("platform", "broker", "consumers", "orchestration")
+TOKEN = "eyJhbGciOiJIUzI1NiJ9.c2VjcmV0LXNjb3Bl.c2lnbmF0dXJlLXRoYXQtbm9ib2R5LW1heS1zZWU"
+SHOP = "shop/orders"
+SHOP_DAGS = f'''
+from airflow.sdk import DAG
+from airflow_coranto.operators import ApplySpecsOperator, AuditOperator, PublishOperator, recovery_with_approval
+
+TREE = """
+name: {SHOP}/
+replication: 1
+labels: [{{name: content-type, value: application/x-ndjson}}]
+fragment:
+  length: 65536
+  compression_codec: ZSTANDARD
+  stores: ["file:///"]
+  refresh_interval: 1s
+flags: [O_RDWR]
+children:
+  - name: {SHOP}/part-000
+"""
+
+with DAG("shop", schedule=None):
+    specs = ApplySpecsOperator(task_id="specs", specs=TREE)
+    rows = [{{"order": number, "item": str(number) * 20}} for number in range(2000)]
+    publish = PublishOperator(task_id="publish", group="{SHOP}", rows=rows, key="order")
+    specs >> publish >> AuditOperator(task_id="audit", group="{SHOP}", depth="deep")
+
+with DAG("recovery", schedule=None):
+    recovery_with_approval(group="{SHOP}")
+'''
+
+
+@dataclass(frozen=True)
+class AirflowWorld:
+    """Airflow and the cluster below it."""
+
+    airflow: AirflowStandalone
+    api: AirflowApi
+    config: ClientConfig
+    client: SyncJournalClient
+
+    @property
+    def store_url(self) -> str:
+        return f"sqlite:///{self.airflow.data_dir / 'store.db'}"
+
+    def total(self, group: str) -> int:
+        """Return the bytes that the journals of a group hold."""
+        return sum(self.client.head(name) for name in self.client.list(f"name:prefix={group}/").names)
+
+    def messages(self, group: str) -> int:
+        """Return the number of messages that a reader of committed messages sees."""
+        names = self.client.list(f"name:prefix={group}/").names
+        return sum(1 for name in names for _ in committed_messages(self.client, name, JsonLines()))
+
+
+@contextmanager
+def airflow_world(data: Path, dags: Path) -> Iterator[AirflowWorld]:
+    """Run a cluster below `data`, and Airflow over it with the DAGs in `dags`."""
+    for path in DAGS.glob("*.py"):
+        shutil.copy(path, dags)
+    (dags / "shop.py").write_text(SHOP_DAGS)
+    connection = {"conn_type": "coranto", "password": TOKEN, "extra": {"data_dir": str(data), "cluster": "demo"}}
+    settings = {
+        "AIRFLOW_CONN_CORANTO_DEFAULT": json.dumps(connection),
+        # Another triggerer takes over from a dead one after this many seconds.
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "8",
+        "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+        "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in SOURCES),
+    }
+    with EmbeddedCluster(data, brokers=1, lease_seconds=60, etcd_fsync=False) as cluster:
+        config = ClientConfig(cluster.info.endpoint, cluster.info.file_root)
+        with AirflowStandalone(data, dags=dags, settings=settings) as airflow, SyncJournalClient.of(config) as client:
+            api = AirflowApi(airflow.url)
+            api.await_dags("flights", "flight_alerts", "shop", "recovery")
+            yield AirflowWorld(airflow, api, config, client)
