@@ -15,12 +15,13 @@ RULES: Final[Mapping[str, Capability]] = {
     "Apply": Capability.APPLY,
     "Read": Capability.READ,
     "Append": Capability.APPEND,
+    "AppendStream": Capability.APPEND,
     "Replicate": Capability.REPLICATE,
     "ListFragments": Capability.READ,
     "FragmentStoreHealth": Capability.READ,
     "Heads": Capability.READ,
 }
-"""The capability that each method of `protocol.Journal` and `coranto.Journals` requires.
+"""The capability that each method of `protocol.Journal`, `coranto.Journals` and `coranto.Appends` requires.
 
 A method that is not here cannot be served.
 """

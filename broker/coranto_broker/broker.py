@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -69,6 +69,12 @@ _QUIET = frozenset(
 """Statuses of a pulse that are harmless, because a change of the Route will follow."""
 
 
+class EndingStream(Protocol):
+    """A client's stream that must be told before this broker exits."""
+
+    def announce_end(self) -> None: ...
+
+
 class Unpersisted(NamedTuple):
     """Content that is in no fragment store: its `size` in bytes, and the `age` of its oldest part in seconds."""
 
@@ -110,6 +116,8 @@ class Broker:
         self.fragments = fragments or FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
         self.receive_budget = ReceiveBudget(settings.group_append_bytes)
         self.proxied: set[Any] = set()
+        self.append_streams: set[EndingStream] = set()
+        self.is_stopping = False
         self._disk = disk
         self._background: set[asyncio.Task[None]] = set()
         self._stopping: set[asyncio.Task[None]] = set()
@@ -217,6 +225,9 @@ class Broker:
 
     async def stop(self) -> None:
         """Stop serving local replicas, and store content that is only here, in bounded time."""
+        self.is_stopping = True
+        for stream in self.append_streams:
+            stream.announce_end()
         if self._looking_after is not None:
             self._looking_after.cancel()  # Folders that replicas leave from now on wait for the next start.
         self.resolver.stop()

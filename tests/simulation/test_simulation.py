@@ -178,6 +178,12 @@ def test_a_failure_says_how_to_repeat_it() -> None:
     assert "fragment_length=" in str(report)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_appends_that_share_streams_are_sound(seed: int) -> None:
+    report = run(options_of(seed, append_streams=True))
+    assert report.sound, str(report)
+
+
 # -- Planted bugs: each of these brokers is broken in one way, and the checker says which ------------------------------
 
 

@@ -41,7 +41,7 @@ from coranto_broker.ownership import Invalidated, Signal
 from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord
 from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed, rolled_back
 from coranto_broker.replication.resolver import Resolution, Resolver
-from coranto_broker.replication.waiting_appends import Refusal, TakenAlong, WaitingAppend, Whole, commit_of
+from coranto_broker.replication.waiting_appends import Line, Refusal, TakenAlong, WaitingAppend, Whole, commit_of
 from coranto_broker.rpc.content import AppendMessage, ContentMessage
 from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.spool import in_sync
@@ -105,6 +105,8 @@ class AppendFsm:
         self.whole: Whole | None = None
         """All content of the client, if it is small and was received before the pipeline was acquired."""
         self.total_chunks = self.delayed_chunks = 0
+        self.on_joined: Callable[[Line, Resolution], None] | None = None
+        """Called each time when this append joins the line of waiting appends. Others may then join behind it."""
         # RESOLVE
         self._read_through = request.min_etcd_revision
         self._await_change = False  # Resolve only from a key space later than `resolution`'s.
@@ -127,9 +129,10 @@ class AppendFsm:
 
     # -- Its life ------------------------------------------------------------------------------------------------------
 
-    async def run(self, until: State = State.STREAM_CONTENT) -> bool:
-        """Run until the state `until` (returns True) or a terminal state (returns False)."""
-        while self.state is not until:
+    async def run(self, *until: State) -> bool:
+        """Run until a state of `until` (returns True) or a terminal state (returns False). Default: STREAM_CONTENT."""
+        ends = until or (State.STREAM_CONTENT,)
+        while self.state not in ends:
             if self.state in TERMINAL:
                 return False
             await self._step()
@@ -228,6 +231,8 @@ class AppendFsm:
         replica, until = resolution.require_replica, resolution.invalidated
         self._member = member = WaitingAppend(self.request, whole, resolution)
         replica.line.join(member)
+        if self.on_joined is not None:
+            self.on_joined(replica.line, resolution)
         try:
             pipeline = await replica.pipeline.take(until, member.waiter)
         finally:

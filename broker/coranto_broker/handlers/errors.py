@@ -52,10 +52,15 @@ async def reported(method: str, context: Context) -> AsyncIterator[None]:
 
 async def report(error: CorantoError | OSError, method: str, context: Context) -> NoReturn:
     """End the call with the status code of an error, and log it."""
+    await context.abort(log_failure(error, method, context, _concerned.get()), call_errors.told(error))
+
+
+def log_failure(error: Exception, method: str, context: Context, journal: str) -> grpc.StatusCode:
+    """Log the error with which a client's request ends, and return its status code. `journal` may be empty."""
     code = code_of(error)
     if not isinstance(error, TooManyAppends):  # `Admission` logs these, many in one entry.
         level = logging.INFO if code is grpc.StatusCode.INVALID_ARGUMENT else logging.WARNING
-        journal = {"journal": name} if (name := _concerned.get()) else {}
+        about = {"journal": journal} if journal else {}
         text = str(error)[:_MOST_LOGGED]
-        _log.log(level, "call.failed", method=method, client=context.peer(), code=code.name, error=text, **journal)
-    await context.abort(code, call_errors.told(error))
+        _log.log(level, "call.failed", method=method, client=context.peer(), code=code.name, error=text, **about)
+    return code

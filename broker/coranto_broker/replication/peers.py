@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from coranto.client.append_stream import AppendStreams
 from coranto.client.channels import Channels
 from coranto.client.config import parse_endpoint, require_private
 from coranto.effects import Bytes
@@ -20,6 +21,7 @@ from coranto.security.call_tokens import CallTokens, Metadata
 from coranto.security.certificates import ChannelCertificates
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import Capability
+from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
@@ -37,6 +39,8 @@ keep the spool, and so block the journal, long after others took the peer's plac
 """
 FIRST_PATIENCE_SECONDS = 30.0
 """The longest wait before a peer's first answer. It may have to recover a spool, or to learn of the Route."""
+
+_GONE = "the broker to forward to is no longer a member of the cluster; try again shortly"
 
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -61,22 +65,48 @@ class Peers:
         self._zone = zone
         self._tokens = tokens
         self._certificates = ChannelCertificates(tls)
-        self._channels = Channels(self._open, self._credentials)
+        self._channels = Channels(self._open, self._credentials, self._draining)
+        self._append_streams: dict[grpc.aio.Channel, AppendStreams] = {}
 
     def stub(self, header: pb.Header) -> pb_grpc.JournalAsyncStub:
         """Return a stub of the broker that `header` names, or of any member of its Route if it names none."""
+        return self.stub_at(self._endpoint_of(header))
+
+    def append_streams(self, header: pb.Header) -> AppendStreams:
+        """Return the stream for small appends to the broker that `header` names, as `stub` finds it.
+
+        Raises Unavailable if that broker is gone.
+        """
+        return self._append_streams_at(self._endpoint_of(header))
+
+    def _append_streams_at(self, endpoint: str) -> AppendStreams:
+        if not endpoint:
+            raise Unavailable(_GONE)
+        channel = self._channels.get(endpoint)
+        found = self._append_streams.get(channel)
+        if found is None:
+            stub: stream_grpc.AppendsAsyncStub = stream_grpc.AppendsStub(channel)
+            found = self._append_streams[channel] = AppendStreams(lambda: stub)
+        return found
+
+    def _draining(self, channel: grpc.aio.Channel) -> None:
+        streams = self._append_streams.pop(channel, None)
+        if streams is not None:
+            streams.renew()
+
+    def _endpoint_of(self, header: pb.Header) -> str:
         route = header.route
         members = list(route.members)
         if header.HasField("process_id") and header.process_id in members:
             index = members.index(header.process_id)
         else:
             index = next((i for i, member in enumerate(members) if member.zone == self._zone), 0)
-        return self.stub_at(route.endpoints[index] if index < len(route.endpoints) else "")
+        return route.endpoints[index] if index < len(route.endpoints) else ""
 
     def stub_at(self, endpoint: str) -> pb_grpc.JournalAsyncStub:
         """Return a stub of the broker at an endpoint. Raises Unavailable if it is empty, since that broker is gone."""
         if not endpoint:
-            raise Unavailable("the broker to forward to is no longer a member of the cluster; try again shortly")
+            raise Unavailable(_GONE)
         stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(self._channels.get(endpoint))
         return stub
 
@@ -131,6 +161,7 @@ class Peers:
             raise Unavailable("this broker is shutting down; ask another one") from None
 
     async def close(self) -> None:
+        await asyncio.gather(*(streams.close() for streams in self._append_streams.values()))
         await self._channels.close()
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 import grpc.aio
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
+from coranto.client.append_stream import AppendStreams
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import Coordinator
 from coranto.coordination.keyspace import KeySpace
@@ -27,6 +28,7 @@ from coranto.errors import ClusterError
 from coranto.fragments.stores import StoreRegistry
 from coranto.member.membership import Membership
 from coranto.testing.in_process import BrokerEffects, BrokerPlace, Listen
+from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.broker import Broker
@@ -57,9 +59,21 @@ class StubPeers(Peers):
     def __init__(self, zone: str, stub_of: Callable[[str], pb_grpc.JournalAsyncStub]) -> None:
         super().__init__(zone)
         self._stub_of = stub_of
+        self._streams_by_endpoint: dict[str, AppendStreams] = {}
 
     def stub_at(self, endpoint: str) -> pb_grpc.JournalAsyncStub:
         return self._stub_of(endpoint) if endpoint else super().stub_at(endpoint)
+
+    def _append_streams_at(self, endpoint: str) -> AppendStreams:
+        found = self._streams_by_endpoint.get(endpoint)
+        if found is None:
+            stub = cast("stream_grpc.AppendsAsyncStub", self.stub_at(endpoint))
+            found = self._streams_by_endpoint[endpoint] = AppendStreams(lambda: stub)
+        return found
+
+    async def close(self) -> None:
+        await asyncio.gather(*(streams.close() for streams in self._streams_by_endpoint.values()))
+        await super().close()
 
     def heads_stub_at(self, endpoint: str) -> heads_grpc.JournalsAsyncStub:
         # A stub in memory has the methods of both services.

@@ -1,4 +1,4 @@
-"""The gRPC services of a broker, `protocol.Journal` and `coranto.Journals`: passes each call to its handler."""
+"""The gRPC services of a broker, `protocol.Journal` and those of our own: passes each call to its handler."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from google.protobuf.message_factory import GetMessageClass
 
 from coranto.errors import CorantoError
 from coranto.security.tokens import Claims
-from coranto.wire import heads_pb2, heads_pb2_grpc
+from coranto.wire import append_stream_pb2, append_stream_pb2_grpc, heads_pb2, heads_pb2_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.authorization import RULES, UNRESTRICTED
-from coranto_broker.handlers import append, fragments, heads, listing, read, replicate, store_health
+from coranto_broker.handlers import append, append_stream, fragments, heads, listing, read, replicate, store_health
 from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Context, report, reported
@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 MAX_PENDING_CALLS: Final = 20_000
 """Most calls that gRPC queues for this process. They may wait, but gRPC does not cancel them silently."""
 
-SERVICES: Final = (pb.DESCRIPTOR.services_by_name["Journal"], heads_pb2.DESCRIPTOR.services_by_name["Journals"])
+SERVICES: Final = (
+    pb.DESCRIPTOR.services_by_name["Journal"],
+    heads_pb2.DESCRIPTOR.services_by_name["Journals"],
+    append_stream_pb2.DESCRIPTOR.services_by_name["Appends"],
+)
 
 _KINDS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -46,7 +50,7 @@ _KINDS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any
 _CONTENT_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {"Append": append_reader, "Replicate": replicate_reader}
 
 
-class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer):
+class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, append_stream_pb2_grpc.AppendsServicer):
     """The service for clients and other brokers."""
 
     def __init__(self, broker: Broker) -> None:
@@ -97,6 +101,12 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer):
             await report(error, "Append", context)
         finally:
             admission.leave()
+
+    async def AppendStream(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        # Each append has its own token and is counted by itself, so that a stream may outlive the token of its call.
+        with self._under_way["AppendStream"]:
+            async with reported("AppendStream", context):
+                await append_stream.serve(self._broker, context, self._admission, self._answers)
 
     async def Replicate(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         async with self._admitted("Replicate", context) as claims:

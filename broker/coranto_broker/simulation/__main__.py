@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from coranto_broker.simulation.options import options_of
@@ -14,10 +16,11 @@ def main(
     seeds: Seeds = 200,
     first: First = 0,
     quiet: Quiet = False,
+    append_streams: Annotated[bool, typer.Option(help="Let small appends share streams.")] = False,
 ) -> None:
     """Run simulations. The exit code is 1 when one of them found something."""
     play_seeds(
-        lambda number, tell: run(options_of(number), tell=tell),
+        lambda number, tell: run(options_of(number, append_streams=append_streams), tell=tell),
         seed=seed,
         seeds=seeds,
         first=first,

@@ -69,6 +69,8 @@ class Options:
     """True: end by a graceful shutdown, after which everything must be stored. False: end by killing every broker."""
     nested: bool = False
     """True if the name of each journal but the first continues the name of the one before."""
+    append_streams: bool = False
+    """True if small appends share streams."""
     faults: tuple[str, ...] = ()
 
     @property

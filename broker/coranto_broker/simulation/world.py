@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
@@ -35,6 +35,7 @@ from coranto.testing.sim.network import Delays, Network
 from coranto.testing.sim.object_store import SimObjectStore, SimStores
 from coranto.testing.sim.rpc import Rpc
 from coranto.testing.sim.timeline import Process
+from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.append.states import Way
@@ -183,7 +184,13 @@ class World:
 
     def client(self, node: str, machine: BrokerHost, patience: float) -> JournalClient:
         connection = WorldConnection(self.rpc, node, machine.endpoint)
-        return JournalClient(machine.endpoint, clock=self.client_clock, patience=patience, connection=connection)
+        return JournalClient(
+            machine.endpoint,
+            clock=self.client_clock,
+            patience=patience,
+            connection=connection,
+            append_streams=self.options.append_streams,
+        )
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until `condition` holds and return True, or return False after `seconds` of virtual time."""
@@ -454,3 +461,7 @@ class WorldConnection(Connection):
     @property
     def stub(self) -> pb_grpc.JournalAsyncStub:
         return self._sim_stub
+
+    @property
+    def streams_stub(self) -> stream_grpc.AppendsAsyncStub:
+        return cast("stream_grpc.AppendsAsyncStub", self._sim_stub)

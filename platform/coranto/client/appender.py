@@ -18,19 +18,13 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from coranto.client.connection import CALL_ENDED, REFUSALS, cancelled_from_outside
+from coranto.client.append_outcome import checked, failed_commit, outcome_unknown, subject_of
+from coranto.client.call_ends import CALL_ENDED, cancelled_from_outside
 from coranto.client.dispatch import ChosenConnection, Dispatcher
 from coranto.client.peer_status import PeerStatus
-from coranto.client.responses import append_failure, check_appended
+from coranto.client.responses import append_failure
 from coranto.client.values import AppendResult
-from coranto.errors import (
-    AppendOutcomeUnknown,
-    CorantoError,
-    CorruptData,
-    InvalidInput,
-    Unavailable,
-)
-from coranto.fragments.fragment import ZERO_SUM, sum_from_wire
+from coranto.errors import CorantoError, CorruptData, InvalidInput, Unavailable
 from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 
@@ -39,7 +33,6 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES = 1 << 20
 _COMMIT = pb.AppendRequest()
-_CONNECT_SECONDS = 10.0
 
 
 class _State(enum.Enum):
@@ -70,8 +63,7 @@ class Appender:
         self._may_proxy = may_proxy
         self._registers = registers
         self._journal = parameters.journal
-        at = f" at offset {parameters.offset}" if parameters.offset else ""
-        self._subject = f"append to {self._journal}{at}"
+        self._subject = subject_of(parameters)
         self._state = _State.IDLE
         self._way: ChosenConnection | None = None
         self._call: Call | None = None
@@ -132,7 +124,7 @@ class Appender:
             self.abort()
             if cancelled_from_outside():
                 raise
-            raise self._unknown(self._closed()) from None
+            raise outcome_unknown(self._subject, self._length, self._closed()) from None
         self._state = _State.ENDED
         result = self._checked(response)
         self._state = _State.COMMITTED
@@ -159,10 +151,7 @@ class Appender:
         return self._call
 
     async def _opened(self) -> Call:
-        way = self._dispatcher.to_primary(self._journal)
-        if not way.routed and self._dispatcher.has_choice:
-            way = await self._dispatcher.connected(self._subject, _CONNECT_SECONDS, self._journal)
-        return self._open(way)
+        return self._open(await self._dispatcher.connected_to_primary(self._subject, self._journal))
 
     async def _send(self, messages: Iterable[pb.AppendRequest]) -> Call:
         """Send messages, after the parameters. Raises the errors of `write`."""
@@ -220,49 +209,26 @@ class Appender:
     def _failed_commit(self, error: grpc.aio.AioRpcError) -> CorantoError:
         """Return the error of an append whose empty message may have been sent."""
         assert self._way is not None
-        failure = self._way.failure(self._subject, error)
-        if error.code() in REFUSALS or error.code() is grpc.StatusCode.ABORTED:  # ABORTED: the broker rolled back.
-            return failure
-        return self._unknown(failure)
+        return failed_commit(self._way, self._subject, self._length, error)
 
     def _ended(self, failure: CorantoError) -> CorantoError:
         """Return the error of an append whose call ended without the broker's answer."""
-        return self._unknown(failure) if self._asked else failure
+        return outcome_unknown(self._subject, self._length, failure) if self._asked else failure
 
     def _closed(self) -> Unavailable:
         way = self._way or self._dispatcher.to_primary(self._journal)
         return Unavailable(f"{self._subject}: the connection to {way.endpoint} was closed")
 
-    def _unknown(self, failure: CorantoError) -> AppendOutcomeUnknown:
-        return AppendOutcomeUnknown(
-            f"{self._subject}: the answer to its commit of {self._length} bytes was lost ({failure}). "
-            "Read the journal to learn whether it was applied, or append again if readers discard duplicates."
-        )
-
     def _checked(self, response: pb.AppendResponse) -> AppendResult:
         assert self._way is not None
-        self._way.answered(response.status, response.header)
-        refusal = append_failure(response, self._subject)
-        if refusal is not None:
-            raise refusal
-        check_appended(response, self._subject, registers=self._registers)
-        commit = response.commit
-        digest = self._digest.digest()
-        committed = sum_from_wire(commit.sum)
-        # For empty content Gazette's brokers answer the SHA-1 of no bytes, although an empty fragment has the sum zero.
-        agreed = committed == digest or (not self._length and committed == ZERO_SUM)
-        if commit.end - commit.begin != self._length or not agreed:
-            raise CorruptData(
-                f"{self._subject}: {self._length} bytes with SHA-1 {digest.hex()} were sent, but the broker has "
-                f"[{commit.begin}, {commit.end}) with SHA-1 {committed.hex()}. Treat the journal's content as suspect."
-            )
-        return AppendResult(
-            journal=self._journal,
-            begin=commit.begin,
-            end=commit.end,
-            sum=digest if self._length else ZERO_SUM,
-            registers=response.registers,
-            header=response.header,
+        return checked(
+            self._way,
+            response,
+            self._subject,
+            self._journal,
+            self._length,
+            self._digest.digest(),
+            registers=self._registers,
         )
 
 

@@ -17,11 +17,18 @@ class Channels:
     """One channel for each endpoint. Beyond MAX_CHANNELS, the least recently used one is closed."""
 
     def __init__(
-        self, open: Callable[[str], grpc.aio.Channel], basis: Callable[[str], object] = lambda endpoint: None
+        self,
+        open: Callable[[str], grpc.aio.Channel],
+        basis: Callable[[str], object] = lambda endpoint: None,
+        draining: Callable[[grpc.aio.Channel], None] = lambda channel: None,
     ) -> None:
-        """`open` opens a channel to an endpoint. It is opened anew when `basis` returns another object than before."""
+        """`open` opens a channel to an endpoint. It is opened anew when `basis` returns another object than before.
+
+        `draining` is told of each channel that gets no more calls, and closes when those under way have ended.
+        """
         self._open = open
         self._basis = basis
+        self._told_draining = draining
         self._bases: dict[str, object] = {}
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._draining: set[asyncio.Task[None]] = set()
@@ -43,6 +50,7 @@ class Channels:
 
     def _drain(self, channel: grpc.aio.Channel) -> None:
         """Close a channel when its calls under way have ended."""
+        self._told_draining(channel)
         task = asyncio.ensure_future(channel.close(_DRAIN_SECONDS))
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)

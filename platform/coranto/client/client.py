@@ -76,13 +76,16 @@ class JournalClient:
         zone: str = "",
         route_cache: int = DEFAULT_ROUTE_CACHE,
         disk_cache: DiskCache | None = None,
+        append_streams: bool = False,
         clock: Clock | None = None,
         connection: Connection | None = None,
         connect: Connect = Connection,
         entropy: Entropy = os.urandom,
     ) -> None:
         """A simulation passes one `connection` for all calls, or `connect` to make them, in place of real ones."""
-        self.config = ClientConfig(endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache)
+        self.config = ClientConfig(
+            endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache, append_streams
+        )
         self._clock: Clock = clock or SystemClock()
         self._dispatcher = Dispatcher(self.config, self._clock, connection, connect=connect, entropy=entropy)
         self._direct = DirectReader(file_root, disk_cache)
@@ -99,6 +102,7 @@ class JournalClient:
             zone=config.zone,
             route_cache=config.route_cache,
             disk_cache=config.disk_cache,
+            append_streams=config.append_streams,
         )
 
     async def __aenter__(self) -> JournalClient:

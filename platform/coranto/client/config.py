@@ -39,6 +39,9 @@ class ClientConfig:
     are remembered. With 0 all calls go through `endpoint`.
 
     Content of fragments that are read directly is kept in `disk_cache`, if given.
+
+    With `append_streams`, small appends to one of Coranto's brokers share a stream. That makes many small appends far
+    cheaper. An append that is cancelled after it was sent may then still be applied.
     """
 
     endpoint: str
@@ -49,6 +52,7 @@ class ClientConfig:
     zone: str = ""
     route_cache: int = DEFAULT_ROUTE_CACHE
     disk_cache: DiskCache | None = None
+    append_streams: bool = False
 
     def __post_init__(self) -> None:
         secure = {parse_endpoint(seed).secure for seed in self.seeds}

@@ -13,11 +13,13 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from coranto.client.append_stream import AppendStreams
 from coranto.client.config import ClientConfig, parse_endpoint
 from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, PermissionDenied, RpcFailed, Unauthenticated, Unavailable
 from coranto.security.call_tokens import CallTokens
 from coranto.security.certificates import ChannelCertificates
+from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
@@ -67,9 +69,6 @@ _TOKEN_ADVICE = ". Give this client a token or a key ($CORANTO_AUTH_TOKEN, $CORA
 
 _DRAIN_SECONDS: Final = 3600.0
 
-CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
-"""The errors that gRPC raises on sending to an ended call. Only awaiting the call reliably tells why it ended."""
-
 
 class _ForkGuard:
     """Refuses gRPC in a child that was forked after its parent used gRPC: it would crash there."""
@@ -94,12 +93,6 @@ _fork_guard = _ForkGuard()
 os.register_at_fork(after_in_child=_fork_guard.after_fork)
 
 
-def cancelled_from_outside() -> bool:
-    """Return True if this task was cancelled, not its call by a closing channel. For handlers of CancelledError."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 class Connection:
     """A channel to `config.endpoint`, a single endpoint. Connections of one client share the `tokens` of calls."""
 
@@ -114,6 +107,7 @@ class Connection:
         self._draining: set[asyncio.Task[None]] = set()
         self._stub: pb_grpc.JournalAsyncStub | None = None
         self._heads_stub: heads_grpc.JournalsAsyncStub | None = None
+        self._append_streams = AppendStreams(lambda: self.streams_stub)
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -135,6 +129,7 @@ class Connection:
             return grpc.aio.insecure_channel(self.target.address, options=[*_OPTIONS, *private])
         self._credentials = self._certificates.get()
         if outdated is not None:
+            self._append_streams.renew()
             task = asyncio.ensure_future(outdated.close(_DRAIN_SECONDS))
             self._draining.add(task)
             task.add_done_callback(self._draining.discard)
@@ -155,8 +150,24 @@ class Connection:
             self._heads_stub = heads_grpc.JournalsStub(channel)
         return self._heads_stub
 
+    @property
+    def streams_stub(self) -> stream_grpc.AppendsAsyncStub:
+        """The stub of the service for streams of appends, which only Coranto's brokers have."""
+        stub: stream_grpc.AppendsAsyncStub = stream_grpc.AppendsStub(self.channel)
+        return stub
+
+    @property
+    def append_streams(self) -> AppendStreams:
+        """The stream for small appends to this broker, over the present channel."""
+        _ = self.channel  # Opens another one if certificates have changed.
+        return self._append_streams
+
     async def close(self, grace: float | None = None) -> None:
         """Close the channel for good. Its calls have `grace` seconds to end, and are then cancelled."""
+        if grace:
+            self._append_streams.renew()
+        else:
+            await self._append_streams.close()
         self._closed = True
         channel, self._channel, self._stub, self._heads_stub = self._channel, None, None, None
         for task in self._draining:

@@ -24,8 +24,9 @@ import grpc
 import grpc.aio
 import structlog
 
+from coranto.client.call_ends import cancelled_from_outside
 from coranto.client.config import ChannelTarget, ClientConfig, parse_endpoint
-from coranto.client.connection import CONNECT_ADVICE, Connection, cancelled_from_outside
+from coranto.client.connection import CONNECT_ADVICE, Connection
 from coranto.client.routes import KnownRoute, RouteCache
 from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, InvalidInput, Unavailable
@@ -34,6 +35,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 _AVOID_SECONDS = 5.0
+_CONNECT_SECONDS = 10.0
 _MAX_CONNECTIONS = 64
 _MAX_REFUSED = 1024
 _DRAIN_SECONDS = 3600.0
@@ -150,10 +152,21 @@ class Dispatcher:
         choice = crc32(journal.encode(), self._salt)
         return self._along(journal, lambda route: route.readers(self._config.zone, choice))
 
+    def may_stream(self, journal: str) -> bool:
+        """Return True if small appends to a journal may go over a stream. Raises CorantoError after `close`."""
+        return self._config.append_streams and self.to_primary(journal).connection.append_streams.may_serve
+
     @property
     def has_choice(self) -> bool:
         """True if there are several seeds."""
         return len(self._seeds) > 1
+
+    async def connected_to_primary(self, subject: str, journal: str) -> ChosenConnection:
+        """Return the way for a call that the journal's primary serves. Raises Unavailable if no seed can be reached."""
+        way = self.to_primary(journal)
+        if way.routed or not self.has_choice:
+            return way
+        return await self.connected(subject, _CONNECT_SECONDS, journal)
 
     async def connected(self, subject: str, seconds: float, journal: str = "") -> ChosenConnection:
         """Return a way to a connected seed. Connect first if necessary, for at most `seconds`. Raises Unavailable."""

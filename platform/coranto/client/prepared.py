@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from coranto.client.append_stream import MAX_CONTENT_BYTES
 from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
 from coranto.client.dispatch import Dispatcher
 from coranto.client.reader import TRANSIENT
 from coranto.client.retry import Retry
+from coranto.client.small_append import append_small
 from coranto.client.values import AppendResult
 from coranto.effects import Clock
 from coranto.errors import AppendOutcomeUnknown, CorantoError
@@ -39,9 +41,14 @@ class PreparedAppend:
         self._begun: Appender | None = None
 
     def begin(self) -> None:
-        """Open the call, so that it is under way while content is made. Any error is left to `commit`."""
+        """Open the call, so that it is under way while content is made. Any error is left to `commit`.
+
+        Does nothing if content may go over a stream, which is open already.
+        """
         append = self._appender()
         try:
+            if self._dispatcher.may_stream(self._parameters.journal):
+                return
             append.begin()
         except CorantoError:
             return
@@ -58,8 +65,14 @@ class PreparedAppend:
         After a cancellation the outcome is unknown.
         """
         while True:
-            append, self._begun = self._begun or self._appender(), None
+            append, self._begun = self._begun, None
             try:
+                small = _small(content) if append is None else None
+                if small is not None and self._dispatcher.may_stream(self._parameters.journal):
+                    result = await append_small(self._dispatcher, self._parameters, small, registers=self._registers)
+                    if result is not None:
+                        return result
+                append = append or self._appender()
                 if isinstance(content, bytes):
                     return await append.commit(content)
                 for piece in _joined(content):
@@ -72,7 +85,8 @@ class PreparedAppend:
             except TRANSIENT as error:
                 await self._wait(error)
             except BaseException:
-                append.abort()  # If it has not ended, for example when `content` has the wrong type.
+                if append is not None:
+                    append.abort()  # If it has not ended, for example when `content` has the wrong type.
                 raise
 
     def _appender(self) -> Appender:
@@ -83,6 +97,13 @@ class PreparedAppend:
         if delay is None:
             raise error
         await self._clock.sleep(delay)
+
+
+def _small(content: bytes | Sequence[bytes]) -> bytes | None:
+    """Return content that may go over a stream, in one piece; None if it is too large."""
+    if isinstance(content, bytes):
+        return content if len(content) <= MAX_CONTENT_BYTES else None
+    return b"".join(content) if sum(map(len, content)) <= MAX_CONTENT_BYTES else None
 
 
 def _joined(pieces: Sequence[bytes]) -> Iterator[bytes]:

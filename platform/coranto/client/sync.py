@@ -54,8 +54,11 @@ class SyncJournalClient(JournalClientFace, Blocking):
         zone: str = "",
         route_cache: int = DEFAULT_ROUTE_CACHE,
         disk_cache: DiskCache | None = None,
+        append_streams: bool = False,
     ) -> None:
-        self.config = ClientConfig(endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache)
+        self.config = ClientConfig(
+            endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache, append_streams
+        )
         self.timeout = timeout
         self._lock = threading.Lock()
         self._pid = 0
@@ -73,6 +76,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
             zone=config.zone,
             route_cache=config.route_cache,
             disk_cache=config.disk_cache,
+            append_streams=config.append_streams,
         )
 
     def __reduce__(self) -> tuple[object, ...]:

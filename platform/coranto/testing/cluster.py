@@ -138,12 +138,19 @@ class Cluster:
         """All endpoints in one text, in the form that clients accept."""
         return ",".join(self.endpoints)
 
-    def client(self, *, name: str = "client", zone: str = "", patience: float = DEFAULT_PATIENCE) -> JournalClient:
+    def client(
+        self,
+        *,
+        name: str = "client",
+        zone: str = "",
+        patience: float = DEFAULT_PATIENCE,
+        append_streams: bool = False,
+    ) -> JournalClient:
         """Return a client, ready for use. It is closed with the cluster, if not earlier.
 
         `name` is its node of the network, for `cut` and `calls`. Clients may share a name.
         """
-        client = self._new_client(name, zone, patience)
+        client = self._new_client(name, zone, patience, append_streams)
         self._world.clients.append(client)
         return client
 
@@ -287,7 +294,7 @@ class Cluster:
     def _ended(self) -> None:
         self._running = None
 
-    def _new_client(self, name: str, zone: str, patience: float) -> JournalClient:
+    def _new_client(self, name: str, zone: str, patience: float, append_streams: bool = False) -> JournalClient:
         if not name or name in (*SERVICES, *self._names):
             raise InvalidInput(f"{name!r} cannot be the name of a client; choose one that no broker has", field="name")
         world = self._world
@@ -296,6 +303,7 @@ class Cluster:
             self.endpoint,
             zone=zone,
             patience=patience,
+            append_streams=append_streams,
             clock=SimClock(world.timeline),
             connect=functools.partial(SimConnection, world.rpc, name),
         )

@@ -1,4 +1,8 @@
-"""An append ends alike whichever way it takes: the fast path, or the state machine, whole or streamed."""
+"""An append ends alike whichever way it takes.
+
+It comes over a stream of appends or in a call of its own. It commits on the fast path or by the state machine, there
+with its content whole or in pieces.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from hypothesis import strategies as st
 
 from coranto import labels
 from coranto.client import Suspend
+from coranto.client.dispatch import Dispatcher
 from coranto.errors import CorantoError
 from coranto.testing import Cluster
 from coranto.testing.sim.loop import SimLoop, simulated
@@ -103,19 +108,29 @@ def outcome_of(steps: list[Step], prepare: Callable[[ExitStack], None]) -> tuple
     return outcomes, content, quick
 
 
-def every_way(stack: ExitStack) -> None:
-    """As it is: the fast path where that may be."""
+def over_a_stream(stack: ExitStack) -> None:
+    """Over a stream of appends, and on the fast path where that may be."""
+    stack.enter_context(patch.object(Dispatcher, "may_stream", lambda *_: True))
 
 
-def through_the_machine(stack: ExitStack) -> None:
+def over_a_stream_through_the_machine(stack: ExitStack) -> None:
+    over_a_stream(stack)
     stack.enter_context(patch.object(fast_path, "candidate", lambda *_: None))
 
 
-def streamed(stack: ExitStack) -> None:
+def by_calls(stack: ExitStack) -> None:
+    """By calls of their own, and on the fast path where that may be."""
+
+
+def by_calls_through_the_machine(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(fast_path, "candidate", lambda *_: None))
+
+
+def by_calls_in_pieces(stack: ExitStack) -> None:
     async def receive(*_: object) -> None:
         return None
 
-    through_the_machine(stack)
+    by_calls_through_the_machine(stack)
     stack.enter_context(patch.object(Inbox, "receive", receive))
 
 
@@ -124,23 +139,28 @@ def streamed(stack: ExitStack) -> None:
 @settings(max_examples=25, deadline=None)
 def test_an_append_ends_alike_whichever_way_it_takes(steps: list[Step]) -> None:
     steps = [Step(b"begun"), Step(b"z" * 1100), Step(b"and rolled"), *steps]
-    outcomes, content, _ = outcome_of(steps, every_way)
-    for way in (through_the_machine, streamed):
+    outcomes, content, quick = outcome_of(steps, over_a_stream)
+    assert outcome_of(steps, by_calls) == (outcomes, content, quick)
+    for way in (over_a_stream_through_the_machine, by_calls_through_the_machine, by_calls_in_pieces):
         assert outcome_of(steps, way) == (outcomes, content, 0), way.__name__
 
 
-def test_the_fast_path_is_taken() -> None:
-    *_, quick = outcome_of(QUICK, every_way)
+@pytest.mark.parametrize("way", [over_a_stream, by_calls])
+def test_the_fast_path_is_taken(way: Callable[[ExitStack], None]) -> None:
+    *_, quick = outcome_of(QUICK, way)
     assert quick >= 2
 
 
-def test_a_fast_path_that_forgets_a_check_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", [over_a_stream, by_calls])
+def test_a_fast_path_that_forgets_a_check_is_caught(
+    way: Callable[[ExitStack], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def careless(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
         return of_registers.after(request, registers)
 
     steps = [*QUICK, Step(check=(("author", "2"),))]
-    right, *_ = outcome_of(steps, through_the_machine)
+    right, *_ = outcome_of(steps, by_calls_through_the_machine)
     monkeypatch.setattr(fast_path, "extend", careless)
-    wrong, *_ = outcome_of(steps, every_way)
+    wrong, *_ = outcome_of(steps, way)
     assert right[:-1] == wrong[:-1]
     assert right[-1] != wrong[-1]

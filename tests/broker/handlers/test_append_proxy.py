@@ -14,8 +14,8 @@ import pytest
 from coranto.cluster.processes import free_port
 from coranto.errors import Unavailable
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.handlers.append import _proxy
 from coranto_broker.handlers.errors import code_of
+from coranto_broker.handlers.forwarding import forward
 from coranto_broker.replication.peers import Peers
 from coranto_broker.rpc.rolled_back import RolledBack
 
@@ -72,7 +72,7 @@ async def _forward(port: int, *messages: pb.AppendRequest) -> pb.AppendResponse:
     fsm: Any = SimpleNamespace(resolution=SimpleNamespace(header=header), request=pb.AppendRequest(journal=J))
     inbox: Any = SimpleNamespace(read=read)
     try:
-        return await _proxy(broker, fsm, inbox)
+        return await forward(broker, fsm, inbox)
     finally:
         await peers.close()
 

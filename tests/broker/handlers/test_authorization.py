@@ -34,9 +34,10 @@ from coranto.errors import (
 )
 from coranto.security.server import check_exposure, keys_of, peer_tls, server_credentials
 from coranto.security.tokens import LEEWAY_SECONDS, BearerToken, Capability, Claims, Keys, Secret, sign
-from coranto.wire import heads_pb2, heads_pb2_grpc
+from coranto.wire import append_stream_pb2_grpc, heads_pb2, heads_pb2_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto.wire.append_stream_pb2 import AppendBatch, StreamedAppend
 from coranto_broker.authorization import RULES, Authorizer, TokenExpired
 from coranto_broker.handlers.errors import code_of
 from coranto_broker.http import gateway
@@ -71,6 +72,7 @@ class Calls:
         )
         self.stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(self.channel)
         self.heads: heads_pb2_grpc.JournalsAsyncStub = heads_pb2_grpc.JournalsStub(self.channel)
+        self.streams: append_stream_pb2_grpc.AppendsAsyncStub = append_stream_pb2_grpc.AppendsStub(self.channel)
         self._process = process
         self._spec = spec
 
@@ -111,6 +113,17 @@ class Calls:
             yield pb.AppendRequest()
 
         return (await self.stub.Append(messages(), metadata=metadata)).status
+
+    async def AppendStream(self, metadata: Metadata | None) -> Any:
+        call = self.streams.AppendStream(metadata=metadata)
+        await call.write(AppendBatch())
+        await call.read()
+        await call.write(AppendBatch(appends=[StreamedAppend(id=1, request=pb.AppendRequest(journal=J))]))
+        await call.done_writing()
+        (answer,) = (await call.read()).answers
+        assert await call.read() is grpc.aio.EOF
+        assert answer.code == 0
+        return pb.AppendResponse.FromString(answer.response).status
 
     async def Replicate(self, metadata: Metadata | None) -> pb.Status.ValueType:
         async def messages() -> AsyncIterator[pb.ReplicateRequest]:
@@ -167,7 +180,7 @@ def journal(spec: MakeSpec) -> pb.JournalSpec:
 def test_every_method_has_a_rule() -> None:
     """An RPC that is added must say here which capability it takes."""
     assert sorted(RULES) == sorted(METHODS)
-    servicers = (pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer)
+    servicers = (pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, append_stream_pb2_grpc.AppendsServicer)
     methods = [entry for servicer in servicers for entry in vars(servicer).items()]
     served = [name for name, value in methods if callable(value) and name[0] != "_"]
     assert sorted(served) == sorted(RULES)
@@ -183,6 +196,7 @@ WRONG_SELECTOR: dict[str, Any] = {
     "Apply": DENIED,
     "Read": pb.JOURNAL_NOT_FOUND,
     "Append": pb.JOURNAL_NOT_FOUND,
+    "AppendStream": pb.JOURNAL_NOT_FOUND,
     "Replicate": pb.JOURNAL_NOT_FOUND,
     "ListFragments": pb.JOURNAL_NOT_FOUND,
     "FragmentStoreHealth": DENIED,
@@ -194,6 +208,7 @@ RIGHT: dict[str, Any] = {
     "Apply": pb.OK,
     "Read": pb.OFFSET_NOT_YET_AVAILABLE,
     "Append": pb.OK,
+    "AppendStream": pb.OK,
     "Replicate": pb.WRONG_ROUTE,
     "ListFragments": pb.OK,
     "FragmentStoreHealth": pb.OK,
@@ -242,7 +257,7 @@ async def test_every_method_with_every_token(
                     expected = HTTP.get(expected, expected)
                 assert answer == expected, f"{method} with {kind}: {answer}, not {expected}"
                 given.append(metadata or ())
-    assert len(given) == 15 * (8 + 3)
+    assert len(given) == 15 * (9 + 3)
     # Refusals are logged, secrets are not.
     written = f"{logs} {caplog.text}"
     assert "the token has expired" in written

@@ -387,7 +387,8 @@ class Target:
         def rests() -> bool:
             now = self.metrics()
             calls = {name: value for name, value in now.items() if name.startswith("coranto_calls{")}
-            # Pipelines keep a stream to each replica, however long nobody appends.
+            # Pipelines keep a stream to each replica, however long nobody appends. So do brokers that forward.
+            calls.pop('coranto_calls{method="AppendStream"}')
             replicating = calls.pop('coranto_calls{method="Replicate"}')
             return not any(calls.values()) and replicating <= now["coranto_journals"] * (len(self._children) > 1)
 

@@ -14,6 +14,7 @@ from coranto.errors import CorantoError
 from coranto.security.call_tokens import CallTokens
 from coranto.testing.sim.rpc import Rpc
 from coranto.testing.sim.timeline import Process
+from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
@@ -52,8 +53,13 @@ class SimConnection(Connection):
     def heads_stub(self) -> heads_grpc.JournalsAsyncStub:
         return cast("heads_grpc.JournalsAsyncStub", self.stub)
 
+    @property
+    def streams_stub(self) -> stream_grpc.AppendsAsyncStub:
+        return cast("stream_grpc.AppendsAsyncStub", self.stub)
+
     async def close(self, grace: float | None = None) -> None:
         """Cancel all calls in progress. `grace` is ignored."""
+        await self._append_streams.close()
         self._over = True
         self._rpc.cancel_calls(self._sim_stub)
 

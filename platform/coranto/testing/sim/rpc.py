@@ -26,6 +26,7 @@ from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import heads_pb2 as heads
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto.wire.append_stream_pb2 import AppendAnswers
 
 GIVE_UP_SECONDS = (1.0, 15.0)
 """The range of the time after which an end gives up a connection over a cut link."""
@@ -55,9 +56,9 @@ _JOURNAL = _methods(
     RpcMethod("Replicate", pb.ReplicateResponse, streams_requests=True, streams_responses=True),
     RpcMethod("ListFragments", pb.FragmentsResponse),
     RpcMethod("FragmentStoreHealth", pb.FragmentStoreHealthResponse),
-    RpcMethod(
-        "Heads", heads.HeadsResponse, streams_responses=True
-    ),  # Of `coranto.Journals`, served by the same brokers.
+    # Of Coranto's own services, which the same brokers serve.
+    RpcMethod("Heads", heads.HeadsResponse, streams_responses=True),
+    RpcMethod("AppendStream", AppendAnswers, streams_requests=True, streams_responses=True),
 )
 _SHARD = _methods(
     RpcMethod("Stat", pc.StatResponse),
@@ -524,7 +525,10 @@ class _ServerEnd:
     async def _handle(self, service: Any) -> None:
         method = self._call.method
         try:
-            handler = getattr(service, method.name)
+            handler = getattr(service, method.name, None)
+            if handler is None:
+                self._finish((grpc.StatusCode.UNIMPLEMENTED, f"method {method.name} not implemented"))
+                return
             if method.streams_requests:
                 response = await handler(None, self)
             else:

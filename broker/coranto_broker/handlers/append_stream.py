@@ -1,0 +1,221 @@
+"""The RPC AppendStream: many small appends over one call, each decided and answered by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from coranto.errors import InvalidInput
+from coranto.member import call_errors
+from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, bearer_of
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
+from coranto_broker.append import fast_path
+from coranto_broker.append.receiving import MAX_BUFFERED_BYTES
+from coranto_broker.authorization import UNRESTRICTED
+from coranto_broker.handlers.admission import Admission
+from coranto_broker.handlers.append_answers import Answers
+from coranto_broker.handlers.append_lane import Answer, AppendLane, LaneAppend
+from coranto_broker.handlers.errors import Context, log_failure
+from coranto_broker.handlers.first_message import first_message
+from coranto_broker.handlers.refusals import is_acceptable
+from coranto_broker.replication.waiting_appends import Whole
+from coranto_broker.rpc.rolled_back import TooManyAppends
+from coranto_broker.rpc.source import require_readable
+
+if TYPE_CHECKING:
+    from coranto_broker.broker import Broker
+
+MAX_CONTENT_BYTES: Final = 1 << 20
+"""Most content of one append. It must fit into a group."""
+MAX_UNANSWERED_BYTES: Final = 8 << 20
+"""Content of one stream that is not answered, beyond which the broker reads no more of it."""
+MAX_UNANSWERED_APPENDS: Final = 4096
+MAX_TOKENS: Final = 1024
+MAX_LANES: Final = 1024
+_TURN_APPENDS: Final = 64
+
+
+async def serve(broker: Broker, context: Context, admission: Admission, answers: Answers) -> None:
+    """Serve a stream until its client ends it. Without its client, appends that are not proposed are given up."""
+    first = await first_message(context, broker.receive_budget.first_message_deadlines)
+    require_readable(first)
+    if not isinstance(first, AppendBatch) or first.appends:
+        raise InvalidInput("the first message of the stream must be empty", field="AppendBatch.appends")
+    stream = _Stream(broker, context, admission, answers)
+    stream.authorize()
+    broker.append_streams.add(stream)
+    await context.write(AppendAnswers(closing=broker.is_stopping))
+    sending = asyncio.create_task(stream.send())
+    try:
+        while isinstance(batch := await context.read(), AppendBatch):
+            for number, append in enumerate(batch.appends, 1):
+                stream.take(append)
+                if number % _TURN_APPENDS == 0:
+                    await asyncio.sleep(0)
+            await stream.wait_for_room()
+        require_readable(batch)
+        stream.end()
+        await sending
+    finally:
+        broker.append_streams.discard(stream)
+        sending.cancel()
+        stream.close()
+
+
+class _Tokens:
+    """The claims of the tokens that a stream's appends carry. Each token is verified once."""
+
+    def __init__(self, broker: Broker, context: Context) -> None:
+        self._broker = broker
+        self._context = context
+        self._known: OrderedDict[str, Claims] = OrderedDict()
+
+    def claims_of(self, authorization: str) -> Claims:
+        """Return the claims of an append. Raises Unauthenticated and PermissionDenied."""
+        authorizer = self._broker.authorizer
+        if authorizer.admits_all:
+            return UNRESTRICTED
+        found = self._known.get(authorization)
+        if found is None or (found is not UNRESTRICTED and found.exp + LEEWAY_SECONDS <= self._broker.clock.now()):
+            metadata = self._context.invocation_metadata() or ()
+            given = [authorization] if authorization else [value for name, value in metadata if name == HEADER]
+            found = self._known[authorization] = authorizer.claims_of(bearer_of(given), Capability.APPEND)
+            if len(self._known) > MAX_TOKENS:
+                self._known.popitem(last=False)
+        return found
+
+
+class _Stream:
+    """The appends and answers of one stream."""
+
+    def __init__(self, broker: Broker, context: Context, admission: Admission, answers: Answers) -> None:
+        self._broker = broker
+        self._context = context
+        self._admission = admission
+        self._answers = answers
+        self._tokens = _Tokens(broker, context)
+        self._lanes: dict[str, AppendLane] = {}
+        self._ids: set[int] = set()  # Of unanswered appends.
+        self._unanswered_bytes = 0
+        self._ready = AppendAnswers()
+        self._is_ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._ended = self._closed = False
+
+    def authorize(self) -> None:
+        """Check that the call itself may append something. Raises Unauthenticated and PermissionDenied."""
+        self._tokens.claims_of("")
+
+    def take(self, append: StreamedAppend) -> None:
+        """Begin an append. It is answered in any case. Raises InvalidInput for an id that is in use."""
+        size = len(append.content)
+        if append.id in self._ids:
+            raise InvalidInput(f"append {append.id} of this stream is not answered yet", field="StreamedAppend.id")
+        self._ids.add(append.id)
+        self._unanswered_bytes += size
+        self._broker.receive_budget.held += size
+        begun = self._broker.clock.monotonic()
+        answer = partial(self._answer, append.id, append.request.journal, size)
+        try:
+            self._admission.enter()
+        except TooManyAppends as error:
+            answer(error, admitted=False)
+            return
+        try:
+            self._begin(append, begun, answer)
+        except Exception as error:  # noqa: BLE001  # Only this append ends with it.
+            answer(error)
+
+    def _begin(self, append: StreamedAppend, begun: float, answer: partial[None]) -> None:
+        """Validate an append and add it to its lane. Raises the error with which it ends."""
+        request, broker = append.request, self._broker
+        if request.content:
+            raise InvalidInput("content belongs beside the request", field="StreamedAppend.content")
+        if len(append.content) > MAX_CONTENT_BYTES:
+            raise InvalidInput(
+                f"{len(append.content)} bytes are too many for a stream, which takes {MAX_CONTENT_BYTES}; use Append",
+                field="StreamedAppend.content",
+            )
+        claims = self._tokens.claims_of(append.authorization)
+        found = fast_path.candidate(broker, request) if claims.covers_all else None
+        if found is None or found.after is None:
+            if not is_acceptable(broker, request, request.journal, claims):
+                header = broker.unrouted_header(broker.keyspace.state)
+                answer(pb.AppendResponse(status=pb.JOURNAL_NOT_FOUND, header=header).SerializeToString())
+                return
+            if not request.journal:
+                raise InvalidInput("an append must name its journal", field="AppendRequest.journal")
+        lane = self._lanes.get(request.journal)
+        if lane is None:
+            self._forget_idle_lanes()
+            lane = self._lanes[request.journal] = AppendLane(broker, self._answers)
+        content = append.content
+        lane.add(LaneAppend(request, Whole(content, 1 if content else 0), claims, begun, answer), found)
+
+    def _forget_idle_lanes(self) -> None:
+        """Make room for another lane: journals are many, and those in use at a time are few."""
+        if len(self._lanes) >= MAX_LANES:
+            self._lanes = {journal: lane for journal, lane in self._lanes.items() if not lane.is_idle}
+
+    def _answer(self, number: int, journal: str, size: int, outcome: Answer, *, admitted: bool = True) -> None:
+        if self._closed:
+            return
+        if admitted:
+            self._admission.leave()
+        self._ids.discard(number)
+        self._unanswered_bytes -= size
+        self._broker.receive_budget.held -= size
+        if isinstance(outcome, bytes):
+            self._ready.answers.append(AppendAnswer(id=number, response=outcome))
+        else:
+            code: grpc.StatusCode = log_failure(outcome, "AppendStream", self._context, journal)
+            told = call_errors.told(outcome)
+            self._ready.answers.append(AppendAnswer(id=number, code=code.value[0], error=told))
+        self._is_ready.set()
+        self._room.set()
+
+    async def wait_for_room(self) -> None:
+        """Wait while too much is not answered: the client is then slowed down by the flow control of its call."""
+        budget = self._broker.receive_budget
+        while (self._ids or self._ready.answers) and (
+            self._unanswered_bytes > MAX_UNANSWERED_BYTES
+            or len(self._ids) + len(self._ready.answers) > MAX_UNANSWERED_APPENDS
+            or budget.held > MAX_BUFFERED_BYTES
+        ):
+            self._room.clear()
+            await self._room.wait()
+
+    async def send(self) -> None:
+        """Send answers as they come, those of one turn of the event loop together, until all is answered."""
+        while self._ids or not self._ended or self._ready.answers:
+            await self._is_ready.wait()
+            self._is_ready.clear()
+            ready, self._ready = self._ready, AppendAnswers()
+            if ready.answers or ready.closing:
+                await self._context.write(ready)
+                self._room.set()
+
+    def announce_end(self) -> None:
+        """Ask the client to send further appends elsewhere, since this broker is about to exit."""
+        self._ready.closing = True
+        self._is_ready.set()
+
+    def end(self) -> None:
+        """Note that the client sends no more."""
+        self._ended = True
+        self._is_ready.set()
+
+    def close(self) -> None:
+        """Give up what is not proposed."""
+        self._closed = True
+        for _ in self._ids:
+            self._admission.leave()
+        for lane in self._lanes.values():
+            lane.close()
+        self._broker.receive_budget.held -= self._unanswered_bytes
+        self._unanswered_bytes = 0

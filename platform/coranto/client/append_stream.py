@@ -1,0 +1,234 @@
+"""Many small appends over one call to one of Coranto's brokers.
+
+A unary call costs a broker several times what a small append does. So appends share a stream: those of one turn of the
+event loop go into one message, and so do their answers. Gazette's brokers do not serve such streams.
+
+The outcome of an append is known from its answer. A stream that breaks leaves unknown exactly those appends that were
+sent and not answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from coranto.client.call_ends import CALL_ENDED, cancelled_from_outside
+from coranto.security.call_tokens import Metadata
+from coranto.wire import append_stream_pb2_grpc as stream_grpc
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire.append_stream_pb2 import AppendAnswer, AppendBatch, StreamedAppend
+
+MAX_CONTENT_BYTES: Final = 1 << 16
+"""Most content of an append that goes over a stream. Larger ones gain nothing, and would hold up small ones."""
+
+WINDOW_BYTES: Final = 4 << 20
+"""Most content that is sent and not answered. More waits until answers come."""
+
+LACKING_SECONDS: Final = 300.0
+"""After this time, a broker that did not serve streams is tried again: another version may run there by then."""
+
+_BATCH_BYTES: Final = 1 << 20
+_BATCH_APPENDS: Final = 1024
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class NotSent(Exception):
+    """The stream ended before an append was sent on it, so that nothing was applied."""
+
+
+class AppendStream:
+    """An open stream. Its appends are sent in the order in which they are given."""
+
+    def __init__(self, call: Any) -> None:
+        """`call` has been opened: the broker has answered the first message."""
+        self._call = call
+        self._unsent: deque[tuple[StreamedAppend, asyncio.Future[AppendAnswer]]] = deque()
+        self._sent: dict[int, tuple[asyncio.Future[AppendAnswer], int]] = {}
+        self._sent_bytes = 0
+        self._last_id = 0
+        self._more = asyncio.Event()
+        self._closing = False
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+
+    @property
+    def is_open(self) -> bool:
+        """True while it takes appends."""
+        return not self._closing
+
+    async def append(self, request: pb.AppendRequest, content: bytes, metadata: Metadata | None) -> bytes:
+        """Append `content`, and return the broker's encoded answer. `metadata` authorizes the append.
+
+        Raises NotSent when nothing was applied. Raises AioRpcError as a unary call would. Without an answer, its code
+        is UNAVAILABLE and the outcome is unknown; so it is after a cancellation.
+        """
+        if self._closing:
+            raise NotSent("the stream is closing")
+        self._last_id += 1
+        append = StreamedAppend(id=self._last_id, content=content)
+        append.request.CopyFrom(request)
+        if metadata:
+            append.authorization = metadata[0][1]
+        done: asyncio.Future[AppendAnswer] = asyncio.get_running_loop().create_future()
+        self._unsent.append((append, done))
+        self._more.set()
+        answer = await done
+        if answer.code:
+            code = _CODES.get(answer.code, grpc.StatusCode.UNKNOWN)
+            raise _error(code, answer.error)
+        return answer.response
+
+    def finish(self) -> None:
+        """Take no more appends, and end once those that were given are answered."""
+        self._closing = True
+        self._more.set()
+
+    async def close(self) -> None:
+        """End the stream. The outcome of appends without an answer is unknown."""
+        self._closing = True
+        self._call.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail("the connection was closed")
+
+    async def _write(self) -> None:
+        """Send appends as they come, while the window is open."""
+        try:
+            while True:
+                batch = self._next_batch()
+                if batch.appends:
+                    await self._call.write(batch)
+                elif self._closing and not self._unsent:
+                    await self._call.done_writing()
+                    return
+                else:
+                    self._more.clear()
+                    await self._more.wait()
+        except CALL_ENDED:
+            self._closing = True  # Reading tells why.
+
+    def _next_batch(self) -> AppendBatch:
+        batch, size = AppendBatch(), 0
+        while self._unsent and len(batch.appends) < _BATCH_APPENDS:
+            append, done = self._unsent[0]
+            length = len(append.content)
+            if done.done():  # Its caller has given up before it was sent.
+                self._unsent.popleft()
+                continue
+            if (self._sent and self._sent_bytes + length > WINDOW_BYTES) or (size and size + length > _BATCH_BYTES):
+                break
+            self._unsent.popleft()
+            batch.appends.append(append)
+            self._sent[append.id] = done, length
+            self._sent_bytes += length
+            size += length
+        return batch
+
+    async def _read(self) -> None:
+        """Pass answers to those who wait for them."""
+        problem = "the broker ended the stream"
+        try:
+            while (answers := await self._call.read()) is not grpc.aio.EOF:
+                for answer in answers.answers:
+                    self._answered(answer)
+                if answers.closing:
+                    self.finish()
+                self._more.set()
+        except grpc.aio.AioRpcError as error:
+            problem = f"{error.code().name}: {error.details()}"
+        except asyncio.CancelledError:
+            problem = "the connection was closed"
+            if cancelled_from_outside():
+                raise
+        finally:
+            self.finish()
+            self._fail(problem)
+
+    def _answered(self, answer: AppendAnswer) -> None:
+        found = self._sent.pop(answer.id, None)
+        if found is None:
+            return  # A broker that answers twice says nothing new.
+        done, length = found
+        self._sent_bytes -= length
+        if not done.done():
+            done.set_result(answer)
+
+    def _fail(self, problem: str) -> None:
+        sent, self._sent, self._sent_bytes = self._sent, {}, 0
+        unsent, self._unsent = self._unsent, deque()
+        for done, _ in sent.values():
+            if not done.done():
+                code = grpc.StatusCode.UNAVAILABLE.value[0]
+                done.set_result(AppendAnswer(code=code, error=f"the stream broke before the answer ({problem})"))
+        for _, done in unsent:
+            if not done.done():
+                done.set_exception(NotSent(problem))
+
+
+class AppendStreams:
+    """The stream to one broker: opened when it is first needed, and again after it has ended."""
+
+    def __init__(self, stub: Callable[[], stream_grpc.AppendsAsyncStub]) -> None:
+        self._stub = stub
+        self._stream: AppendStream | None = None
+        self._lock = asyncio.Lock()
+        self._lacking_until = -math.inf
+
+    @property
+    def may_serve(self) -> bool:
+        """False if the broker is known to serve no streams."""
+        return _now() >= self._lacking_until
+
+    async def get(self, metadata: Metadata | None) -> AppendStream | None:
+        """Return an open stream, or None if the broker serves none. `metadata` authorizes the call that opens it.
+
+        Raises AioRpcError when no stream can be opened; nothing was sent then.
+        """
+        async with self._lock:  # Callers go on in the order in which they came, so that their appends do.
+            if self._stream is None or not self._stream.is_open:
+                self._stream = await self._open(metadata) if self.may_serve else None
+            return self._stream
+
+    def renew(self) -> None:
+        """Have later appends open another stream. Those under way go on."""
+        if self._stream is not None:
+            self._stream.finish()
+
+    async def close(self) -> None:
+        """End the stream."""
+        if self._stream is not None:
+            await self._stream.close()
+
+    async def _open(self, metadata: Metadata | None) -> AppendStream | None:
+        call: Any = self._stub().AppendStream(metadata=metadata)
+        try:
+            await call.write(AppendBatch())
+            first = await call.read()
+        except CALL_ENDED as error:
+            # Only the call's own status tells reliably why it ended.
+            code, details = await call.code(), await call.details()
+            if code is not grpc.StatusCode.UNIMPLEMENTED:
+                raise _error(code, details) from error
+            self._lacking_until = _now() + LACKING_SECONDS
+            return None
+        except BaseException:
+            call.cancel()
+            raise
+        if first is grpc.aio.EOF or first.closing:
+            call.cancel()
+            raise _error(grpc.StatusCode.UNAVAILABLE, "the broker is about to exit, and takes no more appends")
+        return AppendStream(call)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

@@ -1,0 +1,267 @@
+"""Small appends over one stream: their order, their outcomes when the stream breaks, and hostile clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from coranto.client import JournalClient
+from coranto.errors import AppendOutcomeUnknown, CorantoError, StatusError
+from coranto.labels import label_selector, label_set
+from coranto.testing import Cluster
+from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire.append_stream_pb2 import AppendAnswer, AppendBatch, StreamedAppend
+from coranto_broker.handlers import append_lane, append_stream
+from coranto_broker.handlers.append_lane import AppendLane
+
+J, OTHER = "test/journal", "test/other"
+
+
+def in_cluster(main: Callable[[Cluster, SimLoop], Awaitable[None]], **options: Any) -> None:
+    """Run `main` with a cluster of three brokers, in virtual time."""
+
+    async def run(loop: SimLoop) -> None:
+        async with Cluster(brokers=3, **options) as cluster:
+            await main(cluster, loop)
+
+    with simulated(0, shuffle=False) as loop:
+        loop.run_until_complete(run(loop))
+        assert not loop.problems
+
+
+async def append_numbers(client: JournalClient, journal: str, count: int) -> list[int]:
+    """Append numbers at the same time, and return those that committed, by their order in the journal."""
+
+    async def one(number: int) -> tuple[int, int] | None:
+        try:
+            return (await client.append(journal, f"{number:06}\n".encode(), patience=0)).begin, number
+        except CorantoError:
+            return None
+
+    done = await asyncio.gather(*(one(number) for number in range(count)))
+    return [number for _, number in sorted(each for each in done if each is not None)]
+
+
+async def numbers_in(client: JournalClient, journal: str) -> list[int]:
+    return [int(line) for line in (await client.read_all(journal, 0, await client.head(journal))).split()]
+
+
+@pytest.mark.parametrize("replication", [1, 3])
+def test_appends_of_a_stream_commit_once_and_in_their_order(replication: int) -> None:
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        client = cluster.client(append_streams=True)
+        for journal in (J, OTHER):
+            await cluster.create(journal, replication=replication)
+        found = await asyncio.gather(*(append_numbers(client, journal, 500) for journal in (J, OTHER)))
+        for journal, committed in zip((J, OTHER), found, strict=True):
+            assert committed == list(range(500)) == await numbers_in(client, journal)
+        # The first appends go to any broker, and all others to the primaries.
+        assert cluster.calls("Append") == 0
+        assert cluster.calls("AppendStream") <= 3
+
+    in_cluster(main)
+
+
+def test_a_leader_that_stays_in_line_as_a_follower_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        await cluster.create(J, replication=3)
+        client = cluster.client(append_streams=True)
+        await client.append(J, b"000000\n")  # It tells the way to the primary.
+        committed = await append_numbers(client, J, 500)
+        assert len(await numbers_in(client, J)) > 1 + len(committed)
+
+    monkeypatch.setattr(AppendLane, "_leave_line", lambda lane: None)
+    in_cluster(main)
+
+
+def test_a_lane_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def follow(lane: AppendLane, *_: object) -> None:
+        lane._queue.reverse()
+
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        await cluster.create(J, replication=3)
+        client = cluster.client(append_streams=True)
+        await client.append(J, b"000000\n")
+        assert await append_numbers(client, J, 100) != list(range(100))
+
+    monkeypatch.setattr(AppendLane, "_follow", follow)
+    in_cluster(main)
+
+
+@pytest.mark.parametrize("replication", [1, 3])
+def test_followers_have_their_own_conditions_and_registers(replication: int) -> None:
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        await cluster.create(J, replication=replication)
+        client = cluster.client(append_streams=True)
+        await client.append(J, b"0\n", union_registers=label_set(epoch="0"))
+
+        async def raise_epoch(epoch: int) -> object:
+            expected, then = label_selector(include=[("epoch", str(epoch - 1))]), label_set(epoch=str(epoch))
+            try:
+                done = await client.append(J, f"{epoch}\n".encode(), check_registers=expected, union_registers=then)
+            except StatusError as error:
+                return error.status
+            return {label.name: label.value for label in done.registers.labels}["epoch"]
+
+        # The third is given before its turn, and is refused alone.
+        found = await asyncio.gather(*(raise_epoch(epoch) for epoch in (1, 2, 9, 3, 4)))
+        assert found == ["1", "2", pb.REGISTER_MISMATCH, "3", "4"]
+        assert await numbers_in(client, J) == [0, 1, 2, 3, 4]
+
+    in_cluster(main)
+
+
+def test_a_broken_stream_leaves_unknown_only_what_was_sent_and_not_answered() -> None:
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        await cluster.create(J, replication=3)
+        client = cluster.client(append_streams=True, patience=30)
+        await client.append(J, b"first\n")
+        rpc = cluster._world.rpc
+        under_way = [asyncio.create_task(client.append(J, b"x\n")) for _ in range(20)]
+        await asyncio.sleep(0)
+        for call in [call for call in rpc.live if call.method.name == "AppendStream" and call.node == "client"]:
+            rpc.break_call(call)
+        outcomes = await asyncio.gather(*under_way, return_exceptions=True)
+        unknown = [each for each in outcomes if isinstance(each, AppendOutcomeUnknown)]
+        assert len(unknown) == len([each for each in outcomes if isinstance(each, BaseException)])
+        # Another stream takes over.
+        await client.append(J, b"last\n")
+        content = await client.read_all(J, 0, await client.head(J))
+        assert content.count(b"x\n") >= 20 - len(unknown)
+
+    in_cluster(main)
+
+
+def test_no_append_is_of_unknown_outcome_when_a_broker_exits_gracefully() -> None:
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        await cluster.create(J, replication=3)
+        client = cluster.client(append_streams=True, patience=60)
+        stop, sent = asyncio.Event(), 0
+
+        async def writer() -> None:
+            nonlocal sent
+            while not stop.is_set():
+                await client.append(J, b"x\n")
+                sent += 1
+                await asyncio.sleep(0.2)
+
+        writers = [asyncio.create_task(writer()) for _ in range(4)]
+        for number in range(2):
+            await asyncio.sleep(2)
+            await cluster.stop(number)
+            await asyncio.sleep(2)
+            await cluster.start(number)
+        stop.set()
+        await asyncio.gather(*writers)
+        assert await client.head(J) == 2 * sent
+
+    in_cluster(main)
+
+
+async def refused(cluster: Cluster, *batches: AppendBatch) -> str:
+    """The details with which a stream ends that sends these messages."""
+    stub: Any = cluster._world.rpc.stub("hostile", cluster.endpoint.split(",")[0])
+    call = stub.AppendStream()
+    for batch in batches:
+        await call.write(batch)
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    return str(await call.details())
+
+
+async def answers_to(cluster: Cluster, *appends: StreamedAppend) -> dict[int, AppendAnswer]:
+    stub: Any = cluster._world.rpc.stub("hostile", cluster.endpoint.split(",")[0])
+    call = stub.AppendStream()
+    for batch in (AppendBatch(), AppendBatch(appends=appends)):
+        await call.write(batch)
+    await call.done_writing()
+    found: dict[int, AppendAnswer] = {}
+    while (answers := await call.read()) is not grpc.aio.EOF:
+        found.update((answer.id, answer) for answer in answers.answers)
+    return found
+
+
+def test_streams_of_hostile_clients_are_refused() -> None:
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        await cluster.create(J, replication=1)
+        good = StreamedAppend(id=1, request=pb.AppendRequest(journal=J), content=b"x\n")
+        assert "first message of the stream must be empty" in await refused(cluster, AppendBatch(appends=[good]))
+        twice = await refused(cluster, AppendBatch(), AppendBatch(appends=[good, *[good] * 3]))
+        assert "append 1 of this stream is not answered yet" in twice
+
+        appends = [
+            StreamedAppend(
+                id=2, request=pb.AppendRequest(journal=J), content=b"x" * (append_stream.MAX_CONTENT_BYTES + 1)
+            ),
+            StreamedAppend(id=3, request=pb.AppendRequest(journal=J, content=b"x")),
+            StreamedAppend(id=4, content=b"x"),
+            StreamedAppend(id=5, request=pb.AppendRequest(journal="no/such/journal"), content=b"x"),
+            StreamedAppend(id=6, request=pb.AppendRequest(journal=J, union_registers=label_set(epoch="1"))),
+            good,
+        ]
+        found = await answers_to(cluster, *appends)
+        assert sorted(found) == [1, 2, 3, 4, 5, 6]
+        invalid = grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert [found[number].code for number in (2, 3, 4, 6)] == [invalid] * 4
+        assert pb.AppendResponse.FromString(found[5].response).status == pb.JOURNAL_NOT_FOUND
+        assert pb.AppendResponse.FromString(found[1].response).status == pb.OK
+
+    in_cluster(main)
+
+
+def test_a_client_that_reads_no_answers_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append_stream, "MAX_UNANSWERED_APPENDS", 10)
+    taken = 0
+    real = append_stream._Stream.take
+
+    def take(stream: Any, append: StreamedAppend) -> None:
+        nonlocal taken
+        taken += 1
+        real(stream, append)
+
+    async def stalled(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        await cluster.create(J, replication=1)
+        stub: Any = cluster._world.rpc.stub("hostile", cluster.endpoint.split(",")[0])
+        call = stub.AppendStream()
+        await call.write(AppendBatch())
+        for number in range(100):
+            append = StreamedAppend(id=number + 1, request=pb.AppendRequest(journal=J), content=b"x\n")
+            await call.write(AppendBatch(appends=[append]))
+        await asyncio.sleep(5)
+        assert taken == 11
+        call.cancel()
+
+    monkeypatch.setattr(append_stream._Stream, "take", take)
+    monkeypatch.setattr(append_stream._Stream, "send", stalled)
+    in_cluster(main)
+
+
+def test_an_unexpected_error_ends_only_its_append(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = append_lane.fast_path.commit
+
+    def commit(environment: Any, candidate: Any, request: pb.AppendRequest, whole: Any) -> Any:
+        if whole.content == b"bad\n":
+            raise RuntimeError("a bug")
+        return real(environment, candidate, request, whole)
+
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        await cluster.create(J, replication=1)
+        client = cluster.client(append_streams=True)
+        await client.append(J, b"first\n")
+        await client.append(J, b"second\n")
+        done = await asyncio.gather(
+            *(client.append(J, content) for content in (b"good\n", b"bad\n", b"good\n")), return_exceptions=True
+        )
+        assert isinstance(done[1], AppendOutcomeUnknown)
+        assert (done[0].end, done[2].end) == (18, 23)  # type: ignore[union-attr]
+
+    monkeypatch.setattr(append_lane.fast_path, "commit", commit)
+    in_cluster(main)
