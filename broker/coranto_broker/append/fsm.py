@@ -647,4 +647,4 @@ _HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[AppendEvent]]] = {
 
 def has_parameters(message: AppendMessage) -> bool:
     """Return True if a message of the stream holds anything but content."""
-    return not isinstance(message, ContentMessage) and any(field.name != "content" for field, _ in message.ListFields())
+    return not isinstance(message, ContentMessage) and len(message.ListFields()) > bool(message.content)
