@@ -21,6 +21,7 @@ LONG = (
     "orchestration/flights/test_ui.py",
     "orchestration/test_tutorial.py",
     "orchestration/flights/test_pipeline.py",
+    "consumers/spark/cluster/test_cluster.py",
     "consumers/spark/test_consumer.py",
     "consumers/spark/test_windows.py",
     "orchestration/windows/test_windows_backfill.py",

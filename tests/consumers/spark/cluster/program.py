@@ -1,0 +1,106 @@
+"""A driver: reads journals, and consumes them into a table and journals. It takes a file of JSON, and answers with one.
+
+`spark-submit` runs it, and plain Python. What it is asked for is in `test_cluster.py`.
+"""
+
+import json
+import sys
+import time
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from sqlalchemy import BigInteger, Column, MetaData, Table
+
+from coranto.client import ClientConfig
+from coranto.errors import CorantoError
+from coranto.security.tokens import Keys
+from coranto_consumers.spark import Add, JournalOutput, Outputs, SparkConsumer, TableOutput, errors_of_tasks, register
+
+TOTALS = Table(
+    "totals",
+    MetaData(),
+    Column("bucket", BigInteger, primary_key=True),
+    Column("messages", BigInteger, nullable=False),
+    Column("total", BigInteger, nullable=False),
+)
+
+
+class Buckets:
+    """Counts and adds numbers by their last digit, and passes on those that end in 7."""
+
+    name = "buckets"
+    sources = "name:prefix=numbers/in/"
+    value_schema = "n BIGINT"
+
+    def __init__(self, straggles: bool) -> None:
+        self._straggles = straggles
+
+    def outputs(self, committed):
+        totals = committed.groupBy((F.col("n") % 10).alias("bucket")).agg(
+            F.count("*").alias("messages"), F.sum("n").alias("total")
+        )
+        passed = committed.where("n % 10 = 7").selectExpr("CAST(n AS STRING) AS key", "struct(n) AS value")
+        if self._straggles:
+            totals, passed = _straggling(totals), _straggling(passed)
+        merge = {"messages": Add(), "total": Add()}
+        return Outputs(
+            tables=[TableOutput(TOTALS, totals, keys=["bucket"], merge=merge)],
+            journals=[JournalOutput(passed, "name:prefix=numbers/out/")],
+        )
+
+
+def _straggling(rows):
+    """The same rows, but the first attempt at the first partition gives its last rows late."""
+
+    def late(batches):
+        context = TaskContext.get()
+        yield from batches
+        if (context.partitionId(), context.attemptNumber()) == (0, 0):
+            time.sleep(8)
+
+    # With less than two tasks there is none to overtake.
+    return rows.repartition(2).mapInArrow(late, rows.schema)
+
+
+def run(spark: SparkSession, asked: dict) -> dict:
+    register(spark)
+    config = ClientConfig(asked["endpoint"], auth=Keys.parse(asked["key"]))
+    rows = (
+        spark.read.format("journal")
+        .options(endpoint=asked["endpoint"], selector=Buckets.sources, authSecret=asked["key"])
+        .schema("n BIGINT, _journal STRING")
+        .load()
+    )
+    shown = StringIO()
+    with redirect_stdout(shown):
+        rows.explain("extended")
+    with errors_of_tasks():
+        read = rows.agg(F.count("*").alias("count"), F.sum("n").alias("sum")).collect()[0].asDict()
+    consumer = SparkConsumer(Buckets(asked["straggles"]), config, asked["store"], spark, max_partition_bytes=4000)
+    report = consumer.run_until_caught_up()
+    return {"read": read, "messages": report.messages, "published": report.published, "plan": shown.getvalue()}
+
+
+def main() -> None:
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    builder = SparkSession.builder.remote(asked["remote"]) if asked["remote"] else SparkSession.builder
+    for name, value in asked["settings"].items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    try:
+        for archive in asked["artifacts"]:
+            spark.addArtifacts(archive, pyfile=True)
+        answer = run(spark, asked)
+    except CorantoError as error:
+        answer = {"error": type(error).__name__, "text": str(error)}
+    finally:
+        spark.stop()
+    Path(asked["answer"]).write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Sources and consumers on clusters: executors are processes of their own, with an environment of their own."""
+
+import base64
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyspark
+import pytest
+from sqlalchemy import text
+
+from coranto.cluster.processes import free_port
+from coranto.messages.framing import JsonLines, iter_messages
+from coranto.messages.publisher import SyncPublisher
+from coranto.messages.sequencer import Sequencer, read_committed
+from coranto.messages.uuids import ProducerClock, new_producer_id
+from coranto_consumers.stores import SqlStore
+
+pytestmark = pytest.mark.integration
+
+HOME = Path(pyspark.__file__).parent
+PROGRAM = Path(__file__).with_name("program.py")
+SOURCES = [f"numbers/in/{n}" for n in range(3)]
+SINKS = ["numbers/out/a", "numbers/out/b"]
+KEY = base64.b64encode(random.Random(1).randbytes(32)).decode()
+SMALL = {
+    "spark.ui.enabled": "false",
+    "spark.executor.memory": "512m",
+    "spark.driver.memory": "512m",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+NO_CONNECT = "" if find_spec("grpc_status") else "pyspark[connect] is not installed: install coranto[spark]"
+
+ONLY_FROM_ARCHIVES = '''
+import importlib.machinery
+import sys
+
+
+class OnlyFromArchives:
+    """Finds packages of Coranto in archives only, as an environment does in which they are not installed."""
+
+    def find_spec(self, name, path=None, target=None):
+        if path is not None or name not in ("coranto", "coranto_consumers", "pyspark_coranto"):
+            return None
+        archives = [entry for entry in sys.path if entry.endswith(".zip")]
+        found = importlib.machinery.PathFinder.find_spec(name, archives)
+        if found is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return found
+
+
+sys.meta_path.insert(0, OnlyFromArchives())
+'''
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> Path:
+    """A folder for the Python path of processes in whose environment Coranto is not installed."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "sitecustomize.py").write_text(ONLY_FROM_ARCHIVES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> Path:
+    """Coranto's packages as an archive, as the documentation makes it."""
+    import coranto
+    import coranto_consumers
+    import pyspark_coranto
+
+    path = tmp_path_factory.mktemp("archive") / "coranto.zip"
+    with zipfile.ZipFile(path, "w") as packed:
+        for package in (coranto, coranto_consumers, pyspark_coranto):
+            folder = Path(package.__file__).parent
+            for file in folder.rglob("*"):
+                if file.is_file() and "__pycache__" not in file.parts:
+                    packed.write(file, file.relative_to(folder.parent))
+    return path
+
+
+def environment(**changes: str) -> dict[str, str]:
+    ours = [entry for entry in sys.path if entry and Path(entry).name != "lib-dynload" and "python3" not in entry]
+    return {
+        **os.environ,
+        "SPARK_HOME": str(HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(ours),
+        **changes,
+    }
+
+
+@contextmanager
+def running(log: Path, *command: object, env: dict[str, str]) -> Iterator[subprocess.Popen]:
+    with log.open("wb") as output:
+        process = subprocess.Popen([str(word) for word in command], env=env, stdout=output, stderr=output)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def until(condition: Callable[[], bool], processes: list[subprocess.Popen], log: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert all(process.poll() is None for process in processes), log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def standalone(tmp_path_factory, bare) -> Iterator[str]:
+    """The URL of a standalone master with two workers, in whose environment Coranto is not installed."""
+    folder = tmp_path_factory.mktemp("standalone")
+    port, status = free_port(), free_port()
+    url, spark_class = f"spark://127.0.0.1:{port}", HOME / "bin" / "spark-class"
+    env = environment(PYTHONPATH=str(bare))
+    with ExitStack() as stack:
+        master = (spark_class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", port)
+        processes = [stack.enter_context(running(folder / "master", *master, "--webui-port", status, env=env))]
+        worker = (spark_class, "org.apache.spark.deploy.worker.Worker", "--webui-port", 0)
+        size = ("--cores", 1, "--memory", "700m", "--work-dir", folder / "work")
+        processes += [
+            stack.enter_context(
+                running(folder / host, *worker, *size, "--host", host, url, env={**env, "SPARK_LOCAL_IP": host})
+            )
+            # Spark gives no second attempt to the host that has the first.
+            for host in ("127.0.0.1", "127.0.0.2")
+        ]
+
+        def complete() -> bool:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{status}/json/", timeout=30) as answer:
+                    return json.load(answer)["aliveworkers"] == 2
+            except OSError:  # It does not answer yet.
+                return False
+
+        until(complete, processes, folder / "master")
+        yield url
+
+
+@dataclass
+class Numbers:
+    """Journals of numbers, and what a driver must make of them."""
+
+    broker: object
+    store: str
+    folder: Path
+    committed: list[int]
+
+    def ask(self, *command: object, env: dict[str, str], straggles: bool = False, remote: str = "", **more) -> dict:
+        """Run the program and return its answer."""
+        asked, answer = self.folder / "asked.json", self.folder / "answer.json"
+        answer.unlink(missing_ok=True)
+        question = {"endpoint": self.broker.endpoint, "key": KEY, "store": self.store, "straggles": straggles}
+        asked.write_text(
+            json.dumps({**question, "remote": remote, "settings": {}, "artifacts": [], "answer": str(answer), **more})
+        )
+        words = [str(word) for word in (*command, PROGRAM, asked)]
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=550, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert KEY not in done.stdout + done.stderr
+        return json.loads(answer.read_text())
+
+    def check(self, answer: dict) -> None:
+        assert "error" not in answer, answer
+        assert answer["read"] == {"count": len(self.committed), "sum": sum(self.committed)}
+        assert answer["messages"] == len(self.committed)
+        assert "journal" in answer["plan"]
+        assert KEY not in answer["plan"]
+        buckets = {n % 10: [m for m in self.committed if m % 10 == n % 10] for n in self.committed}
+        with SqlStore(self.store).engine.connect() as connection:
+            rows = connection.execute(text("SELECT bucket, messages, total FROM totals ORDER BY bucket")).all()
+        assert [tuple(row) for row in rows] == [(b, len(ns), sum(ns)) for b, ns in sorted(buckets.items())]
+        passed = []
+        for journal in SINKS:
+            envelopes = iter_messages(JsonLines(), journal, [self.broker.content(journal)], 0)
+            passed += [each.message["n"] for each in read_committed(envelopes, Sequencer(), lambda wanted: [])]
+        assert sorted(passed) == sorted(buckets[7])
+        assert answer["published"] == len(passed)
+
+
+@pytest.fixture
+def numbers(broker, postgres, tmp_path) -> Numbers:
+    broker.create(*SOURCES, *SINKS)
+    committed = []
+    for turn in range(4):
+        publisher = SyncPublisher(
+            broker.write, producer=new_producer_id(os.urandom), clock=ProducerClock(time.time_ns), framing=JsonLines()
+        )
+        batch = range(turn * 100, turn * 100 + 100)
+        for n in batch:
+            publisher.add(SOURCES[n % 3], {"n": n})
+        if turn == 2:
+            publisher.rollback()
+        else:
+            publisher.commit()
+            committed += batch
+    return Numbers(broker, postgres.new_database(), tmp_path, committed)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """Spark's home, as a folder of links: the workers of `local-cluster` write into it."""
+    folder = tmp_path_factory.mktemp("home")
+    for entry in HOME.iterdir():
+        (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+def test_local_cluster(numbers, home):
+    settings = {**SMALL, "spark.master": "local-cluster[2,1,1024]"}
+    numbers.check(numbers.ask(sys.executable, env=environment(SPARK_HOME=str(home)), settings=settings))
+
+
+def test_a_standalone_cluster_gets_packages_from_spark_submit_speculates_and_shows_no_secrets(
+    numbers, standalone, archive
+):
+    events = numbers.folder / "events"
+    events.mkdir()
+    settings = {
+        **SMALL,
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.quantile": "0.1",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.minTaskRuntime": "200ms",
+    }
+    submit = (HOME / "bin" / "spark-submit", "--master", standalone, "--py-files", archive)
+    words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+
+    numbers.check(numbers.ask(*submit, *words, env=environment(), straggles=True))
+
+    logged = "".join(file.read_text() for file in events.rglob("*") if file.is_file())
+    assert "SparkListenerTaskEnd" in logged
+    assert "MapInArrow" in logged
+    assert '"Speculative":true' in logged, "an attempt was overtaken"
+    credentials = numbers.store.partition("://")[2].partition("@")[0]
+    assert ":" in credentials
+    for secret in (KEY, credentials):
+        assert secret not in logged
+
+
+@pytest.mark.skipif(bool(NO_CONNECT), reason=NO_CONNECT)
+def test_spark_connect_says_what_executors_lack_and_gives_it_to_them(numbers, standalone, archive):
+    port = free_port()
+    settings = {**SMALL, "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": port}
+    words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    server = (
+        *(HOME / "bin" / "spark-submit", "--master", standalone, *words),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
+    )
+    log = numbers.folder / "server"
+    with running(log, *server, env=environment()) as process:
+        until(lambda: "Spark Connect server started" in log.read_text(), [process], log)
+        ask = {"env": environment(), "remote": f"sc://127.0.0.1:{port}"}
+
+        lacking = numbers.ask(sys.executable, **ask)
+        numbers.check(numbers.ask(sys.executable, **ask, artifacts=[str(archive)]))
+
+    assert lacking["error"] == "InvalidInput"
+    assert "executors have no package coranto_consumers: install coranto[spark]" in lacking["text"]
+    assert KEY not in log.read_text()
