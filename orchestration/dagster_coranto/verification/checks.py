@@ -1,11 +1,12 @@
 """Asset checks by the audit of journals: cheap ones to run often, and deep ones that read content."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import dagster as dg
 
-from coranto.audit import AuditOptions, Check, Depth, Report, audit_journals
+from coranto.audit import AuditOptions, Check, Depth, Finding, Kind, Report, Severity, audit_journals
 from coranto.audit.journals import DEFAULT_BUDGET
 from coranto.client import JournalClient
 from coranto.client.groups import JournalGroup
@@ -27,6 +28,8 @@ _COLUMNS = {
     "problems": "int",
 }
 _SHOWN_FINDINGS: Final = 50
+_LOOKED_BACK: Final = 10
+"""The number of executions of a check, of which the last that ended is looked at."""
 
 MoreChecks = Callable[[JournalClient, StoreRegistry], Sequence[Check]]
 """Makes further checks for the same report, such as one of a consumer's tables."""
@@ -58,10 +61,11 @@ def build_audit_check(
     """
     key = build_group_spec(group, dagster_journal_translator).key
     options = AuditOptions(depth, budget, memory, allow_empty=allow_empty)
+    check_name = name or ("deep_audit" if depth is Depth.DEEP else "audit")
 
     @dg.asset_check(
         asset=key,
-        name=name or ("deep_audit" if depth is Depth.DEEP else "audit"),
+        name=check_name,
         blocking=blocking,
         description="All content of the journals is there"
         + (", and agrees with its SHA-1." if depth is Depth.DEEP else ", as far as listings tell."),
@@ -79,9 +83,40 @@ def build_audit_check(
                 description="the journals could not be examined",
                 metadata={"findings": verbatim([f"- {error}"])},
             )
-        return as_result(report, severity)
+        forgotten = _forgotten(report, _examined_before(context.instance, dg.AssetCheckKey(key, check_name)))
+        return as_result(report.joined(forgotten) if forgotten is not None else report, severity)
 
     return audit
+
+
+def _examined_before(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> set[str]:
+    """Return the journals that the last evaluation of a check examined, as this instance remembers it."""
+    for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=_LOOKED_BACK):
+        event = record.event.dagster_event if record.event is not None else None
+        if event is not None and event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+            shown = event.asset_check_evaluation_data.metadata.get("journals")
+            if isinstance(shown, dg.TableMetadataValue):
+                return {str(each.data.get("journal")) for each in shown.records}
+    return set()
+
+
+def _forgotten(report: Report, before: set[str]) -> Report | None:
+    """Return findings about journals that were examined before and of which no record is left, if there are any.
+
+    Only the first evaluation can tell: it makes a record again.
+    """
+    findings = [
+        Finding(
+            Kind.MEMORY_DAMAGED,
+            Severity.ERROR,
+            each.subject,
+            "an earlier evaluation of this check examined it, and its record is gone, so losses before this evaluation "
+            "cannot be found. Restore the place of the records, or look at what earlier evaluations say of the journal",
+        )
+        for each in report.findings
+        if each.kind is Kind.FIRST_AUDIT and each.subject.name in before
+    ]
+    return replace(report, subjects={}, findings=findings, coverage=()) if findings else None
 
 
 def build_fragment_check(

@@ -14,9 +14,11 @@ from typing import Final
 from coranto import labels
 from coranto.audit import deep
 from coranto.audit.check import Check, Result, run_checks
+from coranto.audit.compared import shown_time
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
 from coranto.audit.gathering import CONCURRENCY, gather
 from coranto.audit.judgement import Judged, judge
+from coranto.audit.losses import CLOCK_SECONDS
 from coranto.audit.memory import AuditMemory, Remembered, StoreMemory
 from coranto.audit.present import Present
 from coranto.audit.remembered import JournalRecord, accepted, newest
@@ -136,6 +138,7 @@ class JournalsCheck:
         # Without journals, these places only may have records.
         weight = Severity.ERROR if journals or self._options.memory else Severity.WARNING
         result.findings += self._about_memory(places, weight)
+        result.findings += self._from_the_future(records)
         result.findings += self._gone(journals, records, gathered.cluster)
         if self._options.depth is Depth.DEEP:
             journals = await self._deepen(journals, records, result)
@@ -249,6 +252,22 @@ class JournalsCheck:
                 for problem in place.loaded.damaged
             ]
         return found
+
+    def _from_the_future(self, records: Mapping[str, JournalRecord]) -> list[Finding]:
+        """Return a finding for each record that hides those of later audits, because of its time."""
+        return [
+            Finding(
+                Kind.MEMORY_DAMAGED,
+                Severity.ERROR,
+                Subject.journal(name),
+                f"its record of earlier audits is dated {shown_time(record.at)}, in the future, so audits until then "
+                "are not remembered. A clock is wrong, or somebody made the record: remove the files of that time from "
+                "the place of the records",
+                {"at": record.at},
+            )
+            for name, record in sorted(records.items())
+            if record.at > self._clock.now() + CLOCK_SECONDS
+        ]
 
     def _gone(self, journals: Sequence[Present], records: Mapping[str, JournalRecord], cluster: str) -> list[Finding]:
         """Return a finding for each remembered journal that the selector matches and that is gone."""

@@ -195,6 +195,10 @@ class ContentDoctor:
         fragment = _fragment_of(step)
         store = self._stores.get(fragment.backing_store)
         if step.kind is StepKind.SET_ASIDE_FRAGMENT:
+            if not step.facts.get("stray"):
+                with contextlib.suppress(CorantoError):
+                    await store.read(fragment)
+                    return "left it alone: it is good now"
             with contextlib.suppress(FragmentNotFound):
                 await store.put_note(f"{ASIDE}/{fragment.content_path}", await store.get(fragment))
                 await store.remove(fragment)
@@ -227,11 +231,12 @@ class ContentDoctor:
         return "moved"
 
 
-def set_aside(fragment: Fragment, why: str, loses: str = "") -> RecoveryStep:
-    """Return the step that moves a file to where nothing reads it."""
+def set_aside(fragment: Fragment, why: str, loses: str = "", *, stray: bool = False) -> RecoveryStep:
+    """Return the step that moves a file to where nothing reads it. A `stray` has the content of its name."""
     where = f"[{fragment.begin}, {fragment.end})"
     action = f"move the file of {where}, which {why}, to {ASIDE}/ of {fragment.backing_store}, where nothing reads it"
-    return replace(_step(StepKind.SET_ASIDE_FRAGMENT, fragment, action), loses=loses)
+    step = _step(StepKind.SET_ASIDE_FRAGMENT, fragment, action)
+    return replace(step, loses=loses, facts={**step.facts, "stray": stray})
 
 
 def _unserved(info: JournalInfo, fragment: Fragment) -> Loss:

@@ -44,7 +44,9 @@ class NotApproved(CorantoError):
 
     def __init__(self, approved: str, plan: Plan) -> None:
         super().__init__(
-            f"the plan now has the hash {plan.hash}, and {approved or 'nothing'} was approved: the damage changed "
+            f"{approved or 'nothing'} was approved, and there is nothing to recover (any more)"
+            if plan.is_empty
+            else f"the plan now has the hash {plan.hash}, and {approved or 'nothing'} was approved: the damage changed "
             "since. Read the present plan, and approve that"
         )
         self.plan = plan

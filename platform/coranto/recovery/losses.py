@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from coranto.audit import AuditOptions, Depth, Fact, Finding, Kind, Report, audit_journals
+from coranto.audit.losses import merged, within
 from coranto.client import JournalClient
 from coranto.errors import CorantoError, InvalidInput
 from coranto.fragments.fragment import parse_content_path
@@ -48,6 +49,7 @@ class JournalDoctor:
         self._stores = stores
         self._selector = selector
         self._memory = memory
+        self._approved: list[Finding] = []
         self._content = ContentDoctor(client, stores, ())
         self._heads = HeadDoctor(client, ())
 
@@ -69,7 +71,7 @@ class JournalDoctor:
         steps = [*content.steps, *heads.steps]
         steps += _files_to_set_aside(report, steps)
         errors = [each for each in report.errors if not _is_mended(each, steps)]
-        lost = [each for each in errors if each.kind in _LOSSES]
+        lost = self._approved = [each for each in errors if each.kind in _LOSSES]
         # An accepted loss does not count any more, although the content is still gone.
         blamed = _subjects(each for each in report.errors if each.kind in (*_LOSSES, Kind.SPOOL_DIFFERS))
         losses = [loss for loss in content.losses if loss.subject in blamed]
@@ -100,6 +102,9 @@ class JournalDoctor:
             case StepKind.RESET_HEAD:
                 return await self._heads.act(step)
             case _:
+                more = [each for each in (await self.audit()).errors if not _is_among(each, self._approved)]
+                if more:
+                    raise CorantoError(f"more was lost since the plan was approved, so plan again: {more[0]}")
                 report = await self.audit(accept="a plan of recovery was approved")
                 for each in report.errors:
                     if each.kind in _UNKNOWN:
@@ -123,6 +128,17 @@ def _is_mended(finding: Finding, steps: Sequence[RecoveryStep]) -> bool:
         and isinstance(end := step.facts["end"], int)
     ]
     return bool(spans) and all(any(low <= begin and end <= high for low, high in restored) for begin, end in spans)
+
+
+def _is_among(finding: Finding, approved: Sequence[Finding]) -> bool:
+    """Return True if a finding is no loss, or one that was approved: the same, or of content that is gone by those."""
+    if finding.kind not in _LOSSES:
+        return True
+    same = [each for each in approved if each.subject == finding.subject]
+    if spans := _spans(finding.facts):
+        gone = merged(span for each in same for span in _spans(each.facts))
+        return all(within(span, gone) for span in spans)
+    return any(each.kind is finding.kind for each in same)
 
 
 def _strays(report: Report) -> list[Finding]:
@@ -149,7 +165,9 @@ def _files_to_set_aside(report: Report, steps: Sequence[RecoveryStep]) -> list[R
         fragment = parse_content_path(journal, path.removeprefix(f"{journal}/"), backing_store=url)
         if is_stray:
             why = "no audit knows, and which begins far above all other content"
-            found.append(set_aside(fragment, why, "its content, should brokers that are gone have stored it"))
+            found.append(
+                set_aside(fragment, why, "its content, should brokers that are gone have stored it", stray=True)
+            )
         else:
             found.append(set_aside(fragment, "is not what its name says"))
     return found

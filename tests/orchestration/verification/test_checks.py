@@ -242,3 +242,28 @@ def test_a_budget_rotates_over_runs(journals: JournalResource, journal: FakeJour
     results = [run_audit(journals, depth=Depth.DEEP, budget=1).passed for _ in range(3)]
     assert results == [True, True, False]
     assert not run_audit(journals).passed, "a cheap audit remembers"
+
+
+def test_lost_records_fail_a_check_that_has_examined_the_journals_before(
+    journals: JournalResource, journal: FakeJournal, tmp_path: Path
+) -> None:
+    @dg.asset(key=["flights", "events"])
+    def events() -> None: ...
+
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def audit() -> dg.AssetCheckEvaluation:
+            assets = [events, build_audit_check(EVENTS)]
+            result = dg.materialize(assets, resources={"journals": journals}, instance=instance, raise_on_error=False)
+            (evaluation,) = result.get_asset_check_evaluations()
+            return evaluation
+
+        assert audit().passed
+        assert audit().passed
+        for record in (tmp_path / "fragments" / ".coranto-audit").iterdir():
+            record.unlink()
+        journal.drop_before(journal.stored[0].fragment.end)
+        evaluation = audit()
+        assert not evaluation.passed
+        assert "memory_damaged" in kinds_of(evaluation)
+        assert "its record is gone" in findings(evaluation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from coranto import labels
 from coranto.audit import Kind, Report, Severity, Subject
+from coranto.audit.remembered import decode, encode
 from coranto.client import Suspend
 from coranto.errors import CorantoError
 from coranto.fragments.fragment import Fragment, sum_of
@@ -561,5 +563,23 @@ def test_a_recovery_log_may_be_pruned_and_its_head_may_not_fall(play: Play) -> N
         await journal.cluster.start(0)
         await journal.later()
         assert not (await journal.audit()).sound
+
+    play(1, story)
+
+
+def test_a_record_that_is_dated_ahead_is_not_trusted_in_silence(play: Play) -> None:
+    async def story(journal: Damaged) -> None:
+        assert (await journal.audit()).sound
+        notes = journal.world.store.notes
+        ((path, (at, content)),) = notes.items()
+        (record,) = decode(gzip.decompress(content)).values()
+        forged = replace(record, at=record.at + 86_400, fragments=[], head=0, persisted_head=0, first=record.head)
+        notes[path] = at, gzip.compress(encode({J: forged}))
+        journal.delete(journal.objects[0].fragment)
+        await journal.later()
+        for _ in range(2):
+            report = await journal.audit()
+            assert Kind.MEMORY_DAMAGED in kinds(report)
+            assert not report.sound
 
     play(1, story)

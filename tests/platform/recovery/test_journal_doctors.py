@@ -6,6 +6,7 @@ The damage table on real brokers is in `tests/orchestration/verification/test_da
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,9 @@ from coranto.recovery import (
     JournalDoctor,
     NotApproved,
     Plan,
+    Recovery,
     StepKind,
+    StepResult,
     carry_out,
     make_plan,
 )
@@ -95,6 +98,15 @@ class Journal:
                     return
                 await asyncio.sleep(0.05)
 
+    async def dropped(self, fragment: Fragment) -> None:
+        """Wait until no broker has a local file of the fragment."""
+        folder = f"*-{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
+        async with asyncio.timeout(60):
+            while True:
+                if not [*self.cluster.data_dir.glob(f"brokers/*/spools/{folder}/**/{fragment.begin:016x}.content")]:
+                    return
+                await asyncio.sleep(0.1)
+
     def path(self, fragment: Fragment) -> Path:
         return self.cluster.file_root / fragment.content_path
 
@@ -105,6 +117,9 @@ class Journal:
     async def doctors(self) -> list[Doctor]:
         info = await self.info()
         return [ContentDoctor(self.client, self.stores, [info]), HeadDoctor(self.client, [info])]
+
+    def doctor(self) -> JournalDoctor:
+        return JournalDoctor(self.client, self.stores, f"name={self.name}")
 
     async def plan(self) -> Plan:
         return await make_plan(await self.doctors())
@@ -205,6 +220,87 @@ async def test_content_that_a_store_loses_again_and_again_comes_back_from_its_br
     done = await carry_out(await journal.doctors(), plan.hash)
     assert done.succeeded, done
     assert lost.read_bytes() == b"B" * SIZE
+
+
+# -- An operator at three in the morning -------------------------------------------------------------------------------
+
+
+async def flipped(journal: Journal, *numbers: int) -> JournalDoctor:
+    """Damage stored fragments for good, once an audit has seen them, and return a doctor of the journal."""
+    fragments = await journal.create(fragments=4)
+    doctor = journal.doctor()
+    assert (await doctor.audit()).sound
+    for number in numbers:
+        await journal.dropped(fragments[number])
+        journal.path(fragments[number]).write_bytes(b"X" * SIZE)
+    return doctor
+
+
+async def test_a_recovery_that_was_killed_is_approved_anew_and_ends_the_same(cluster, client):
+    journal = Journal(cluster, client, "night/killed", 1)
+    doctor = await flipped(journal, 1, 2)
+    plan = await make_plan([doctor])
+    kinds = [StepKind.SET_ASIDE_FRAGMENT, StepKind.SET_ASIDE_FRAGMENT, StepKind.ACCEPT_LOSS]
+    assert [step.kind for step in plan.steps] == kinds
+
+    def kill(result: StepResult) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await carry_out([doctor], plan.hash, on_result=kill)
+    with pytest.raises(NotApproved) as refused:
+        await carry_out([journal.doctor()], plan.hash)
+    left = refused.value.plan
+    assert [step.kind for step in left.steps] == kinds[1:]
+    done = await carry_out([journal.doctor()], left.hash, verify=doctor.audit)
+
+    assert done.succeeded, done
+    with pytest.raises(NotApproved, match="there is nothing to recover"):
+        await carry_out([doctor], left.hash)
+
+
+async def test_two_recoveries_at_once_end_as_one_does(cluster, client):
+    journal = Journal(cluster, client, "night/twice", 1)
+    doctor = await flipped(journal, 1)
+    plan = await make_plan([doctor])
+
+    ends = await asyncio.gather(
+        *(carry_out([journal.doctor()], plan.hash, verify=doctor.audit) for _ in range(2)), return_exceptions=True
+    )
+
+    assert all(isinstance(end, NotApproved) or (isinstance(end, Recovery) and end.succeeded) for end in ends), ends
+    assert any(isinstance(end, Recovery) for end in ends)
+    assert (await doctor.audit()).sound
+    assert (await make_plan([doctor])).is_empty
+
+
+async def test_a_loss_after_the_approval_is_not_accepted(cluster, client):
+    journal = Journal(cluster, client, "night/more", 1)
+    doctor = await flipped(journal, 1)
+    (last,) = [each for each in await journal.stored(4) if each.begin == 2 * SIZE]
+    await journal.dropped(last)
+    plan = await make_plan([doctor])
+
+    def lose_more(result: StepResult) -> None:
+        journal.path(last).unlink(missing_ok=True)
+
+    done = await carry_out([doctor], plan.hash, verify=doctor.audit, on_result=lose_more)
+
+    assert "more was lost since the plan was approved" in done.results[-1].problem
+    assert not done.succeeded
+    assert any(f"[{SIZE}, {3 * SIZE})" in loss.message for loss in done.remaining.losses)
+
+
+async def test_a_file_that_somebody_has_made_good_meanwhile_is_not_set_aside(cluster, client):
+    journal = Journal(cluster, client, "night/copy", 1)
+    doctor = await flipped(journal, 1)
+    plan = await make_plan([doctor])
+    (damaged,) = (cluster.file_root / journal.name).glob(f"{SIZE:016x}-*")
+    damaged.write_bytes(b"B" * SIZE)  # From a backup.
+
+    assert await doctor.act(plan.steps[0]) == "left it alone: it is good now"
+    assert (await make_plan([doctor])).is_empty
+    assert (await doctor.audit()).sound
 
 
 class Listed:

@@ -91,8 +91,8 @@ async def test_only_the_approved_plan_is_carried_out():
     assert doctor.taken == ["a", "b"]
     assert done.succeeded
     assert done.remaining.is_empty
-    with pytest.raises(NotApproved):
-        await carry_out([doctor], refused.value.plan.hash)
+    with pytest.raises(NotApproved, match="there is nothing to recover"):
+        await carry_out([doctor], refused.value.plan.hash)  # Approved twice.
 
 
 async def test_a_step_that_fails_stops_later_steps_of_its_subject_and_no_others():
