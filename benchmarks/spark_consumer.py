@@ -1,15 +1,18 @@
 """Messages per second that a Spark consumer writes into PostgreSQL, each exactly once, in a session that is warm.
 
 The floor is COPY of the same rows, made text beforehand, by as many connections as there are cores. Beside it stands
-the first transaction of a consumer whose session has only just started, with the seconds it takes.
+the first transaction of a consumer whose session has only just started, with the seconds it takes. The fixed cost of a
+transaction is that of one message.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 JOURNAL = "bench/consumer"
+SMALL = "bench/small"
 CORES = 2
 _numbers = itertools.count()
 
@@ -50,11 +54,11 @@ def _new_table(keyed: bool) -> Table:
 class Rows:
     """Writes each message as a row: appends it, or replaces the row of its key."""
 
-    sources = f"name={JOURNAL}"
     value_schema = "id BIGINT, carrier STRING, delay DOUBLE, origin STRING, at STRING"
 
-    def __init__(self, table: Table, keyed: bool) -> None:
+    def __init__(self, table: Table, keyed: bool, journal: str = JOURNAL) -> None:
         self.name = table.name
+        self.sources = f"name={journal}"
         self._table = table
         self._keyed = keyed
 
@@ -90,6 +94,23 @@ class Bench:
         self._drop(table)
         return MESSAGES / seconds
 
+    def consumer_of_few(self, spark: SparkSession) -> Callable[[], float]:
+        """Return a function that consumes one message in a transaction, and returns the transactions per second."""
+        consumer = SparkConsumer(
+            Rows(_new_table(False), False, SMALL), self._config, self._store.url, spark, max_transaction_bytes=1 << 30
+        )
+        message = message_content().partition(b"\n")[0] + b"\n"
+
+        def consumed() -> float:
+            with SyncJournalClient.of(self._config) as client:
+                client.append(SMALL, message)
+            begun = time.perf_counter()
+            report = consumer.run_until_caught_up()
+            assert report.transactions == 1, report
+            return 1 / (time.perf_counter() - begun)
+
+        return consumed
+
     def copied(self, keyed: bool) -> float:
         """Copy the same rows, and return the rows per second."""
         table = _new_table(keyed)
@@ -123,6 +144,13 @@ class Bench:
             table.drop(connection)
 
 
+def _bare_job(spark: SparkSession) -> float:
+    """Run a job of one task in a Python worker, and return the jobs per second."""
+    begun = time.perf_counter()
+    assert spark.range(1, numPartitions=1).mapInArrow(lambda batches: batches, "id BIGINT").count() == 1
+    return 1 / (time.perf_counter() - begun)
+
+
 def run(rounds: int) -> list[Figure]:
     figures = []
     with (
@@ -132,12 +160,13 @@ def run(rounds: int) -> list[Figure]:
     ):
         config = ClientConfig(cluster.info.endpoint, cluster.info.file_root)
         with SyncJournalClient.of(config) as client:
-            spec = pb.JournalSpec(name=JOURNAL, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
-            spec.fragment.length = 8 << 20
-            spec.fragment.compression_codec = pb.ZSTANDARD
-            spec.fragment.stores.append("file:///")
-            spec.fragment.refresh_interval.FromSeconds(1)
-            client.apply([pb.ApplyRequest.Change(upsert=spec)])
+            for journal in (JOURNAL, SMALL):
+                spec = pb.JournalSpec(name=journal, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
+                spec.fragment.length = 8 << 20
+                spec.fragment.compression_codec = pb.ZSTANDARD
+                spec.fragment.stores.append("file:///")
+                spec.fragment.refresh_interval.FromSeconds(1)
+                client.apply([pb.ApplyRequest.Change(upsert=spec)])
             content = message_content().splitlines(keepends=True)
             for begin in range(0, len(content), 20_000):
                 client.append(JOURNAL, b"".join(content[begin : begin + 20_000]))
@@ -154,6 +183,10 @@ def run(rounds: int) -> list[Figure]:
                 )
                 floor = f"COPY of the same rows, made text beforehand, by {CORES} connections"
                 figures.append(Figure(f"Spark consumer, {name}", "messages/s", subjects, floors, floor, note))
+            few, jobs = in_turns(rounds, lambda: _bare_job(spark), bench.consumer_of_few(spark))
+            note = f"a transaction of one message took {1 / statistics.median(few):.2f} s"
+            floor = "jobs of one task in a Python worker that do nothing"
+            figures.append(Figure("Spark consumer, transactions of one message", "1/s", few, jobs, floor, note))
         finally:
             spark.stop()
     return figures

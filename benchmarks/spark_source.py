@@ -3,7 +3,8 @@
 Both sides end with the same work: they parse the flights' columns from JSON with the same schema, and aggregate over
 one of them so that nothing is pruned away. The journal side reads persisted fragments and sequences messages by UUID.
 Its workers parse the columns, or Spark does so with `from_json`.
-The floor reads plain files with the same lines.
+The floor reads plain files with the same lines. Beside them stand reads of one large journal by several tasks, over
+its read by one task.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
 
 JOURNALS = [f"bench/flights/part-{i:03d}" for i in range(4)]
 SCHEMA = "carrier string, month int, arr_delay double, tailnum string, dest string, distance double"
+LARGE = "bench/large"
 COPIES = 3
+TASKS = (1, 2, 4, 8)
 
 
 def _publish(client: SyncJournalClient, files: Path) -> int:
-    """Write the flights, COPIES times, to the journals, and the same lines to files. Return the number of rows."""
+    """Write the flights, COPIES times, to journals, to one large journal, and to files. Return the number of rows."""
     specs = []
-    for name in JOURNALS:
+    for name in (*JOURNALS, LARGE):
         spec = pb.JournalSpec(name=name, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
         spec.fragment.length = 8 << 20
         spec.fragment.compression_codec = pb.ZSTANDARD
@@ -45,6 +48,7 @@ def _publish(client: SyncJournalClient, files: Path) -> int:
         specs.append(pb.ApplyRequest.Change(upsert=spec))
     client.apply(specs)
     builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
+    large = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
     rows = 0
     files.mkdir()
     records = list(iter_flights(load_flights()))
@@ -60,6 +64,14 @@ def _publish(client: SyncJournalClient, files: Path) -> int:
         for journal, content in builder.commit().items():
             client.append(journal, content)
         builder.finish()
+        for record in records:
+            large.add(LARGE, record)
+        for journal, content in large.take_batches(4 << 20):
+            client.append(journal, content)
+        large.ack_intents()
+        for journal, content in large.commit().items():
+            client.append(journal, content)
+        large.finish()
     return rows
 
 
@@ -136,6 +148,18 @@ def run(rounds: int) -> list[Figure]:
 
                 return frame
 
+            def of_large(tasks: int) -> Callable[[], DataFrame]:
+                options = {"endpoint": info.endpoint, "fileRoot": str(info.file_root), "subscribe": LARGE}
+                if tasks == 1:
+                    options["maxBytesPerPartition"] = str(1 << 40)
+                else:
+                    options |= {"minPartitions": str(tasks), "maxBytesPerPartition": str(1 << 40)}
+
+                def frame() -> DataFrame:
+                    return spark.read.format("journal").options(**options).schema(SCHEMA).load()
+
+                return frame
+
             floor_name = "Spark reading the same lines from JSON files"
             for isolation, by_workers, name in (
                 ("read_uncommitted", True, "uncommitted"),
@@ -151,6 +175,12 @@ def run(rounds: int) -> list[Figure]:
                 spent = subject.by_processor_time[1:], floor.by_processor_time[1:]  # Without the first, which warms up.
                 unit = "rows per s of processor time"
                 figures.append(Figure(f"Spark source, {name}, by processor time", unit, *spent, floor_name))
+            one_task = f"the same read with {TASKS[0]} task"
+            for tasks in TASKS[1:]:
+                rates = in_turns(rounds, _Read(rows, of_large(TASKS[0])), _Read(rows, of_large(tasks)))
+                figures.append(
+                    Figure(f"Spark source, committed, one journal, {tasks} tasks", "rows/s", *rates, one_task)
+                )
         finally:
             spark.stop()
     return figures

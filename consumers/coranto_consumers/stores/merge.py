@@ -159,21 +159,29 @@ def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts
     if not attempts:
         return
     chosen = stage.c[STAGE_COLUMNS[2]].in_(attempts)
-    found = connection.execute(select(func.count()).select_from(stage).where(chosen)).scalar_one()
+    if not plan.keys:
+        columns = list(plan.columns)
+        rows = select(*(stage.c[name] for name in columns)).where(chosen)
+        # The insert counts the rows, so they are not read once more for that.
+        merged = connection.execute(
+            plan.table.insert().from_select(columns, rows), execution_options={"preserve_rowcount": True}
+        )
+        _require_rows(plan, merged.rowcount, expected)
+        return
+    _require_rows(
+        plan, connection.execute(select(func.count()).select_from(stage).where(chosen)).scalar_one(), expected
+    )
+    if any(isinstance(rule, Replace) for rule in plan.rules.values()):
+        _refuse_repeated_keys(connection, plan, stage, chosen)
+    _upsert(connection, plan, stage, chosen)
+
+
+def _require_rows(plan: MergePlan, found: int, expected: int) -> None:
     if found != expected:
         raise SqlStoreError(
             f"table {plan.table.name}: {expected} rows were staged but {found} are there: the database lost them, "
             "as it does with unlogged tables when it crashes. Run the consumer again."
         )
-    if not plan.keys:
-        columns = list(plan.columns)
-        connection.execute(
-            plan.table.insert().from_select(columns, select(*(stage.c[c] for c in columns)).where(chosen))
-        )
-        return
-    if any(isinstance(rule, Replace) for rule in plan.rules.values()):
-        _refuse_repeated_keys(connection, plan, stage, chosen)
-    _upsert(connection, plan, stage, chosen)
 
 
 def _refuse_repeated_keys(connection: Connection, plan: MergePlan, stage: Table, chosen: ColumnElement[bool]) -> None:
