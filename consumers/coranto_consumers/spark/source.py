@@ -19,6 +19,7 @@ not discover it.
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -177,7 +178,7 @@ class JournalReader(DataSourceReader):
 
     def _shared_folder(self, journal: str) -> Path | None:
         folder = executor_folder()
-        return folder and folder / "coranto-scans" / f"{self._name}-{list(self._ranges).index(journal)}"
+        return folder and folder / "coranto-scans" / f"{self._name}-{hashlib.sha256(journal.encode()).hexdigest()[:16]}"
 
 
 def _sequenced(
