@@ -16,7 +16,14 @@ from coranto.errors import ClusterError, SqlStoreError, Unavailable
 from dagster_coranto.observation.consumers import OffsetsSource
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import bound
-from dagster_coranto.translation.metadata import GroupMetadataSet, JournalRow, offsets_metadata, table, vector_version
+from dagster_coranto.translation.metadata import (
+    SHOWN_JOURNALS,
+    GroupMetadataSet,
+    JournalRow,
+    offsets_metadata,
+    table,
+    vector_version,
+)
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 
 _COLUMNS = {
@@ -187,9 +194,10 @@ class ObservedGroup:
                 "head": each.head,
                 "stored_bytes": each.head - each.begin - each.unpersisted_bytes,
                 "unstored_bytes": each.unpersisted_bytes,
-                "last_append": _text(each.last_append_time),
+                # Of the others, numbers alone are summed up.
+                "last_append": _text(each.last_append_time) if place < SHOWN_JOURNALS else None,
             }
-            for each in sorted(self.heads, key=lambda each: each.last_append_time, reverse=True)
+            for place, each in enumerate(sorted(self.heads, key=lambda each: each.last_append_time, reverse=True))
         ]
         yield from dict(
             GroupMetadataSet(

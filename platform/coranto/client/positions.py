@@ -45,7 +45,5 @@ def grown_bytes(now: Mapping[str, JournalPosition], before: Mapping[str, Journal
 
 def vector_digest(offsets: Mapping[str, int]) -> str:
     """Return a digest of an offset vector: 32 hexadecimal digits, for any number of journals."""
-    digest = hashlib.sha256()
-    for journal, offset in sorted(offsets.items()):
-        digest.update(f"{journal}\0{offset}\0".encode())
-    return digest.hexdigest()[:32]
+    text = "".join(f"{journal}\0{offset}\0" for journal, offset in sorted(offsets.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
