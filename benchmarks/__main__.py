@@ -9,6 +9,7 @@ import sys
 from benchmarks import (
     allocator,
     append,
+    append_stream,
     consuming,
     dagster_sensors,
     endurance,
@@ -27,6 +28,7 @@ BENCHMARKS = {
     "allocator": allocator.run,
     "append": append.run,
     "append_replicated": append.run_replicated,
+    "append_stream": append_stream.run,
     "consuming": consuming.run,
     "dagster": dagster_sensors.run,
     "endurance": endurance.run,

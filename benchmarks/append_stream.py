@@ -1,0 +1,78 @@
+"""Small appends that share a stream, against the same appends in calls of their own.
+
+Both sides are the public client, `JournalClient.append`, with and without `append_streams`, at the same brokers. So the
+ratio shows what the stream saves client and broker together. The brokers' processor time is counted as well, since on
+few cores a client shares it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+
+from benchmarks.append import CLIENTS, JOURNAL, SMALL_BYTES, Journal, cluster_of
+from benchmarks.runner import Figure, in_turns
+from coranto.client import JournalClient
+
+SECONDS = 1.5
+CONTENT = b"x" * SMALL_BYTES
+_FLOOR = "the same client, each append in a call of its own"
+
+
+class _Side:
+    """Appends of one kind of client. Each turn notes the brokers' processor time for one append."""
+
+    def __init__(self, endpoint: str, clients: int, processor: Callable[[], float], *, append_streams: bool) -> None:
+        self._endpoint = endpoint
+        self._clients = clients
+        self._processor = processor
+        self._append_streams = append_streams
+        self.per_second: list[float] = []
+        """Appends for each second of the brokers' processor time."""
+
+    def turn(self) -> float:
+        """Append for SECONDS, and return the appends per second."""
+        return asyncio.run(self._turn())
+
+    async def _turn(self) -> float:
+        done = 0
+        async with JournalClient(self._endpoint, append_streams=self._append_streams) as client:
+
+            async def task(until: float) -> None:
+                nonlocal done
+                while time.perf_counter() < until:
+                    await client.append(JOURNAL, CONTENT)
+                    done += 1
+
+            await client.append(JOURNAL, CONTENT)  # The route is learned, the stream opened.
+            spent, begun = self._processor(), time.perf_counter()
+            await asyncio.gather(*(task(begun + SECONDS) for _ in range(self._clients)))
+            self.per_second.append(done / (self._processor() - spent))
+            return done / (time.perf_counter() - begun)
+
+
+def _brokers() -> Callable[[], float]:
+    """Return a function that tells the seconds of processor time that the brokers have used."""
+    processes = [each for each in psutil.Process().children(recursive=True) if "broker" in " ".join(each.cmdline())]
+    return lambda: sum(sum(each.cpu_times()[:2]) for each in processes)
+
+
+def _figures(rounds: int, replication: int) -> Iterator[Figure]:
+    with cluster_of(replication) as (cluster, client):
+        Journal(client, JOURNAL, replication).renew()
+        endpoint, processor = cluster.info.endpoint, _brokers()
+        for clients in CLIENTS:
+            stream = _Side(endpoint, clients, processor, append_streams=True)
+            calls = _Side(endpoint, clients, processor, append_streams=False)
+            name = f"{SMALL_BYTES} B appends by {clients} task{'s' if clients > 1 else ''}, R={replication}"
+            subjects, floors = in_turns(rounds, calls.turn, stream.turn)
+            yield Figure(name, "appends/s", subjects, floors, _FLOOR)
+            used = f"{name}, by the brokers' processor time"
+            yield Figure(used, "appends/s", stream.per_second[1:], calls.per_second[1:], _FLOOR)
+
+
+def run(rounds: int) -> list[Figure]:
+    return [figure for replication in (1, 3) for figure in _figures(rounds, replication)]
