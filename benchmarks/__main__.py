@@ -18,6 +18,7 @@ from benchmarks import (
     read,
     spark_consumer,
     spark_fetching,
+    spark_sink,
     spark_source,
     streams,
 )
@@ -38,6 +39,7 @@ BENCHMARKS = {
     "recovery": consuming.run_recovery,
     "spark_consumer": spark_consumer.run,
     "spark_fetching": spark_fetching.run,
+    "spark_sink": spark_sink.run,
     "spark_source": spark_source.run,
     "streams": streams.run,
 }

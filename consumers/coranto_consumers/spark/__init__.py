@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.application import Application, JournalOutput, Outputs, TableOutput
     from coranto_consumers.spark.consumer import SparkConsumer
     from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_table
+    from coranto_consumers.spark.foreach_batch import exactly_once
     from coranto_consumers.spark.inputs import MisfitPolicy
     from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
     from coranto_consumers.spark.session import new_session
@@ -31,6 +32,7 @@ _HOMES = {
     **dict.fromkeys(("new_session",), "coranto_consumers.spark.session"),
     **dict.fromkeys(("register",), "coranto_consumers.spark.source"),
     **dict.fromkeys(("error_of_task", "errors_of_tasks"), "coranto_consumers.spark.task_errors"),
+    **dict.fromkeys(("exactly_once",), "coranto_consumers.spark.foreach_batch"),
     **dict.fromkeys(("bytes_behind",), "coranto_consumers.spark.streaming.progress"),
     **dict.fromkeys(("Add", "Max", "MergeRule", "Min", "Quotient", "Replace"), "coranto_consumers.stores.merge"),
 }
@@ -56,6 +58,7 @@ __all__ = [
     "dead_letter_table",
     "error_of_task",
     "errors_of_tasks",
+    "exactly_once",
     "new_session",
     "register",
 ]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from pyspark.sql import DataFrame
 from sqlalchemy import Table
 
+from coranto.messages.mapping import MappingName
 from coranto_consumers.stores.merge import MergeRule
-
-MappingName = Literal["rendezvous", "modulo", "random"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import structlog
 from pyspark.sql import SparkSession
-from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import CorantoError, InvalidInput, JournalNotFound, OffsetJump
+from coranto.errors import InvalidInput, OffsetJump
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
 from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application
+from coranto_consumers.spark.committing import acknowledge, commit_outputs, delete_stale_rows
 from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
 from coranto_consumers.spark.frames import parse_schema
@@ -42,14 +41,9 @@ from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range, plan_transaction
 from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.stores.sql import SqlStore
-from coranto_consumers.stores.staging import delete_staged, delete_stale
 
 DEFAULT_TRANSACTION_BYTES = 256 << 20
 DEFAULT_PARTITION_BYTES = 32 << 20
-_PATIENCE_AFTER_FAILURE = 5.0
-"""The time in seconds for each further acknowledgement, once one has failed."""
-
-_log = structlog.get_logger(__name__)
 
 
 class SparkConsumer:
@@ -155,8 +149,8 @@ class SparkConsumer:
         """Run step 1 of the module's description."""
         fence, checkpoint = self._store.raise_fence(self._application.name)
         self._hooks.reached(Step.FENCED)
-        replayed = self._acknowledge(client, checkpoint.ack_intents)
-        self._delete_stale_rows(fence)
+        replayed = acknowledge(client, checkpoint.ack_intents)
+        delete_stale_rows(self._store, self._application.name, fence)
         self._hooks.reached(Step.RECOVERED)
         return ConsumeReport(0, 0, 0, 0, {}, {}, replayed, fence), checkpoint.sources
 
@@ -243,9 +237,16 @@ class SparkConsumer:
         with self._input_reader().read(ranges, sources, cuts, Pruning(time.time(), first_offsets=begins)) as read:
             self._hooks.reached(Step.SEQUENCED)
             staged, published = self._write(client, read, report.fence)
-            self._commit(report.fence, staged, Checkpoint(read.sources, published.intents))
+            commit_outputs(
+                self._store,
+                self._application.name,
+                report.fence,
+                staged,
+                Checkpoint(read.sources, published.intents),
+                merged=lambda: self._hooks.reached(Step.MERGED),
+            )
             self._hooks.reached(Step.COMMITTED)
-            self._acknowledge(client, published.intents)
+            acknowledge(client, published.intents)
             self._hooks.reached(Step.ACKNOWLEDGED)
         report = replace(
             report,
@@ -271,48 +272,6 @@ class SparkConsumer:
         published = publish_journal_outputs([output for outputs in made for output in outputs.journals], client)
         self._hooks.reached(Step.PUBLISHED)
         return staged, published
-
-    def _commit(self, fence: int, staged: Sequence[Staged], checkpoint: Checkpoint) -> None:
-        name = self._application.name
-        with self._store.transaction(name, fence) as transaction:
-            for each in staged:
-                each.merge(transaction.connection)
-            for stage in {each.stage.name: each.stage for each in staged}.values():
-                delete_staged(transaction.connection, stage, name, below_fence=fence + 1)
-            self._hooks.reached(Step.MERGED)
-            transaction.commit(checkpoint)
-
-    def _acknowledge(self, client: SyncJournalClient, intents: Mapping[str, bytes]) -> int:
-        """Append acknowledgements, and return the number of journals.
-
-        Each one is tried: a failure of one journal does not keep the others from theirs. Then the client's first error
-        is raised. Acknowledgements are in the committed checkpoint, so the next start appends them again.
-        """
-        appended = 0
-        failure: CorantoError | None = None
-        for journal, content in sorted(intents.items()):
-            # Brokers that are away for long may be away for all journals.
-            patience = None if failure is None else min(_PATIENCE_AFTER_FAILURE, self._config.patience)
-            try:
-                client.append(journal, content, retry_unknown=True, patience=patience)
-            except JournalNotFound:
-                _log.warning("source.pending_messages_gone", journal=journal)
-            except CorantoError as error:
-                _log.warning("acknowledgement.failed", journal=journal, error=str(error))
-                failure = failure or error
-            else:
-                appended += 1
-        if failure is not None:
-            raise failure
-        return appended
-
-    def _delete_stale_rows(self, fence: int) -> None:
-        """Delete rows that dead or fenced instances staged."""
-        try:
-            with self._store.engine.begin() as connection:
-                delete_stale(self._store, connection, self._application.name, fence)
-        except SQLAlchemyError as error:
-            raise self._store.failure("stale staged rows could not be deleted", error) from error
 
 
 def _heads(present: Mapping[str, ContentExtent]) -> dict[str, int]:

@@ -53,6 +53,15 @@ def match_journals(client: SyncJournalClient, pattern: str, *, field: str) -> tu
     return tuple(sorted(info.name for info in found))
 
 
+def select_journals(
+    client: SyncJournalClient, names: Sequence[str] | None, pattern: str, selector: str
+) -> tuple[str, ...]:
+    """Return the sorted names of the journals that options select: by a pattern, by names, or by a label selector."""
+    if pattern:
+        return match_journals(client, pattern, field="option subscribePattern")
+    return find_journals(client, selector if names is None else names, field="options")
+
+
 def _require_json_lines(info: JournalInfo, field: str) -> None:
     content_type = value_of(info.spec.labels, CONTENT_TYPE, JSON_LINES)
     if content_type != JSON_LINES:

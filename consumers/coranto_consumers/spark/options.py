@@ -11,7 +11,7 @@ import json
 import os
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,7 +69,10 @@ OPTIONS = {
 }
 STREAM_OPTIONS = ("maxBytesPerTrigger", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 """The options that only streaming queries have."""
-_SELECTIONS = ("assign", "subscribe", "subscribePattern", "selector", "stream")
+SELECTIONS = ("assign", "subscribe", "subscribePattern", "selector", "stream")
+"""The options that select journals. Exactly one of them is given."""
+CLIENT_OPTIONS = ("endpoint", "fileRoot", "patience", "zone", "authToken", "authSecret", "tlsCa", "tlsCert", "tlsKey")
+"""The options that tell how to reach brokers."""
 
 E = TypeVar("E", bound=enum.StrEnum)
 
@@ -120,17 +123,17 @@ class SourceOptions:
         """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
         given = {key.lower(): value for key, value in options.items()}
         for key in options:
-            _require_known(key)
+            require_known(key, OPTIONS)
         slices = given.get("slices", "")
         isolation = _choice(given, "isolation", Isolation, Isolation.READ_COMMITTED)
         if (isolation is Isolation.SEQUENCED) != bool(slices):
             raise InvalidInput(
                 "slices and the isolation `sequenced` go together; give both or neither", field="option slices"
             )
-        selections = [name for name in _SELECTIONS if name.lower() in given]
+        selections = [name for name in SELECTIONS if name.lower() in given]
         if len(selections) != (0 if slices else 1):
             raise InvalidInput(
-                f"exactly one of {', '.join(_SELECTIONS)} must be given, not {', '.join(selections) or 'none'}",
+                f"exactly one of {', '.join(SELECTIONS)} must be given, not {', '.join(selections) or 'none'}",
                 field="options",
             )
         # Lines as they are have no nulls for what is wrong with them, so that has to be asked for.
@@ -153,13 +156,13 @@ class SourceOptions:
             else None,
             min_partitions=_number(given, "minPartitions", "1"),
             cache_bytes=_bytes(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
-            include_uuid=_flag(given, "includeUuid", True),
+            include_uuid=flag_option(given, "includeUuid", True),
             parses_lines=_parse(given),
             misfits=Misfits.DEFERRED if slices else _misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
             framing=framing,
             times=TimeOptions.parse(given),
-            fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+            fail_on_data_loss=flag_option(given, "failOnDataLoss", True),
             slices=slices,
         )
 
@@ -204,12 +207,13 @@ def _client(given: Mapping[str, str]) -> ClientConfig:
     return ClientConfig.from_environment(endpoint, Path(root) if root else None, patience, environment)
 
 
-def _require_known(key: str) -> None:
-    known = {name.lower(): name for name in OPTIONS}
+def require_known(key: str, names: Iterable[str]) -> None:
+    """Raise InvalidInput for an option that is not among those of these names."""
+    known = {name.lower(): name for name in names}
     if key.lower() in known:
         return
     close = difflib.get_close_matches(key.lower(), known, n=1)
-    hint = f"did you mean {known[close[0]]}?" if close else f"there are {', '.join(sorted(OPTIONS))}"
+    hint = f"did you mean {known[close[0]]}?" if close else f"there are {', '.join(sorted(known.values()))}"
     raise InvalidInput(f"there is no such option; {hint}", field=f"option {key}")
 
 
@@ -315,7 +319,8 @@ def _misfits(given: Mapping[str, str]) -> Misfits:
     return Misfits(text)
 
 
-def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
+def flag_option(given: Mapping[str, str], name: str, default: bool) -> bool:
+    """Return True or False, as an option says. Raises InvalidInput."""
     text = given.get(name.lower(), str(default)).lower()
     if text not in ("true", "false"):
         raise InvalidInput(f"{text!r} is neither true nor false; write one of them", field=f"option {name}")

@@ -23,7 +23,7 @@ from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staging import stage_of
 
-_EXACT: Final = {
+EXACT: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
@@ -84,7 +84,7 @@ def _keys_and_values(output: JournalOutput) -> DataFrame:
     value, kind = F.col("value"), rows.schema["value"].dataType
     if isinstance(kind, StructType | MapType | VariantType):
         _require_json_type(kind, "value")
-        value = F.to_json(value, dict(_EXACT))
+        value = F.to_json(value, dict(EXACT))
     key = F.col("key") if "key" in rows.columns else F.lit(None)
     return rows.select(key.cast(BinaryType()).alias("key"), value.cast("string").alias("value"))
 

@@ -24,6 +24,7 @@ import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -55,6 +56,9 @@ from coranto_consumers.spark.scanning import RangeSummarizer, read_sequenced, su
 from coranto_consumers.spark.streaming.options import StreamOptions, refuse_stream_options
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
 from coranto_consumers.spark.task_errors import told_to_driver
+
+if TYPE_CHECKING:
+    from coranto_consumers.spark.sink.writer import JournalStreamWriter, JournalWriter
 
 
 @dataclass
@@ -103,6 +107,20 @@ class JournalDataSource(DataSource):
             options = StreamOptions.parse(self.options)
             source, layout = _layout(schema, options.source)
             return JournalStreamReader(replace(options, source=source), layout)
+
+    def writer(self, schema: StructType, overwrite: bool) -> JournalWriter:
+        from coranto_consumers.spark.sink.options import SinkOptions
+        from coranto_consumers.spark.sink.writer import JournalWriter
+
+        with told_to_driver():
+            return JournalWriter(SinkOptions.parse(self.options, streaming=False), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> JournalStreamWriter:
+        from coranto_consumers.spark.sink.options import SinkOptions
+        from coranto_consumers.spark.sink.writer import JournalStreamWriter
+
+        with told_to_driver():
+            return JournalStreamWriter(SinkOptions.parse(self.options, streaming=True), schema, overwrite)
 
 
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:

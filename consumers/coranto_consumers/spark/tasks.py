@@ -21,10 +21,9 @@ from sqlalchemy import Table
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.messages.json_text import JsonTexts
-from coranto.messages.mapping import Mapping, ModuloMapping, RandomMapping, RendezvousMapping
+from coranto.messages.mapping import Mapping, MappingName, ModuloMapping, RandomMapping, RendezvousMapping
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
-from coranto_consumers.spark.application import MappingName
 from coranto_consumers.spark.task_errors import told_to_driver
 from coranto_consumers.stores.staging import StageWriter
 

@@ -93,7 +93,30 @@ def _no_number(word: str) -> object:
     raise ValueError(f"{word} is not JSON")
 
 
+_QUICK: Final = JSONDecoder(parse_constant=_no_number)
 _STRICT: Final = JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=_no_number)
+
+
+def is_plain(text: str, reserved: str) -> bool:
+    """Return True if a text is a JSON object on one line, without spaces around it and without the name `reserved`.
+
+    Raises InvalidInput for a text that is not JSON.
+    """
+    try:
+        try:
+            decoded = _QUICK.decode(text)
+        except ValueError:  # Perhaps because of a number with thousands of digits.
+            decoded = _STRICT.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{text[:200]!r} is not JSON: {error}") from error
+    return (
+        isinstance(decoded, dict)
+        and (bool(decoded) or text == "{}")
+        and text[0] == "{"
+        and text[-1] == "}"
+        and "\n" not in text
+        and reserved not in decoded
+    )
 
 
 def _placed(text: str, path: tuple[str, ...], uuid: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from coranto.errors import InvalidInput, Unavailable
 
@@ -16,6 +16,9 @@ M = TypeVar("M")
 
 Mapping = Callable[[bytes], str]
 """A function from a message's key to its journal."""
+
+MappingName = Literal["rendezvous", "modulo", "random"]
+"""The mappings by their names."""
 
 
 def by_key(key: Callable[[M], bytes], mapping: Mapping) -> Callable[[M], str]:

@@ -7,7 +7,8 @@ at once and for good. Then the acknowledgements are appended. What other attempt
 so no reader of committed messages sees it.
 """
 
+from coranto.publication.batch_ledger import BatchLedger, DecidedBatch
 from coranto.publication.ledger import Decision, Ledger
 from coranto.publication.publish import Publication, publish_once
 
-__all__ = ["Decision", "Ledger", "Publication", "publish_once"]
+__all__ = ["BatchLedger", "DecidedBatch", "Decision", "Ledger", "Publication", "publish_once"]

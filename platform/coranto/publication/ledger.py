@@ -84,12 +84,34 @@ class Ledger:
         Raises LedgerDamaged when records may be missing. With `accept_loss` it is used nevertheless: a publication
         whose record is gone is then published again.
         """
+        ledger = cls.unread(client, journal, like=like, accept_loss=accept_loss)
+        ledger.refresh()
+        return ledger
+
+    @classmethod
+    def unread(cls, client: SyncJournalClient, journal: str, *, like: str, accept_loss: bool = False) -> Ledger:
+        """Return the ledger like `open`, without reading its records."""
         ledger = cls(client, validate_journal(journal))
         if not ledger._exists():
             ledger._create(like)
         ledger._check(accept_loss)
-        ledger.refresh()
         return ledger
+
+    def decision_at(self, offset: int) -> Decision:
+        """Read the decision whose record begins at `offset`. Raises LedgerDamaged if it is gone, and CorruptData."""
+        line = b""
+        try:
+            head = self._client.head(self.journal)
+            for chunk in self._client.read(self.journal, offset, end_offset=head, fail_on_jump=True):
+                line += chunk.content
+                if b"\n" in chunk.content:
+                    break
+        except OffsetJump as error:
+            raise LedgerDamaged(f"ledger {self.journal} has lost content: {error}") from error
+        found = self._parse(line.partition(b"\n")[0], offset)
+        if isinstance(found, str):
+            raise self._no_record(offset)
+        return found
 
     def find(self, writer_id: str) -> Decision | None:
         """Return the decision of a publication, or None if it was undecided when the ledger was last read."""
@@ -116,8 +138,7 @@ class Ledger:
 
     def acknowledge(self, writer_id: str) -> None:
         """Record that the acknowledgements of a decision are in their journals."""
-        line = _line({"acknowledged": writer_id})
-        self._append_if(line, lambda: writer_id not in self._acknowledged)
+        self._append_if(acknowledged_line(writer_id), lambda: writer_id not in self._acknowledged)
 
     def refresh(self) -> None:
         """Read the records that were added since the ledger was last read. Raises CorruptData and LedgerDamaged."""
@@ -140,13 +161,20 @@ class Ledger:
         self._offset = head
 
     def _take(self, line: bytes, offset: int) -> None:
+        found = self._parse(line, offset)
+        if isinstance(found, str):
+            self._acknowledged.add(found)
+        else:
+            self._decisions.setdefault(found.writer_id, found)
+
+    def _parse(self, line: bytes, offset: int) -> Decision | str:
+        """Return a decision, or the writer id of one that is acknowledged."""
         try:
             record = json.loads(line)
             if "acknowledged" in record:
-                self._acknowledged.add(str(record["acknowledged"]))
-                return
+                return str(record["acknowledged"])
             intents = {str(name): base64.b64decode(text, validate=True) for name, text in record["intents"].items()}
-            decision = Decision(
+            return Decision(
                 str(record["publication"]),
                 str(record["producer"]),
                 int(record["messages"]),
@@ -154,8 +182,10 @@ class Ledger:
                 intents,
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
-            raise CorruptData(f"ledger {self.journal} at offset {offset}: no record of a publication") from error
-        self._decisions.setdefault(decision.writer_id, decision)
+            raise self._no_record(offset) from error
+
+    def _no_record(self, offset: int) -> CorruptData:
+        return CorruptData(f"ledger {self.journal} at offset {offset}: no record of a publication")
 
     def _append_if(self, line: bytes, due: Callable[[], bool]) -> None:
         """Append a record as long as it is due, each time on the condition that nobody else has appended."""
@@ -203,8 +233,7 @@ class Ledger:
             return
         if accept_loss:
             untouched = label_selector(exclude=[(HELD_LABEL, "")])
-            accepted = _line({"acknowledged": ""})
-            self._client.append(self.journal, accepted, check_registers=untouched, union_registers=_HELD)
+            self._client.append(self.journal, acknowledged_line(""), check_registers=untouched, union_registers=_HELD)
             return
         raise LedgerDamaged(
             f"journal {self.journal} has content but not the registers of a ledger: it is not one, or all its brokers "
@@ -222,6 +251,11 @@ def checked_writer_id(writer_id: str) -> str:
             f"{writer_id[:100]!r} is no writer id; give 1 to {MAX_WRITER_ID} printable characters", field="writer_id"
         )
     return writer_id
+
+
+def acknowledged_line(writer_id: str) -> bytes:
+    """Return the record that the acknowledgements of a decision are in their journals."""
+    return _line({"acknowledged": writer_id})
 
 
 def _line(record: Mapping[str, object]) -> bytes:

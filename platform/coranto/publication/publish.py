@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -34,6 +35,7 @@ M = TypeVar("M")
 
 BATCH_BYTES = 256 << 10
 """The size of appends, in bytes."""
+_APPENDS_AT_ONCE = 8
 
 _log = structlog.get_logger(__name__)
 
@@ -86,8 +88,7 @@ def publish_once(
     if ledger in journals:
         raise InvalidInput(f"{ledger} cannot be both the ledger and a journal to publish to", field="ledger")
     kept = Ledger.open(client, ledger, like=sorted(journals)[0], accept_loss=accept_loss)
-    for decision in kept.unacknowledged():
-        _acknowledge(client, kept, decision)
+    finish_decisions(client, kept)
     if (known := kept.find(writer_id)) is not None:
         return Publication(writer_id, known.messages, known.time, is_new=False)
     attempt = _Attempt(client, journals, key, framing)
@@ -100,17 +101,42 @@ def publish_once(
     return Publication(writer_id, counts.messages, counts.time, is_new=counts.producer == mine.producer)
 
 
+def finish_decisions(client: SyncJournalClient, ledger: Ledger) -> None:
+    """Append the acknowledgements of all decisions that may lack them."""
+    for decision in ledger.unacknowledged():
+        _acknowledge(client, ledger, decision)
+
+
 def _acknowledge(client: SyncJournalClient, ledger: Ledger, decision: Decision) -> None:
     """Append a decision's acknowledgements. Readers do not mind if another process does so too."""
     if ledger.is_acknowledged(decision.writer_id):
         return
-    for journal, intent in decision.intents.items():
+    append_intents(client, decision)
+    ledger.acknowledge(decision.writer_id)
+
+
+def append_intents(client: SyncJournalClient, decision: Decision) -> None:
+    """Append a decision's acknowledgements, to several journals at once.
+
+    All of them are tried. Then the first error is raised.
+    """
+
+    def append(journal: str) -> CorantoError | None:
         try:
-            client.append(journal, intent, retry_unknown=True)
+            client.append(journal, decision.intents[journal], retry_unknown=True)
         except JournalNotFound:
             # Its messages are gone with it. Publications to the other journals must not wait for it for ever.
             _log.warning("publication.journal_gone", writer_id=decision.writer_id, journal=journal)
-    ledger.acknowledge(decision.writer_id)
+        except CorantoError as error:
+            return error
+        return None
+
+    if not decision.intents:
+        return
+    with ThreadPoolExecutor(min(_APPENDS_AT_ONCE, len(decision.intents))) as threads:
+        failures = [error for error in threads.map(append, sorted(decision.intents)) if error is not None]
+    if failures:
+        raise failures[0]
 
 
 class _Attempt(Generic[M]):

@@ -9,7 +9,7 @@ from typing import Final
 
 from coranto.client import SyncJournalClient
 from coranto.errors import CorruptData, OffsetJump
-from coranto_consumers.spark.discovery import ContentExtent, extents, find_journals, match_journals
+from coranto_consumers.spark.discovery import ContentExtent, extents, select_journals
 from coranto_consumers.spark.fetching import shared_cache
 from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.streaming.offsets import Position
@@ -38,11 +38,7 @@ class QueryJournals:
     def ask(self) -> dict[str, ContentExtent]:
         """Ask for the journals and what they hold."""
         options = self._options
-        if options.pattern:
-            names = match_journals(self.client, options.pattern, field="option subscribePattern")
-        else:
-            wanted = options.selector if options.journals is None else options.journals
-            names = find_journals(self.client, wanted, field="options")
+        names = select_journals(self.client, options.journals, options.pattern, options.selector)
         self.heads = extents(self.client, names)
         self._asked = time.monotonic()
         return self.heads

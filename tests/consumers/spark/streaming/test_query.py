@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -68,7 +69,9 @@ def test_a_query_that_is_killed_at_any_time_writes_each_committed_message_once(s
     rng = random.Random(7)
     broker.create(ONE, TWO)
     write(broker, rng, 600)
-    with subprocess.Popen([sys.executable, "-c", QUERY, broker.endpoint, str(tmp_path)]) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", QUERY, broker.endpoint, str(tmp_path)], start_new_session=True
+    ) as process:
         try:
             deadline = time.monotonic() + 400
             while not (tmp_path / "checkpoint/commits/3").exists():
@@ -76,7 +79,7 @@ def test_a_query_that_is_killed_at_any_time_writes_each_committed_message_once(s
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # With Spark's JVM, which would go on for a while.
     write(broker, rng, 200)
 
     query = stream(spark, broker, startingOffsets="earliest").writeStream.format("json")

@@ -1,0 +1,94 @@
+"""Rows per second of `write.format("journal")` against plain appends of the same bytes.
+
+Rows are the flights with their columns, from Spark's cache, and are written from two tasks to four journals by a key.
+The floor appends the same number of bytes by two threads, in pieces of 1 MiB, with nothing to encode and nothing to
+decide.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from benchmarks.runner import Figure, in_turns
+from coranto.client.sync import SyncJournalClient
+from coranto.cluster import EmbeddedCluster
+from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.spark.session import new_session
+from coranto_flights.data import iter_flights, load_flights
+
+JOURNALS = [f"bench/sink/part-{i:03d}" for i in range(4)]
+SCHEMA = "carrier string, month int, arr_delay double, tailnum string, dest string, distance double"
+COPIES = 3
+_PIECE = 1 << 20
+
+
+def _create(client: SyncJournalClient) -> None:
+    changes = []
+    for name in JOURNALS:
+        spec = pb.JournalSpec(name=name, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
+        spec.fragment.length = 64 << 20
+        spec.fragment.compression_codec = pb.ZSTANDARD
+        spec.fragment.stores.append("file:///")
+        spec.fragment.refresh_interval.FromSeconds(1)
+        changes.append(pb.ApplyRequest.Change(upsert=spec))
+    client.apply(changes)
+
+
+def run(rounds: int) -> list[Figure]:
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder, EmbeddedCluster(Path(folder) / "cluster") as cluster:
+        info = cluster.info
+        spark = new_session("bench", master="local[2]")
+        try:
+            with SyncJournalClient(info.endpoint, file_root=info.file_root) as client:
+                _create(client)
+                names = [part.split()[0] for part in SCHEMA.split(", ")]
+                records = [tuple(record.get(name) for name in names) for record in iter_flights(load_flights())]
+                flights = spark.createDataFrame(records, SCHEMA)
+                frame = flights.crossJoin(spark.range(COPIES)).drop("id").repartition(2).cache()
+                rows = frame.count()
+
+                def write(rows_to_write: DataFrame) -> Callable[[], float]:
+                    def once() -> float:
+                        begun = time.perf_counter()
+                        writer = rows_to_write.write.format("journal").mode("append").option("endpoint", info.endpoint)
+                        writer.options(
+                            selector="name:prefix=bench/sink/", ledger="bench-sink-ledger", keyColumn="key"
+                        ).save()
+                        return rows / (time.perf_counter() - begun)
+
+                    return once
+
+                structs = frame.withColumn("key", F.col("tailnum")).na.fill("none", ["key"])
+                message = F.to_json(F.struct(*names)).alias("value")
+                texts = structs.select("key", message)
+                for name, subject in (("columns", structs), ("texts of to_json", texts)):
+                    before = sum(map(client.head, JOURNALS))
+                    write(subject)()
+                    size = sum(map(client.head, JOURNALS)) - before
+                    floor_name = f"plain appends of the same {size >> 20} MiB by two threads"
+
+                    def append(size: int = size) -> float:
+                        content = b"x" * _PIECE
+                        begun = time.perf_counter()
+                        with ThreadPoolExecutor(2) as threads:
+                            for _ in threads.map(
+                                lambda number: client.append(JOURNALS[number % len(JOURNALS)], content),
+                                range(size // _PIECE),
+                            ):
+                                pass
+                        return rows / (time.perf_counter() - begun)
+
+                    subjects, floors = in_turns(rounds, append, write(subject))
+                    figures.append(Figure(f"Spark sink, {name}", "rows/s", subjects, floors, floor_name))
+        finally:
+            spark.stop()
+    return figures

@@ -1,0 +1,76 @@
+"""The end of a transaction: staged rows are merged with the checkpoint, and published messages are acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from coranto.client import SyncJournalClient
+from coranto.errors import CorantoError, JournalNotFound
+from coranto.messages.checkpoints import Checkpoint
+from coranto_consumers.spark.outputs import Staged
+from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.staging import delete_staged, delete_stale
+
+_PATIENCE_AFTER_FAILURE: Final = 5.0
+"""The time in seconds for each further acknowledgement, once one has failed."""
+
+_log = structlog.get_logger(__name__)
+
+
+def commit_outputs(
+    store: SqlStore,
+    name: str,
+    fence: int,
+    staged: Sequence[Staged],
+    checkpoint: Checkpoint,
+    merged: Callable[[], None] = lambda: None,
+) -> None:
+    """Merge staged rows, and commit them with the checkpoint of the consumer `name`. `merged` is called in between.
+
+    Raises Fenced, InvalidInput for rows that do not fit, SqlStoreError and CommitOutcomeUnknown.
+    """
+    with store.transaction(name, fence) as transaction:
+        for each in staged:
+            each.merge(transaction.connection)
+        for stage in {each.stage.name: each.stage for each in staged}.values():
+            delete_staged(transaction.connection, stage, name, below_fence=fence + 1)
+        merged()
+        transaction.commit(checkpoint)
+
+
+def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> int:
+    """Append acknowledgements, and return the number of journals.
+
+    Each one is tried: a failure of one journal does not keep the others from theirs. Then the client's first error is
+    raised. Acknowledgements are in the committed checkpoint, so the next start appends them again.
+    """
+    appended = 0
+    failure: CorantoError | None = None
+    for journal, content in sorted(intents.items()):
+        # Brokers that are away for long may be away for all journals.
+        patience = None if failure is None else min(_PATIENCE_AFTER_FAILURE, client.config.patience)
+        try:
+            client.append(journal, content, retry_unknown=True, patience=patience)
+        except JournalNotFound:
+            _log.warning("source.pending_messages_gone", journal=journal)
+        except CorantoError as error:
+            _log.warning("acknowledgement.failed", journal=journal, error=str(error))
+            failure = failure or error
+        else:
+            appended += 1
+    if failure is not None:
+        raise failure
+    return appended
+
+
+def delete_stale_rows(store: SqlStore, name: str, fence: int) -> None:
+    """Delete rows that dead or fenced instances of the consumer `name` have staged. Raises SqlStoreError."""
+    try:
+        with store.engine.begin() as connection:
+            delete_stale(store, connection, name, fence)
+    except SQLAlchemyError as error:
+        raise store.failure("stale staged rows could not be deleted", error) from error

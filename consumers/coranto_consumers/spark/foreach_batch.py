@@ -1,0 +1,164 @@
+"""`exactly_once`: a function for `foreachBatch` whose effects on a SQL store and on journals happen once.
+
+::
+
+    def delays(batch: DataFrame) -> Outputs:
+        rows = batch.groupBy("carrier").agg(F.count("*").alias("flights"))
+        return Outputs(tables=[TableOutput(DELAYS, rows, keys=["carrier"], merge={"flights": Add()})])
+
+    write = exactly_once("postgresql://…", delays, name="delays")
+    query = frame.writeStream.foreachBatch(write).option("checkpointLocation", "/srv/checkpoints/delays").start()
+
+Spark repeats the last batch of a query that ended before it knew that the batch was done. Here each batch commits in
+one transaction of the store, together with its number and under a fence, as `SparkConsumer` commits (`consumer.py`). So
+a repeated batch is passed by, and a query that goes on beside its successor cannot commit any more.
+
+The store knows the query by the id in its checkpoint. A query with another checkpoint counts its batches anew, and its
+offsets are not those of the store. So it is refused under the same name, instead of passing batches by or adding them
+twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.errors import CorruptData, InvalidInput
+from coranto.messages.checkpoints import Checkpoint, Source
+from coranto_consumers.spark.application import Outputs
+from coranto_consumers.spark.committing import acknowledge, commit_outputs, delete_stale_rows
+from coranto_consumers.spark.outputs import publish_journal_outputs, stage_table_output
+from coranto_consumers.spark.progress import Hooks, Step
+from coranto_consumers.spark.task_errors import errors_of_tasks, told_to_driver
+from coranto_consumers.stores.sql import SqlStore
+
+_QUERY = "sql.streaming.queryId"
+_PREFIX = "spark-query/"
+
+_log = structlog.get_logger(__name__)
+
+
+def exactly_once(
+    store_url: str,
+    outputs: Callable[[DataFrame], Outputs],
+    *,
+    name: str,
+    client: ClientConfig | None = None,
+    first_batch: int = 0,
+    hooks: Hooks | None = None,
+) -> Callable[[DataFrame, int], None]:
+    """Return a function for `foreachBatch` that commits the outputs of each batch once.
+
+    `outputs` is as `Application.outputs`: it may be called several times for a batch, and must have no side effects.
+    `name` is the query's identity in the store: whoever starts with it later fences off who has it now. `client` is
+    needed to publish to journals. `first_batch` is the number with which a query begins in this store, if it ran
+    without it before.
+
+    The function raises Fenced when another query has the name now, InvalidInput for outputs that do not fit and for a
+    query with another checkpoint, and what a store and brokers raise. The query then ends, and may be started again.
+    """
+    return _Batches(store_url, outputs, name, client, first_batch, hooks or Hooks())
+
+
+class _Batches:
+    """The function, and what it knows of its store from its first call on."""
+
+    def __init__(
+        self,
+        store_url: str,
+        outputs: Callable[[DataFrame], Outputs],
+        name: str,
+        client: ClientConfig | None,
+        first_batch: int,
+        hooks: Hooks,
+    ) -> None:
+        self._store = SqlStore(store_url, commit=hooks.commit)
+        self._outputs = outputs
+        self._name = name
+        self._client = client
+        self._first_batch = first_batch
+        self._hooks = hooks
+        self._begun: tuple[str, int] | None = None
+        """The query for which the fence was raised, and the fence."""
+        self._next = first_batch
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        with told_to_driver(), errors_of_tasks():
+            query = _query_of(batch)
+            if self._begun is None or self._begun[0] != query:
+                self._begun = query, self._begin(query, number)
+            if number < self._next:
+                _log.info("batch.committed_before", name=self._name, batch=number)
+                return
+            if number > self._next:
+                raise CorruptData(
+                    f"batch {number} of {self._name} comes, and {self._next} was not committed: the store is older "
+                    "than the query's checkpoint, as after a restoration. Begin a new query, with another name"
+                )
+            fence, self._begun = self._begun[1], None  # After an error, all begins with the store's state again.
+            self._write(batch, query, fence)
+            self._begun, self._next = (query, fence), number + 1
+
+    def _begin(self, query: str, number: int) -> int:
+        """Raise the fence, and finish what the last process may have left. Return the fence."""
+        key = _PREFIX + query
+        fence, checkpoint = self._store.raise_fence(self._name)
+        self._hooks.reached(Step.FENCED)
+        if others := sorted(checkpoint.sources.keys() - {key}):
+            raise InvalidInput(
+                f"{self._name} is that of {others[0]} in {self._store.name}, and this is {key}, with another "
+                "checkpoint. Start the query with its own checkpoint, or choose another name",
+                field="name",
+            )
+        known = checkpoint.sources.get(key)
+        if known is None and number != self._first_batch:
+            raise InvalidInput(
+                f"{self._store.name} knows no batch of {self._name}, whose next one is {number}. Is it the store that "
+                f"the query had before? With first_batch={number} the query begins in it",
+                field="first_batch",
+            )
+        self._next = number if known is None else known.read_through
+        if checkpoint.ack_intents:
+            with self._connected() as client:
+                acknowledge(client, checkpoint.ack_intents)
+        delete_stale_rows(self._store, self._name, fence)
+        self._hooks.reached(Step.RECOVERED)
+        return fence
+
+    def _write(self, batch: DataFrame, query: str, fence: int) -> None:
+        outputs = self._outputs(batch)
+        staged = [stage_table_output(output, self._store, self._name, fence) for output in outputs.tables]
+        self._hooks.reached(Step.STAGED)
+        intents: dict[str, bytes] = {}
+        if outputs.journals:
+            with self._connected() as client:
+                intents = publish_journal_outputs(outputs.journals, client).intents
+        self._hooks.reached(Step.PUBLISHED)
+        checkpoint = Checkpoint({_PREFIX + query: Source(self._next + 1)}, intents)
+        commit_outputs(
+            self._store, self._name, fence, staged, checkpoint, merged=lambda: self._hooks.reached(Step.MERGED)
+        )
+        self._hooks.reached(Step.COMMITTED)
+        if intents:
+            with self._connected() as client:
+                acknowledge(client, intents)
+        self._hooks.reached(Step.ACKNOWLEDGED)
+
+    def _connected(self) -> SyncJournalClient:
+        if self._client is None:
+            raise InvalidInput("publishing to journals needs to reach them; give exactly_once a client", field="client")
+        return SyncJournalClient.of(self._client)
+
+
+def _query_of(batch: DataFrame) -> str:
+    try:
+        found = batch.sparkSession.sparkContext.getLocalProperty(_QUERY)
+    except PySparkException as error:
+        raise InvalidInput("exactly_once needs a session that is not of Spark Connect") from error
+    if not found:
+        raise InvalidInput("there is no query: call this from foreachBatch only")
+    return found

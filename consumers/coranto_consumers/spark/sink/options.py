@@ -1,0 +1,168 @@
+"""Options of `write.format("journal")` and `writeStream.format("journal")`, and the form of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast, get_args
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, MapType, StringType, StructField, StructType, VariantType
+
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines
+from coranto.messages.mapping import MappingName
+from coranto.publication.ledger import checked_writer_id
+from coranto_consumers.spark.discovery import select_journals
+from coranto_consumers.spark.options import (
+    CLIENT_OPTIONS,
+    OPTIONS,
+    SELECTIONS,
+    SourceOptions,
+    flag_option,
+    require_known,
+)
+from coranto_consumers.spark.sink.encoding import encode_rows, require_encodable
+
+_SHARED: Final = (*CLIENT_OPTIONS, *(name for name in SELECTIONS if name != "stream"), "uuidPointer")
+"""The options that reads have, too."""
+SINK_OPTIONS: Final[Mapping[str, str]] = {
+    **{name: OPTIONS[name] for name in _SHARED},
+    "ledger": "journal that records which writes are decided; it is created if it is missing (required)",
+    "mapping": "journal of a message by its key: rendezvous (default), modulo or random",
+    "keyColumn": "column that messages are mapped by: key (default)",
+    "writerId": "name of a batch write; a write of a name that was written already adds nothing",
+    "acceptLoss": "true: write although the ledger may have lost records, and perhaps write something twice",
+    "checkpointLocation": "Spark's own, of a streaming query",
+}
+_VALUE: Final = "value"
+_JOURNAL: Final = "journal"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """The parsed options of one write."""
+
+    client: ClientConfig
+    target: SourceOptions
+    """The journals to write to, as those of a read are selected."""
+    ledger: str
+    mapping: MappingName
+    key_column: str
+    writer_id: str
+    """Empty: the write is known by a name of its own."""
+    accept_loss: bool
+    framing: JsonLines
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+        """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
+        given = {key.lower(): value for key, value in options.items()}
+        for key in options:
+            require_known(key, SINK_OPTIONS)
+        if not given.get("ledger"):
+            raise InvalidInput(f"is required: {SINK_OPTIONS['ledger']}", field="option ledger")
+        mapping = given.get("mapping", "rendezvous").lower()
+        names = get_args(MappingName)
+        if mapping not in names:
+            raise InvalidInput(f"{mapping!r} is not one of {', '.join(names)}", field="option mapping")
+        if streaming and "writerid" in given:
+            raise InvalidInput("is for batch writes; a query is known by its checkpoint", field="option writerId")
+        shared = {name.lower() for name in _SHARED}
+        target = SourceOptions.parse({key: value for key, value in given.items() if key in shared})
+        return cls(
+            target.client,
+            target,
+            given["ledger"],
+            cast(MappingName, mapping),
+            given.get("keycolumn", "key"),
+            checked_writer_id(given["writerid"]) if "writerid" in given else "",
+            flag_option(given, "acceptLoss", False),
+            target.framing,
+        )
+
+    def journals(self, client: SyncJournalClient) -> tuple[str, ...]:
+        """Return the journals to write to. Raises InvalidInput if there are none."""
+        return select_journals(client, self.target.journals, self.target.pattern, self.target.selector)
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """The form of the rows: their messages, keys and journals.
+
+    With a column `value`, this is the message, and there may be a key and a column `journal` beside it. Otherwise all
+    columns together are the message.
+    """
+
+    fields: tuple[StructField, ...]
+    """The fields of the message, unless it is the text of a single column."""
+    text: bool
+    key: int | None
+    journal: int | None
+    value: int | None
+
+    @classmethod
+    def of(cls, schema: StructType, options: SinkOptions, journals: int) -> RowForm:
+        """Return the form of rows of a schema. Raises InvalidInput for rows that cannot be written."""
+        names = schema.names
+        key = names.index(options.key_column) if options.key_column in names else None
+        if key is not None and not isinstance(schema[key].dataType, StringType | BinaryType):
+            raise InvalidInput(
+                f"the key {options.key_column} is {schema[key].dataType.simpleString()}: cast it to STRING",
+                field="schema",
+            )
+        if _VALUE not in names:
+            if not names:
+                raise InvalidInput("the rows have no columns", field="schema")
+            require_encodable(schema, "")
+            form = cls(tuple(schema.fields), False, key, None, None)
+        else:
+            form = cls._of_value(schema, options, key)
+        if key is None and form.journal is None and journals > 1 and options.mapping != "random":
+            raise InvalidInput(
+                f"there is no column {options.key_column} to map messages to {journals} journals by: add it, name "
+                "another one (keyColumn), or set mapping=random",
+                field="schema",
+            )
+        return form
+
+    @classmethod
+    def _of_value(cls, schema: StructType, options: SinkOptions, key: int | None) -> RowForm:
+        names = schema.names
+        known = {_VALUE, _JOURNAL, options.key_column}
+        if unknown := [name for name in names if name not in known]:
+            raise InvalidInput(
+                f"beside the column value, {unknown[0]} has no place: put it into the value, or rename value",
+                field="schema",
+            )
+        journal = names.index(_JOURNAL) if _JOURNAL in names else None
+        if journal is not None and not isinstance(schema[journal].dataType, StringType):
+            raise InvalidInput("the column journal is not STRING", field="schema")
+        value = names.index(_VALUE)
+        kind = schema[value].dataType
+        match kind:
+            case StringType() | BinaryType():
+                return cls((), True, key, journal, value)
+            case StructType():
+                require_encodable(kind, _VALUE)
+                return cls(tuple(kind.fields), False, key, journal, value)
+        hint = "; write to_json(value)" if isinstance(kind, MapType | VariantType) else ""
+        raise InvalidInput(
+            f"the column value is {kind.simpleString()}, and a message is a struct or the text of a JSON object{hint}",
+            field="schema",
+        )
+
+    def texts(self, batch: Any) -> Any:
+        """Return the messages of an Arrow batch as texts of JSON objects. Raises InvalidInput."""
+        if self.value is None:
+            return encode_rows(self.fields, batch.columns, batch.num_rows)
+        column = batch.column(self.value)
+        if not self.text:
+            if column.null_count:
+                raise InvalidInput("a row has no value; filter such rows out", field="column value")
+            return encode_rows(self.fields, [column.field(at) for at in range(len(self.fields))], len(column))
+        try:
+            return column.cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise InvalidInput(f"a value is not UTF-8: {error}", field="column value") from error

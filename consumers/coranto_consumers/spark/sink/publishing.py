@@ -1,0 +1,176 @@
+"""Publishing of a task's rows as pending messages, whole columns at once.
+
+Each attempt of a task is a producer of its own. Its messages count when its acknowledgements are appended, which the
+driver decides. So what a failed, repeated or slower attempt has appended is never seen.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from coranto.client import SyncJournalClient
+from coranto.errors import CorantoError, InvalidInput
+from coranto.messages.columnar import Int64s
+from coranto.messages.columnar_mapping import mapped
+from coranto.messages.columnar_stamps import stamped_lines
+from coranto.messages.framing import JsonLines
+from coranto.messages.mapping import MappingName
+from coranto.messages.uuids import Flags, ProducerClock, ProducerId, format_uuid, new_producer_id
+
+_APPEND_BYTES: Final = 1 << 20
+_PENDING_BYTES: Final = 32 << 20
+_HELD_BYTES: Final = 16 << 20
+"""The bytes that a task holds back for all journals together, to make appends of a good size of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The pending messages of one attempt."""
+
+    producer: ProducerId
+    messages: int = 0
+    first_clocks: Mapping[str, int] = field(default_factory=dict)
+    """By journal: the clock of the first message."""
+    ack_clocks: Mapping[str, int] = field(default_factory=dict)
+    """By journal: a clock behind those of all messages."""
+
+    def intents(self, framing: JsonLines) -> dict[str, bytes]:
+        """Return the acknowledgements that commit the messages."""
+        return {journal: self._ack(framing, clock) for journal, clock in self.ack_clocks.items()}
+
+    def rollbacks(self, framing: JsonLines) -> dict[str, bytes]:
+        """Return acknowledgements that let readers drop the messages, those included that arrive only later."""
+        return {
+            journal: self._ack(framing, self.first_clocks[journal] - 1) + self._ack(framing, clock)
+            for journal, clock in self.ack_clocks.items()
+        }
+
+    def _ack(self, framing: JsonLines, clock: int) -> bytes:
+        return framing.acknowledgement(format_uuid(self.producer, clock, Flags.ACK_TXN))
+
+
+class PendingPublisher:
+    """Publishes messages of one attempt. Leaving its context after an error tells readers to drop them."""
+
+    def __init__(
+        self, client: SyncJournalClient, journals: Sequence[str], mapping: MappingName, framing: JsonLines
+    ) -> None:
+        self._client = client
+        self._journals = tuple(journals)
+        self._mapping = mapping
+        self._framing = framing
+        self._producer = new_producer_id(os.urandom)
+        self._clock = ProducerClock(time.time_ns)
+        self._service = client.append_service(batch_bytes=_APPEND_BYTES, pending_bytes=_PENDING_BYTES)
+        self._held: dict[str, list[Any]] = {}
+        self._sizes: dict[str, int] = {}
+        self._first_clocks: dict[str, int] = {}
+        self._messages = 0
+        self._random = np.random.default_rng()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        self._service.cancel()
+        try:
+            for journal, content in self._pending().rollbacks(self._framing).items():
+                self._client.append(journal, content, retry_unknown=True, patience=1.0)
+        except CorantoError as failure:
+            error.add_note(f"{failure}: readers keep the attempt's messages aside until retention removes them")
+
+    def add(self, texts: Any, keys: Any = None, names: Any = None, *, checked: bool = False) -> None:
+        """Publish messages, given as an Arrow array of texts of JSON objects.
+
+        `names` are their journals. Without it, they are mapped by `keys`, an Arrow array of texts or binary values.
+        `checked` is that of `stamped_lines`. Raises InvalidInput for messages that cannot be published.
+        """
+        if not len(texts):
+            return
+        if texts.null_count:
+            raise InvalidInput("a row has no value; filter such rows out", field="journal output")
+        clock = self._clock.ticks(len(texts))
+        lines = stamped_lines(texts, self._framing, self._producer, clock, Flags.CONTINUE_TXN, checked=checked)
+        numbers = self._numbers(len(texts), keys, names)
+        order: Int64s = np.argsort(numbers, kind="stable")
+        present, begins = np.unique(numbers[order], return_index=True)
+        whole = len(present) == 1
+        for number, begin, end in zip(
+            present.tolist(), begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True
+        ):
+            part = lines if whole else lines.take(pa.array(order[begin:end]))
+            self._append(self._journals[number], _content(part), clock)
+        self._messages += len(texts)
+
+    def finish(self) -> Pending:
+        """Return once all messages are in their journals."""
+        for journal in list(self._held):
+            self._send(journal)
+        self._service.flush()
+        return self._pending()
+
+    def _pending(self) -> Pending:
+        acks = {journal: self._clock.tick() for journal in self._first_clocks}
+        return Pending(self._producer, self._messages, dict(self._first_clocks), acks)
+
+    def _append(self, journal: str, content: bytes, clock: int) -> None:
+        self._first_clocks.setdefault(journal, clock)
+        self._held.setdefault(journal, []).append(content)
+        self._sizes[journal] = self._sizes.get(journal, 0) + len(content)
+        if self._sizes[journal] >= _APPEND_BYTES:
+            self._send(journal)
+        elif sum(self._sizes.values()) > _HELD_BYTES:
+            self._send(max(self._sizes, key=lambda name: self._sizes[name]))
+
+    def _send(self, journal: str) -> None:
+        content = b"".join(self._held.pop(journal, ()))
+        if self._sizes.pop(journal, 0):
+            self._service.append(journal, content)
+
+    def _numbers(self, rows: int, keys: Any, names: Any) -> NDArray[np.int64]:
+        """Return the number of each row's journal."""
+        if names is not None:
+            return self._named(names)
+        if self._mapping == "random":
+            return self._random.integers(0, len(self._journals), rows)
+        if len(self._journals) == 1:
+            return np.zeros(rows, dtype=np.int64)
+        if keys is None or keys.null_count:
+            raise InvalidInput(
+                f"a message for {self._journals[0]} or others has no key to map it by; fill the key column, or write "
+                "to one journal",
+                field="journal output",
+            )
+        return mapped(keys.cast(pa.binary()), self._journals, self._mapping)
+
+    def _named(self, names: Any) -> NDArray[np.int64]:
+        numbers = {journal: number for number, journal in enumerate(self._journals)}
+        found = [numbers.get(name, -1) for name in names.to_pylist()]
+        if -1 in found:
+            name = names[found.index(-1)].as_py()
+            raise InvalidInput(
+                f"a row is for the journal {name}, which is not among those that are written: select it, too",
+                field="journal output",
+            )
+        return np.array(found, dtype=np.int64)
+
+
+def _content(lines: Any) -> bytes:
+    _, borders, data = lines.buffers()
+    ends = np.frombuffer(borders, dtype=np.int32)
+    begin, end = int(ends[lines.offset]), int(ends[lines.offset + len(lines)])
+    content: bytes = data.slice(begin, end - begin).to_pybytes()
+    return content

@@ -1,0 +1,213 @@
+"""The writers of `write.format("journal")` and `writeStream.format("journal")`.
+
+Tasks append messages as pending, each attempt under its own producer (`publishing.py`). When all tasks have succeeded,
+Spark gives the driver the results of the attempts that count, and the driver makes the write happen in two phases:
+
+1.  **Decide.** One append to the ledger records the acknowledgements of all of them. At that moment the write has
+    happened, for all journals at once and for good.
+2.  **Acknowledge.** The acknowledgements are appended to their journals, and readers see the messages.
+
+A process that dies before the decision leaves pending messages, which nobody ever sees. One that dies after it leaves a
+decision: whoever repeats the write finds it, appends the acknowledgements, and adds nothing. Any other batch write with
+the same ledger completes it, too.
+
+A batch write is known by the option `writerId`, and cannot be repeated without it. A batch of a streaming query is
+known by the query's id, which its checkpoint holds, and by its number. Of two queries with one checkpoint, one decides
+each batch. A query that comes with a batch before the last decided one is outdated, and ends with `Fenced`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import structlog
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.errors import CorantoError, InvalidInput
+from coranto.publication import BatchLedger, Decision, Ledger
+from coranto.publication.publish import append_intents, finish_decisions
+from coranto.security.tokens import Capability
+from coranto_consumers.spark.access import for_tasks
+from coranto_consumers.spark.sink.options import RowForm, SinkOptions
+from coranto_consumers.spark.sink.publishing import Pending, PendingPublisher
+from coranto_consumers.spark.task_errors import told_to_driver
+
+_ABORT_SECONDS: Final = 5.0
+_QUERY: Final = "sql.streaming.queryId"
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class WrittenPartition(WriterCommitMessage):
+    """The result of an attempt of a task."""
+
+    pending: Pending
+    query: str = ""
+
+
+class _Writer:
+    """The common part of both writers. Spark pickles it, and uses it in tasks and in the driver."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, streaming: bool) -> None:
+        if overwrite:
+            raise InvalidInput(
+                "journals are only appended to: use mode('append')"
+                if not streaming
+                else "journals are only appended to: use outputMode('append') or ('update')",
+                field="mode",
+            )
+        with SyncJournalClient.of(options.client) as client:
+            self._journals = options.journals(client)
+            if options.ledger in self._journals:
+                raise InvalidInput(
+                    f"{options.ledger} is one of the journals that are written: name another", field="option ledger"
+                )
+            self._form = RowForm.of(schema, options, len(self._journals))
+            self._prepare(client, options)
+        # Tasks and the driver's commit get a token for these journals instead of keys.
+        scope = Capability.APPEND | Capability.READ | Capability.LIST
+        self._options = replace(options, client=for_tasks(options.client, scope, [*self._journals, options.ledger]))
+
+    def _prepare(self, client: SyncJournalClient, options: SinkOptions) -> None:
+        """Look at the ledger before the write, and create it if it is missing."""
+        Ledger.unread(client, options.ledger, like=self._journals[0], accept_loss=options.accept_loss)
+
+    @property
+    def _config(self) -> ClientConfig:
+        return self._options.client
+
+    def _publish(self, batches: Iterator[Any]) -> Pending:
+        options, form = self._options, self._form
+        with told_to_driver(), SyncJournalClient.of(self._config) as client:
+            with PendingPublisher(client, self._journals, options.mapping, options.framing) as publisher:
+                for batch in batches:
+                    publisher.add(
+                        form.texts(batch),
+                        None if form.key is None else batch.column(form.key),
+                        None if form.journal is None else batch.column(form.journal),
+                        checked=not form.text and options.framing.path[0] not in {each.name for each in form.fields},
+                    )
+                return publisher.finish()
+
+    def _decision(self, writer_id: str, written: Iterable[WrittenPartition]) -> Decision:
+        intents: defaultdict[str, bytes] = defaultdict(bytes)
+        messages = 0
+        for each in written:
+            messages += each.pending.messages
+            for journal, intent in each.pending.intents(self._options.framing).items():
+                intents[journal] += intent
+        return Decision(writer_id, uuid.uuid4().hex, messages, time.time(), dict(intents))
+
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        # With a result of each task, the driver has tried to commit, and the write may be decided already.
+        if None in messages:
+            self._roll_back(messages)
+
+    def _roll_back(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Tell readers to drop what attempts have appended, so that they do not keep it aside.
+
+        Only for attempts whose acknowledgements are in no decision, and never will be.
+        """
+        contents: defaultdict[str, bytes] = defaultdict(bytes)
+        for each in _written(messages):
+            for journal, content in each.pending.rollbacks(self._options.framing).items():
+                contents[journal] += content
+        try:
+            with SyncJournalClient.of(replace(self._config, patience=_ABORT_SECONDS)) as client:
+                for journal, content in contents.items():
+                    client.append(journal, content, retry_unknown=True)
+        except CorantoError as error:
+            _log.warning("sink.not_rolled_back", reason=str(error))
+
+
+class JournalWriter(_Writer, DataSourceArrowWriter):
+    """Writes the rows of one DataFrame, all or none."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        self._writer_id = options.writer_id or f"spark/{uuid.uuid4()}"
+        self._decided: Decision | None = None
+        super().__init__(options, schema, overwrite, streaming=False)
+
+    def _prepare(self, client: SyncJournalClient, options: SinkOptions) -> None:
+        ledger = Ledger.open(client, options.ledger, like=self._journals[0], accept_loss=options.accept_loss)
+        finish_decisions(client, ledger)
+        self._decided = ledger.find(self._writer_id)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return WrittenPartition(self._publish(iter(()) if self._decided is not None else iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        if self._decided is not None:
+            _log.info("sink.written_before", writer_id=self._writer_id, messages=self._decided.messages)
+            return
+        mine = self._decision(self._writer_id, _written(messages))
+        with told_to_driver(), SyncJournalClient.of(self._config) as client:
+            ledger = Ledger.open(client, self._options.ledger, like=self._journals[0])
+            counts = ledger.decide(mine)
+            finish_decisions(client, ledger)
+        if counts.producer != mine.producer:
+            _log.info("sink.written_before", writer_id=self._writer_id, messages=counts.messages)
+            self._roll_back(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._abort(messages)
+
+
+class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Writes the batches of a streaming query, each once."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite, streaming=True)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        query = (context.getLocalProperty(_QUERY) if context is not None else None) or ""
+        return WrittenPartition(self._publish(iterator), query)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        written = _written(messages)
+        [query] = {each.query for each in written} or {""}
+        if not query:
+            raise InvalidInput("Spark did not tell the query's id; this version of Spark is not supported")
+        options = self._options
+        mine = self._decision(f"spark/{query}/{batchId}", written)
+        with told_to_driver(), SyncJournalClient.of(self._config) as client:
+            ledger = BatchLedger.open(
+                client, options.ledger, query, like=self._journals[0], accept_loss=options.accept_loss
+            )
+            known = ledger.last()
+            if known is None and batchId and not options.accept_loss:
+                raise InvalidInput(
+                    f"{options.ledger} knows no batch of this query, whose next one is {batchId}: is it another ledger "
+                    "than before? With acceptLoss=true the query goes on, and what was interrupted may be there twice",
+                    field="option ledger",
+                )
+            if known is not None and not known.is_acknowledged:
+                append_intents(client, known.decision)
+                ledger.acknowledge(known.batch)
+            counts = ledger.decide(batchId, mine)
+            append_intents(client, counts)
+            ledger.acknowledge(batchId)
+        if counts.producer != mine.producer:
+            _log.info("sink.batch_written_before", query=query, batch=batchId, messages=counts.messages)
+            if counts.messages != mine.messages:
+                _log.warning(
+                    "sink.batch_differs", query=query, batch=batchId, messages=counts.messages, now=mine.messages
+                )
+            self._roll_back(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._abort(messages)
+
+
+def _written(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPartition]:
+    return [each for each in messages if isinstance(each, WrittenPartition)]

@@ -1,0 +1,136 @@
+"""The decisions of writers that publish batch after batch, such as streaming queries.
+
+A writer numbers its batches. It repeats the last one after a failure, and never an earlier one. So only the last
+decision of each writer counts, and nobody has to read a ledger of a million batches. A register of the ledger tells
+where that decision is:
+
+    `coranto.dev/batch/<writer>`  =  `<batch>.<offset>`, and `.done` behind it once it is acknowledged
+
+A decision and its register are one append, on the condition that the register is as it was read. So of several
+processes that decide the same batch, as a zombie and its successor do, one wins. The records are those of
+`ledger.Ledger`, and one journal may be both.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from coranto.client import SyncJournalClient
+from coranto.errors import AppendOutcomeUnknown, CorruptData, Fenced, InvalidInput, RegisterMismatch, WrongAppendOffset
+from coranto.labels import label_selector, label_set, value_of
+from coranto.publication.ledger import Decision, Ledger, acknowledged_line
+from coranto.streams.model.stream import HELD_LABEL
+
+_PREFIX: Final = "coranto.dev/batch/"
+_WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
+_VALUE: Final = re.compile(r"(\d+)\.(\d+)(\.done)?")
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedBatch:
+    """The last batch of a writer that is decided."""
+
+    batch: int
+    decision: Decision
+    is_acknowledged: bool
+    """True if its acknowledgements are known to be in their journals."""
+
+
+class BatchLedger:
+    """The decisions about one writer's batches. For one thread."""
+
+    def __init__(self, client: SyncJournalClient, ledger: Ledger, writer: str) -> None:
+        if not _WRITER.fullmatch(writer):
+            raise InvalidInput(
+                f"{writer[:100]!r} is no writer of batches; give up to 40 letters, digits, - and _", field="writer"
+            )
+        self.writer = writer
+        self._client = client
+        self._ledger = ledger
+
+    @classmethod
+    def open(
+        cls, client: SyncJournalClient, journal: str, writer: str, *, like: str, accept_loss: bool = False
+    ) -> BatchLedger:
+        """Return the ledger of a writer. A journal that does not exist is created, with the settings of `like`.
+
+        Raises LedgerDamaged when records may be missing, unless `accept_loss`.
+        """
+        return cls(client, Ledger.unread(client, journal, like=like, accept_loss=accept_loss), writer)
+
+    def last(self) -> DecidedBatch | None:
+        """Return the last decided batch, or None for a writer without one. Raises CorruptData."""
+        _, value = self._look()
+        return self._read(value) if value else None
+
+    def decide(self, batch: int, decision: Decision) -> Decision:
+        """Record the decision about a batch, unless there is one. Returns the decision that counts.
+
+        Raises Fenced if a later batch is decided: then this process goes on from an outdated checkpoint. Raises
+        AppendOutcomeUnknown when the answers of brokers were lost for the client's patience: open the ledger later to
+        learn which decision counts.
+        """
+        is_unknown = False
+        while True:
+            head, value = self._look()
+            known = self._read(value) if value else None
+            if known is not None and known.batch == batch:
+                return known.decision
+            if known is not None and known.batch > batch:
+                raise Fenced(
+                    f"batch {batch} of {self.writer} is old: batch {known.batch} is published already. Another process "
+                    "goes on with its work, or this one was restored from an outdated checkpoint"
+                )
+            try:
+                self._set(decision.to_line(), value, f"{batch}.{head}", head)
+            except (WrongAppendOffset, RegisterMismatch):
+                continue
+            except AppendOutcomeUnknown:
+                if is_unknown:
+                    raise
+                is_unknown = True
+            else:
+                return decision
+
+    def acknowledge(self, batch: int) -> None:
+        """Record that the acknowledgements of a batch are in their journals."""
+        while True:
+            head, value = self._look()
+            found = _VALUE.fullmatch(value)
+            if found is None or int(found[1]) != batch or found[3]:
+                return
+            record = acknowledged_line(self._read(value).decision.writer_id)
+            try:
+                self._set(record, value, f"{value}.done", head)
+            except (WrongAppendOffset, RegisterMismatch):
+                continue
+
+    def _look(self) -> tuple[int, str]:
+        """Return the ledger's head, and the writer's register, which is empty if there is none."""
+        at = self._client.append(self._ledger.journal, b"")
+        return at.end, value_of(at.registers, self._label) or ""
+
+    def _read(self, value: str) -> DecidedBatch:
+        found = _VALUE.fullmatch(value)
+        if found is None:
+            raise CorruptData(f"ledger {self._ledger.journal}: register {self._label} is {value!r}")
+        decision = self._ledger.decision_at(int(found[2]))
+        return DecidedBatch(int(found[1]), decision, bool(found[3]))
+
+    def _set(self, line: bytes, before: str, after: str, head: int) -> None:
+        """Append a record at the head, and set the register if it is as it was."""
+        new = label_set({self._label: after})
+        if not head:  # No offset can be demanded of an empty journal; its registers tell that it is one.
+            empty = label_selector(exclude=[(HELD_LABEL, "")])
+            both = label_set({self._label: after, HELD_LABEL: "true"})
+            self._client.append(self._ledger.journal, line, check_registers=empty, union_registers=both)
+            return
+        mine = [(self._label, before)] if before else []
+        as_it_was = label_selector(include=[(HELD_LABEL, ""), *mine], exclude=[] if before else [(self._label, "")])
+        self._client.append(self._ledger.journal, line, offset=head, check_registers=as_it_was, union_registers=new)
+
+    @property
+    def _label(self) -> str:
+        return _PREFIX + self.writer

@@ -1,0 +1,304 @@
+"""`write.format("journal")` and `writeStream` on real brokers: all or nothing, and once, however often it is tried."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from coranto.client.committed import committed_messages
+from coranto.errors import Fenced, InvalidInput
+from coranto.messages import JsonLines
+from coranto.testing import SyncCluster
+from coranto_consumers.spark import error_of_task
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SyncCluster]:
+    with SyncCluster(brokers=1) as cluster:
+        yield cluster
+
+
+class Sink:
+    """Three journals and a ledger, of one test."""
+
+    def __init__(self, cluster: SyncCluster) -> None:
+        self.client = cluster.client()
+        self.endpoint = self.client.config.endpoint
+        self.folder = f"sink/{uuid.uuid4().hex[:8]}"
+        self.journals = [f"{self.folder}/part-{n}" for n in range(3)]
+        self.ledger = f"ledgers/{self.folder.rpartition('/')[2]}"
+        for journal in self.journals:
+            cluster.create(journal)
+
+    def write(self, frame, **options: str):
+        writer = frame.write.format("journal").mode("append").option("ledger", self.ledger)
+        return self.to(writer, **options).save()
+
+    def to(self, writer, **options: str):
+        selected = {} if {"assign", "subscribe"} & options.keys() else {"selector": f"name:prefix={self.folder}/"}
+        return writer.options(endpoint=self.endpoint, **selected, **options)
+
+    def messages(self, journal: str | None = None) -> list[dict]:
+        """The committed messages of one journal or all, without their UUIDs."""
+        found = []
+        for name in [journal] if journal else self.journals:
+            found += [
+                {key: value for key, value in envelope.message.items() if key != "_meta"}
+                for envelope in committed_messages(self.client, name, JsonLines())
+            ]
+        return found
+
+
+@pytest.fixture
+def sink(cluster: SyncCluster) -> Sink:
+    return Sink(cluster)
+
+
+def numbers(messages: list[dict]) -> list[int]:
+    return sorted(message["n"] for message in messages)
+
+
+def test_rows_arrive_once_in_the_journals_of_their_keys(spark: SparkSession, sink: Sink):
+    frame = spark.range(500).select(F.col("id").alias("n"), F.concat(F.lit("k"), F.col("id") % 20).alias("key"))
+
+    sink.write(frame.repartition(4))
+
+    assert numbers(sink.messages()) == list(range(500))
+    for journal in sink.journals:
+        found = sink.messages(journal)
+        assert 0 < len(found) < 500
+        assert not {each["key"] for each in found} & {
+            each["key"] for other in sink.journals if other != journal for each in sink.messages(other)
+        }
+
+
+def test_values_may_be_texts_or_structs_and_name_their_journals(spark: SparkSession, sink: Sink):
+    one, two, _ = sink.journals
+    texts = spark.createDataFrame(
+        [(one, '{"n": 1, "big": 12345678901234567890.125}'), (two, '{"n":2}')], "journal STRING, value STRING"
+    )
+    structs = spark.createDataFrame([("k", (3, None))], "key STRING, value STRUCT<n: INT, nothing: STRING>")
+
+    sink.write(texts)
+    sink.write(structs, mapping="random")
+
+    assert sink.messages(two)[0] == {"n": 2}
+    assert numbers(sink.messages()) == [1, 2, 3]
+    assert b"12345678901234567890.125" in sink.client.read_all(one, 0, sink.client.head(one))
+    assert {"n": 3} in sink.messages()
+
+
+def test_a_named_write_is_done_once_and_completed_by_whoever_comes_next(spark: SparkSession, sink: Sink):
+    first, second = spark.range(10).withColumnRenamed("id", "n"), spark.range(100, 110).withColumnRenamed("id", "n")
+
+    for frame in (first, first, second):
+        sink.write(frame, writerId="nightly/2026-03-01", mapping="random")
+    assert numbers(sink.messages()) == list(range(10))
+
+    sink.write(second, writerId="nightly/2026-03-02", mapping="random")
+    sink.write(second, mapping="random")
+    assert numbers(sink.messages()) == sorted([*range(10), *range(100, 110), *range(100, 110)])
+
+
+def test_a_task_that_fails_after_it_wrote_shows_nothing_and_its_repetition_shows_once(
+    spark: SparkSession, sink: Sink, tmp_path: Path
+):
+    def fail_late(rows, tries=str(tmp_path / "tries")):
+        """The first try fails with the last row, when others may be in their journals already."""
+        yield from rows
+        with open(tries, "a+") as file:
+            file.write("x")
+            file.seek(0)
+            if len(file.read()) == 1:
+                raise RuntimeError("the task fails")
+
+    frame = spark.range(0, 3000, 1, 1).withColumnRenamed("id", "n").withColumn("pad", F.repeat(F.lit("x"), 2000))
+    late = frame.mapInArrow(fail_late, frame.schema)
+
+    with pytest.raises(PySparkException, match="the task fails"):
+        sink.write(late, mapping="random")  # Tasks of a local session are tried once.
+    assert sink.messages() == []
+    sink.write(late, mapping="random")
+    assert numbers(sink.messages()) == list(range(3000))
+
+
+@pytest.mark.parametrize(
+    ("ddl", "options", "problem"),
+    [
+        ("n INT", {}, "there is no column key to map messages to 3 journals by"),
+        ("n INT, key INT", {}, "the key key is int: cast it to STRING"),
+        ("value INT, key STRING", {}, "the column value is int"),
+        ("value MAP<STRING,INT>, key STRING", {}, "write to_json"),
+        ("value STRING, key STRING, other INT", {}, "beside the column value, other has no place"),
+        ("n INTERVAL DAY, key STRING", {}, "n is interval day, which JSON has no form for"),
+        ("n INT, key STRING", {"mapping": "round"}, "'round' is not one of rendezvous, modulo, random"),
+        ("n INT, key STRING", {"ledgr": "a/b"}, "did you mean ledger"),
+        ("n INT, key STRING", {"ledger": ""}, "option ledger: is required"),
+        ("n INT, key STRING", {"acceptLoss": "perhaps"}, "neither true nor false"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(spark: SparkSession, sink: Sink, ddl, options, problem):
+    with pytest.raises(PySparkException, match=problem) as raised:
+        sink.write(spark.createDataFrame([], ddl), **options)
+    assert isinstance(error_of_task(raised.value), InvalidInput)
+    assert sink.messages() == []
+
+
+def test_values_that_are_no_messages_are_refused_and_show_nothing(spark: SparkSession, sink: Sink):
+    for value in ("[1]", "{", None):
+        rows = spark.createDataFrame([('{"n":1}', "a"), (value, "b")], "value STRING, key STRING")
+        with pytest.raises(PySparkException) as raised:
+            sink.write(rows)
+        assert isinstance(error_of_task(raised.value), InvalidInput)
+    writer = spark.createDataFrame([], "n INT, key STRING").write.format("journal").mode("overwrite")
+    with pytest.raises(PySparkException, match="only appended to"):
+        sink.to(writer.option("ledger", sink.ledger)).save()
+    assert sink.messages() == []
+
+
+QUERY = """
+import sys
+from pyspark.sql import functions as F
+from coranto.publication.batch_ledger import BatchLedger
+from coranto_consumers.spark import new_session
+endpoint, folder, ledger, rate, checkpoint = sys.argv[1:]
+spark = new_session("killed")
+frame = spark.readStream.schema("n BIGINT, key STRING").option("maxFilesPerTrigger", 1).json(rate)
+writer = frame.writeStream.format("journal").options(endpoint=endpoint, ledger=ledger)
+writer = writer.options(selector=f"name:prefix={folder}/", checkpointLocation=checkpoint)
+writer.start().awaitTermination()
+"""
+
+
+class Source:
+    """A folder of files, each of which is one batch of a query."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def add(self, begin: int, end: int) -> None:
+        rows = "".join(json.dumps({"n": n, "key": f"k{n % 20}"}) + "\n" for n in range(begin, end))
+        partial = self.folder.parent / "partial"
+        partial.write_text(rows)
+        partial.rename(self.folder / f"{begin:06}.json")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return Source(tmp_path / "rows")
+
+
+def run(spark: SparkSession, sink: Sink, source: Source, checkpoint: Path, **options: str) -> None:
+    """Run a query until it has written all that there is."""
+    frame = spark.readStream.schema("n BIGINT, key STRING").option("maxFilesPerTrigger", 1).json(str(source.folder))
+    writer = sink.to(frame.writeStream.format("journal"), **{"ledger": sink.ledger, **options})
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+
+
+def forget(checkpoint: Path, batch: int) -> None:
+    """Let a checkpoint be as it was when a batch was planned, and not known to be written."""
+    for kind in ("commits", "offsets"):
+        for path in (checkpoint / kind).iterdir():
+            number = path.name.strip(".").split(".")[0]
+            if number.isdigit() and int(number) >= batch + (kind == "offsets"):
+                path.unlink()
+
+
+def test_a_batch_that_is_repeated_adds_nothing_even_with_other_data(
+    spark: SparkSession, sink: Sink, source: Source, tmp_path: Path
+):
+    checkpoint = tmp_path / "checkpoint"
+    source.add(0, 50)
+    source.add(50, 100)
+    run(spark, sink, source, checkpoint)
+    assert numbers(sink.messages()) == list(range(100))
+
+    forget(checkpoint, 1)
+    run(spark, sink, source, checkpoint)
+    assert numbers(sink.messages()) == list(range(100))
+
+    forget(checkpoint, 1)
+    (source.folder / "000050.json").write_text('{"n":999,"key":"k"}\n')
+    run(spark, sink, source, checkpoint)
+    assert numbers(sink.messages()) == list(range(100))
+
+    source.add(100, 120)
+    run(spark, sink, source, checkpoint)
+    assert numbers(sink.messages()) == list(range(120))
+
+    # A checkpoint from a backup goes on with what was written long ago.
+    forget(checkpoint, 1)
+    with pytest.raises(PySparkException, match=r"batch 1 of .* is old: batch 2 is published already") as raised:
+        run(spark, sink, source, checkpoint)
+    assert isinstance(error_of_task(raised.value), Fenced)
+    assert numbers(sink.messages()) == list(range(120))
+
+
+def test_a_query_needs_the_ledger_that_it_had(spark: SparkSession, sink: Sink, source: Source, tmp_path: Path):
+    source.add(0, 10)
+    run(spark, sink, source, tmp_path / "checkpoint")
+    source.add(10, 20)
+
+    with pytest.raises(PySparkException, match="knows no batch of this query, whose next one is 1"):
+        run(spark, sink, source, tmp_path / "checkpoint", ledger=f"{sink.ledger}-other")
+    run(spark, sink, source, tmp_path / "checkpoint", ledger=f"{sink.ledger}-other", acceptLoss="true")
+    assert numbers(sink.messages()) == list(range(20))
+
+
+def test_a_query_that_is_killed_goes_on_where_it_was(spark: SparkSession, sink: Sink, source: Source, tmp_path: Path):
+    checkpoint = tmp_path / "checkpoint"
+    for n in range(0, 300, 20):
+        source.add(n, n + 20)
+    arguments = [sink.endpoint, sink.folder, sink.ledger, str(source.folder), str(checkpoint)]
+    with subprocess.Popen([sys.executable, "-c", QUERY, *arguments], start_new_session=True) as process:
+        try:
+            deadline = time.monotonic() + 400
+            while not (checkpoint / "commits/2").exists():
+                assert process.poll() is None, "the query has ended"
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # With Spark's JVM, which would go on for a while.
+
+    run(spark, sink, source, checkpoint)
+    assert numbers(sink.messages()) == list(range(300))
+
+
+def test_of_two_queries_with_one_checkpoint_each_batch_is_written_by_one(
+    spark: SparkSession, sink: Sink, source: Source, tmp_path: Path
+):
+    """A zombie and its successor share the query's id. Spark itself refuses the second in one session."""
+    for n in range(0, 60, 20):
+        source.add(n, n + 20)
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    metadata = json.dumps({"id": str(uuid.uuid4())})
+    for checkpoint in (one, two):
+        checkpoint.mkdir(exist_ok=True)
+        (checkpoint / "metadata").write_text(metadata)
+
+    run(spark, sink, source, one)
+    assert numbers(sink.messages()) == list(range(60))
+    with contextlib.suppress(PySparkException):
+        run(spark, sink, source, two)
+    assert numbers(sink.messages()) == list(range(60))

@@ -1,0 +1,208 @@
+"""The writers, called as Spark calls them: attempts that fail or come twice, and drivers that die at any step."""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import IntegerType, StringType, StructType
+
+from coranto.client.committed import committed_messages
+from coranto.errors import Fenced, InvalidInput
+from coranto.messages import JsonLines
+from coranto.testing import SyncCluster
+from coranto_consumers.spark.sink import writer as writers
+from coranto_consumers.spark.source import JournalDataSource
+
+pytestmark = pytest.mark.integration
+SCHEMA = StructType().add("n", IntegerType()).add("key", StringType())
+QUERY = "11111111-2222-3333-4444-555555555555"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SyncCluster]:
+    with SyncCluster(brokers=1) as cluster:
+        yield cluster
+
+
+class Job:
+    """Writes of one group of journals, as a driver and its tasks make them."""
+
+    def __init__(self, cluster: SyncCluster) -> None:
+        self.client = cluster.client()
+        folder = f"job/{uuid.uuid4().hex[:8]}"
+        self.journals = [f"{folder}/part-{n}" for n in range(2)]
+        for journal in self.journals:
+            cluster.create(journal)
+        self.options = {
+            "endpoint": cluster.endpoint,
+            "selector": f"name:prefix={folder}/",
+            "ledger": f"ledgers/{folder.rpartition('/')[2]}",
+        }
+
+    def batch_writer(self, **options: str):
+        return pickle.loads(pickle.dumps(JournalDataSource({**self.options, **options}).writer(SCHEMA, False)))
+
+    def stream_writer(self, **options: str):
+        return pickle.loads(pickle.dumps(JournalDataSource({**self.options, **options}).streamWriter(SCHEMA, False)))
+
+    def numbers(self) -> list[int]:
+        found = [
+            envelope.message["n"]
+            for journal in self.journals
+            for envelope in committed_messages(self.client, journal, JsonLines())
+        ]
+        return sorted(found)
+
+
+@pytest.fixture
+def job(cluster: SyncCluster) -> Job:
+    return Job(cluster)
+
+
+def rows(begin: int, end: int) -> Iterator[pa.RecordBatch]:
+    numbers = list(range(begin, end))
+    yield pa.record_batch({"n": pa.array(numbers, pa.int32()), "key": [f"k{n}" for n in numbers]})
+
+
+def attempt(writer, begin: int, end: int, query: str = QUERY):
+    return replace(writer.write(rows(begin, end)), query=query)
+
+
+def test_only_the_attempts_that_spark_reports_count(job):
+    writer = job.batch_writer()
+    one = writer.write(rows(0, 10))
+    writer.write(rows(0, 10))  # The slower attempt of the same task.
+    two = writer.write(rows(10, 20))
+    assert job.numbers() == []
+
+    writer.commit([one, two])
+    assert job.numbers() == list(range(20))
+    job.batch_writer().commit([])
+    assert job.numbers() == list(range(20))
+
+
+def test_an_attempt_that_fails_with_its_rows_shows_nothing(job):
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from rows(0, 10)
+        raise RuntimeError("the task fails")
+
+    writer = job.batch_writer()
+    done = writer.write(rows(10, 20))
+    with pytest.raises(RuntimeError, match="the task fails"):
+        writer.write(failing())
+    writer.abort([done, None])
+
+    assert job.numbers() == []
+    other = job.batch_writer()
+    other.commit([other.write(rows(20, 30))])
+    assert job.numbers() == list(range(20, 30))
+
+
+class Died(BaseException):
+    """The driver died."""
+
+
+def dies(*arguments, **options):
+    raise Died
+
+
+STEPS = {
+    "before the decision": (writers.BatchLedger, "decide"),
+    "after the decision": (writers, "append_intents"),
+    "after the acknowledgements": (writers.BatchLedger, "acknowledge"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_that_dies_leaves_a_batch_that_is_completed_once(job, step, monkeypatch):
+    writer = job.stream_writer()
+    first = attempt(writer, 0, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(*STEPS[step], dies)
+        with pytest.raises(Died):
+            writer.commit([first], 0)
+    writer.abort([first], 0)  # As Spark does after any failed commit.
+
+    # The batch is repeated, with other rows. Those that are decided count.
+    again = job.stream_writer()
+    again.commit([attempt(again, 100, 103)], 0)
+    wanted = list(range(100, 103)) if step == "before the decision" else list(range(10))
+    assert job.numbers() == wanted
+
+    later = job.stream_writer()
+    later.commit([attempt(later, 10, 20)], 1)
+    assert job.numbers() == sorted([*wanted, *range(10, 20)])
+
+
+def test_a_batch_that_was_not_acknowledged_is_completed_by_the_next_one(job, monkeypatch):
+    writer = job.stream_writer()
+    with monkeypatch.context() as patch:
+        patch.setattr(writers, "append_intents", dies)
+        with pytest.raises(Died):
+            writer.commit([attempt(writer, 0, 10)], 0)
+    writer.commit([attempt(writer, 10, 20)], 1)
+
+    assert job.numbers() == list(range(20))
+
+
+def test_a_batch_write_that_was_decided_is_completed_by_any_other(job, monkeypatch):
+    writer = job.batch_writer(writerId="nightly")
+    with monkeypatch.context() as patch:
+        patch.setattr(writers, "finish_decisions", dies)
+        with pytest.raises(Died):
+            writer.commit([writer.write(rows(0, 10))])
+    assert job.numbers() == []
+
+    job.batch_writer()
+    assert job.numbers() == list(range(10))
+    again = job.batch_writer(writerId="nightly")
+    again.commit([again.write(rows(50, 60))])
+    assert job.numbers() == list(range(10))
+
+
+def test_of_two_drivers_with_one_checkpoint_one_decides_and_the_outdated_one_is_fenced(job):
+    one, two = job.stream_writer(), job.stream_writer()
+    mine, theirs = attempt(one, 0, 10), attempt(two, 0, 10)
+    one.commit([mine], 0)
+    two.commit([theirs], 0)
+    assert job.numbers() == list(range(10))
+
+    two.commit([attempt(two, 10, 20)], 1)
+    with pytest.raises(Fenced, match=r"batch 0 of .* is old"):
+        one.commit([attempt(one, 0, 10)], 0)
+    other = job.stream_writer()
+    other.commit([attempt(other, 50, 60, "other-query")], 0)
+    assert job.numbers() == [*range(20), *range(50, 60)]
+
+
+def test_an_empty_batch_is_decided_too(job):
+    writer = job.stream_writer()
+    writer.commit([replace(writer.write(iter(())), query=QUERY)], 0)
+    writer.commit([attempt(writer, 0, 5)], 1)
+
+    assert job.numbers() == list(range(5))
+
+
+def test_journals_that_are_read_only_do_not_keep_others_from_theirs(job, monkeypatch):
+    writer = job.stream_writer()
+    written = attempt(writer, 0, 20)
+    real = type(job.client).append
+
+    def refusing(self, journal, content, **options):
+        if journal == job.journals[0] and content:
+            raise InvalidInput("read-only")
+        return real(self, journal, content, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(job.client), "append", refusing)
+        with pytest.raises(InvalidInput, match="read-only"):
+            writer.commit([written], 0)
+    assert 0 < len(job.numbers()) < 20
+    again = job.stream_writer()
+    again.commit([attempt(again, 0, 20)], 0)
+    assert job.numbers() == list(range(20))

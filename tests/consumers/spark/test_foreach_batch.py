@@ -1,0 +1,131 @@
+"""`exactly_once` in a real Spark: each batch counts once, whatever ended the query before."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engine, select
+
+from coranto.errors import Fenced, InvalidInput
+from coranto.messages.framing import JsonLines, iter_messages
+from coranto.messages.sequencer import Sequencer, read_committed
+from coranto_consumers.spark import Add, Hooks, JournalOutput, Outputs, Step, TableOutput, error_of_task, exactly_once
+from coranto_consumers.stores.sql import SqlStore
+
+pytestmark = pytest.mark.integration
+COUNTS = Table(
+    "counts", MetaData(), Column("key", String, primary_key=True), Column("n", BigInteger), Column("total", BigInteger)
+)
+OUT = "out/messages"
+
+
+def outputs(batch) -> Outputs:
+    rows = batch.groupBy("key").agg(F.count("*").alias("n"), F.sum("n").alias("total"))
+    messages = batch.select("key", F.struct("n").alias("value"))
+    return Outputs([TableOutput(COUNTS, rows, ["key"], {"n": Add(), "total": Add()})], [JournalOutput(messages, [OUT])])
+
+
+class Dying(Hooks):
+    """The query dies when it has just completed a step."""
+
+    def __init__(self, step: Step | None) -> None:
+        self.step = step
+
+    def reached(self, step: Step) -> None:
+        if step is self.step:
+            raise RuntimeError(f"died: {step.name}")
+
+
+class World:
+    """A folder of rows, a store, a journal, and a checkpoint."""
+
+    def __init__(self, spark: SparkSession, broker, folder: Path) -> None:
+        self.spark, self.broker, self.folder = spark, broker, folder
+        self.store_url = f"sqlite:///{folder}/store.db"
+        self.rows = 0
+        broker.create(OUT)
+        (folder / "rows").mkdir()
+
+    def add(self, count: int) -> None:
+        lines = [json.dumps({"n": n, "key": f"k{n % 3}"}) + "\n" for n in range(self.rows, self.rows + count)]
+        (self.folder / "partial").write_text("".join(lines))
+        (self.folder / "partial").rename(self.folder / "rows" / f"{self.rows:06}.json")
+        self.rows += count
+
+    def run(self, function, checkpoint: str = "checkpoint") -> None:
+        frame = self.spark.readStream.schema("n BIGINT, key STRING").option("maxFilesPerTrigger", 1)
+        writer = frame.json(str(self.folder / "rows")).writeStream.foreachBatch(function)
+        query = writer.option("checkpointLocation", str(self.folder / checkpoint)).trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    def function(self, **options):
+        return exactly_once(self.store_url, outputs, name="counts", client=self.broker.config, **options)
+
+    def check(self) -> None:
+        """Each row counts once, in the table and in the journal."""
+        engine = create_engine(self.store_url)
+        with engine.connect() as connection:
+            found = {row.key: (row.n, row.total) for row in connection.execute(select(COUNTS))}
+        engine.dispose()
+        numbers = range(self.rows)
+        assert found == {f"k{key}": (len(numbers[key::3]), sum(numbers[key::3])) for key in range(3) if numbers[key::3]}
+        framing, content = JsonLines(), self.broker.content(OUT)
+
+        def replay(wanted):
+            return iter_messages(framing, OUT, [content[wanted.begin : wanted.end]], wanted.begin)
+
+        committed = read_committed(iter_messages(framing, OUT, [content], 0), Sequencer(), replay)
+        assert sorted(envelope.message["n"] for envelope in committed) == list(numbers)
+
+
+@pytest.fixture
+def world(spark, broker, tmp_path) -> World:
+    return World(spark, broker, tmp_path)
+
+
+def test_a_query_that_dies_at_any_step_goes_on_and_each_row_counts_once(world):
+    for step in (Step.STAGED, Step.PUBLISHED, Step.MERGED, Step.COMMITTED, Step.ACKNOWLEDGED):
+        world.add(10)
+        with pytest.raises(PySparkException, match=f"died: {step.name}"):
+            world.run(world.function(hooks=Dying(step)))
+    function = world.function()
+    world.run(function)
+    world.check()
+    world.add(5)
+    world.run(function)  # The same function in another run of the query.
+    world.check()
+
+
+def test_a_zombie_is_fenced_and_another_checkpoint_or_store_is_refused(world):
+    world.add(10)
+    zombie = world.function()
+    world.run(zombie)
+    SqlStore(world.store_url).raise_fence("counts")
+    world.add(10)
+    with pytest.raises(PySparkException) as raised:
+        world.run(zombie)
+    assert isinstance(error_of_task(raised.value), Fenced)
+
+    with pytest.raises(PySparkException, match="with another checkpoint") as raised:
+        world.run(world.function(), checkpoint="other")
+    assert isinstance(error_of_task(raised.value), InvalidInput)
+
+    world.run(world.function())
+    world.check()
+    world.add(10)
+    other = exactly_once(f"sqlite:///{world.folder}/other.db", outputs, name="counts", client=world.broker.config)
+    with pytest.raises(PySparkException, match="knows no batch of counts, whose next one is 2"):
+        world.run(other)
+
+
+def test_it_is_for_batches_of_queries_only(spark, tmp_path):
+    function = exactly_once(f"sqlite:///{tmp_path}/store.db", outputs, name="counts")
+
+    with pytest.raises(InvalidInput, match="from foreachBatch only"):
+        function(spark.range(1), 0)

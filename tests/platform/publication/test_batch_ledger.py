@@ -1,0 +1,153 @@
+"""Decisions about numbered batches on real brokers: one for each batch, and never about an old one."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from coranto.client import AppendResult, SyncJournalClient
+from coranto.errors import AppendOutcomeUnknown, CorruptData, Fenced, InvalidInput, LedgerDamaged
+from coranto.labels import label_set
+from coranto.publication import BatchLedger, Decision, Ledger
+from coranto.testing import SyncCluster
+
+GROUP = "orders/part-0"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SyncCluster]:
+    with SyncCluster(brokers=1) as cluster:
+        cluster.create(GROUP)
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: SyncCluster) -> SyncJournalClient:
+    return cluster.client()
+
+
+@pytest.fixture
+def journal() -> str:
+    return f"ledgers/{uuid.uuid4().hex[:8]}"
+
+
+def opened(client: SyncJournalClient, journal: str, writer: str = "query-1", **options: Any) -> BatchLedger:
+    return BatchLedger.open(client, journal, writer, like=GROUP, **options)
+
+
+def decision(name: str) -> Decision:
+    return Decision(name, uuid.uuid4().hex, 7, time.time(), {GROUP: b"ack\n"})
+
+
+def test_the_first_decision_about_a_batch_counts(client, journal):
+    ledger, mine, other = opened(client, journal), decision("q/0"), decision("q/0")
+    assert ledger.last() is None
+
+    assert ledger.decide(0, mine) == mine
+    assert opened(client, journal).decide(0, other) == mine
+
+    found = opened(client, journal).last()
+    assert found is not None
+    assert (found.batch, found.decision, found.is_acknowledged) == (0, mine, False)
+    ledger.acknowledge(0)
+    found = ledger.last()
+    assert found is not None
+    assert found.is_acknowledged
+    head = client.head(journal)
+    ledger.acknowledge(0)
+    assert client.head(journal) == head
+
+
+def test_a_batch_before_the_last_one_is_fenced_off_and_writers_do_not_meet(client, journal):
+    ledger, other = opened(client, journal), opened(client, journal, "query-2")
+    ledger.decide(4, decision("q/4"))
+    ledger.decide(5, decision("q/5"))
+    ledger.acknowledge(4)  # It is not the last one any more.
+
+    with pytest.raises(Fenced, match="batch 4 of query-1 is old: batch 5 is published already"):
+        ledger.decide(4, decision("q/4"))
+    assert other.last() is None
+    first = decision("other/0")
+    assert other.decide(0, first) == first
+    found = ledger.last()
+    assert found is not None
+    assert (found.batch, found.is_acknowledged) == (5, False)
+
+
+def test_of_many_processes_one_decides(client, journal, cluster):
+    ledgers = [opened(cluster.client(), journal) for _ in range(6)]
+    mine = [decision("q/0") for _ in ledgers]
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda pair: pair[0].decide(0, pair[1]), zip(ledgers, mine, strict=True)))
+
+    assert len({each.producer for each in found}) == 1
+    assert client.read_all(journal, 0, client.head(journal)).count(b"publication") == 1
+
+
+class DeafClient(SyncJournalClient):
+    """A client that loses the answer to an append, which was applied or not."""
+
+    times = 0
+    applied = True
+
+    def append(self, journal: str, content: Any, **options: Any) -> AppendResult:
+        if content and self.times:
+            self.times -= 1
+            if self.applied:
+                super().append(journal, content, **options)
+            raise AppendOutcomeUnknown("the answer was lost")
+        return super().append(journal, content, **options)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_an_answer_that_is_lost_leads_to_one_decision(cluster, client, journal, applied):
+    deaf = DeafClient(cluster.endpoint)
+    with deaf:
+        ledger, mine = opened(deaf, journal), decision("q/0")
+        deaf.times, deaf.applied = 1, applied
+        assert ledger.decide(0, mine) == mine
+    assert client.read_all(journal, 0, client.head(journal)).count(b"publication") == 1
+
+
+def test_a_ledger_of_batches_is_one_of_publications_too(client, journal):
+    ledger = opened(client, journal)
+    mine = decision("q/0")
+    ledger.decide(0, mine)
+    both = Ledger.open(client, journal, like=GROUP)
+    assert [each.writer_id for each in both.unacknowledged()] == ["q/0"]
+    single = decision("single")
+    both.decide(single)
+    ledger.acknowledge(0)
+    found = ledger.last()
+    assert found is not None
+    assert found.decision == mine
+    again = Ledger.open(client, journal, like=GROUP)
+    assert again.find("single") == single
+    assert again.is_acknowledged("q/0")
+
+
+def test_a_ledger_without_its_registers_and_other_journals_are_refused(client, journal):
+    ledger = opened(client, journal)
+    ledger.decide(0, decision("q/0"))
+    registers = client.append(journal, b"").registers
+    client.append(journal, b'{"acknowledged":""}\n', subtract_registers=registers)
+
+    with pytest.raises(LedgerDamaged):
+        opened(client, journal)
+    assert opened(client, journal, accept_loss=True).last() is None
+
+
+def test_a_register_that_is_not_ours_is_corrupt(client, journal):
+    ledger = opened(client, journal)
+    ledger.decide(0, decision("q/0"))
+    client.append(journal, b"\n", union_registers=label_set({"coranto.dev/batch/query-1": "later"}))
+
+    with pytest.raises(CorruptData, match="is 'later'"):
+        ledger.last()
+    with pytest.raises(InvalidInput, match="is no writer of batches"):
+        opened(client, journal, "a/b")
