@@ -179,6 +179,7 @@ class FragmentIndex:
         self._sealed: dict[int, tuple[Sealed, IndexEntry | None, float]] = {}
         self._stored_again: set[int] = set()  # Begins of fragments in `_sealed`.
         self._expected: list[OffsetSpan] = []  # See `expect`.
+        self._went_on_at = 0  # The last offset at which the journal went on beyond the content that was here.
         self._noted_head = 0
         self._ahead = 0  # End of this replica's content that readers wait for.
         self.changes = 0
@@ -243,10 +244,18 @@ class FragmentIndex:
         self._expected = list(spans)
         self._changed()
 
+    def spool_skip(self, offset: int) -> None:
+        """Note that the journal goes on at `offset`, and that content just before it is not here."""
+        self._went_on_at = max(self._went_on_at, offset)
+        self.note_head(offset)
+
     def holes(self, also: Iterable[OffsetSpan] = ()) -> list[OffsetSpan]:
-        """Return the spans between visible content for which nothing is known, and the parts of `also` like them."""
+        """Return the spans behind visible content for which nothing is known, and the parts of `also` like them.
+
+        They end before other visible content, or where the journal went on.
+        """
         covers = [OffsetSpan(entry.begin, entry.end) for entry in self._all]
-        between = [OffsetSpan(covers[0].begin, covers[-1].end)] if covers else []
+        between = [OffsetSpan(covers[0].begin, max(covers[-1].end, self._went_on_at))] if covers else []
         hidden = [OffsetSpan(sealed.fragment.begin, sealed.fragment.end) for sealed, _, _ in self._sealed.values()]
         return uncovered([*between, *also], [*covers, *hidden])
 

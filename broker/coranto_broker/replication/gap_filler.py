@@ -1,8 +1,9 @@
 """Fetches content that a replica lacks, from the journal's other brokers.
 
-A disk can lose content of a fragment that was complete, while what follows it is there. Then the replica has a *gap*:
-offsets below content that it shows, for which it has no file, and which no store lists. All content in a gap is part of
-the journal for good, since a replica shows content only once nobody can go on without what lies before it. And no
+A disk can lose content of a fragment that was complete, while what follows it is there; or it loses the newest content,
+and the journal goes on where other replicas have its end. Then the replica has a *gap*: offsets below content that it
+shows, or below the offset where the journal went on, for which it has no file, and which no store lists. What a peer
+shows there is part of the journal for good, since a replica shows content only once nobody can go on without it. And no
 append can land there, since appends begin at the journal's end.
 
 Each gap is looked for after every listing of the stores. Pieces are fetched from its end to its beginning, each

@@ -31,7 +31,7 @@ from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.gap_filler import GapFiller, PiecesAtPeers
 from coranto_broker.replication.pipeline import Pipeline
 from coranto_broker.replication.waiting_appends import Line
-from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SettledOffset, SpoolFolder
 from coranto_broker.spool.in_sync import Stamp
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import CommittedState, empty_at
@@ -153,6 +153,7 @@ class Replica:
         self._recovering: asyncio.Task[None] | None = None
         self._daemons: list[asyncio.Task[None]] = []
         self._spool: DurableSpool | None = None
+        self._settled = SettledOffset()
         self._final_state: FinalSpoolState | None = None
 
     @property
@@ -240,7 +241,7 @@ class Replica:
         self._persister.add(sealed, self._stored, primary=primary, on_diverged=self.index.forget)
 
     def spool_skip(self, offset: int) -> None:
-        self.index.note_head(offset)
+        self.index.spool_skip(offset)
 
     def spool_ahead(self, end: int) -> None:
         self.index.spool_ahead(end)
@@ -253,9 +254,10 @@ class Replica:
         self._persister.hurry(self.journal)
 
     def _add_copy(self, sealed: Sealed) -> None:
-        """Show content that was lost here and is a peer's copy, and store it."""
+        """Show content that was lost here and is a peer's copy. Store it if it is settled; otherwise that peer does."""
         self.index.spool_complete(sealed)
-        self._persister.add(sealed, self._stored, primary=self._is_primary(), on_diverged=self.index.forget)
+        if sealed.fragment.end <= self._settled.offset:
+            self._persister.add(sealed, self._stored, primary=self._is_primary(), on_diverged=self.index.forget)
 
     def _stored(self, sealed: Sealed, fragment: Fragment) -> None:
         self.index.stored(sealed, fragment)
@@ -324,6 +326,7 @@ class Replica:
         self._distrusted = False
         spool.on_failure = self._spool_failed
         self._spool = spool
+        self._settled = recovered.watermark  # The spool raises it.
         if self._spool.end <= recovered.watermark.offset:
             self._spool.publish(self._spool.fragment)  # It is settled: others cannot go on without it.
         elif recovered.shown is not None:

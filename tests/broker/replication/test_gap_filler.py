@@ -121,6 +121,19 @@ async def test_a_gap_is_filled_from_all_that_peers_have_and_a_restart_forgets_it
     assert fetched_files(replica) == []
 
 
+async def test_what_the_journal_went_on_behind_is_fetched_too(tmp_path: Path) -> None:
+    replica = Replica(tmp_path, (10, 60))
+    replica.index.spool_skip(5)  # Nothing is here: a new replica has no gap.
+    assert replica.index.holes() == []
+    replica.has(0, 20)
+    replica.index.spool_skip(60)
+    async with replica.running():
+        replica.list_stores()
+        await eventually(lambda: replica.added)
+    assert await replica.read(20) == CONTENT[20:60]
+    assert replica.index.holes() == []
+
+
 async def test_copies_do_not_survive_a_restart(tmp_path: Path) -> None:
     replica = Replica(tmp_path, (0, 100))
     replica.has(0, 20)
