@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from airflow.providers.common.compat.sdk import AirflowPlugin
 
 from airflow_coranto import listener
@@ -13,4 +11,4 @@ class CorantoPlugin(AirflowPlugin):
     """Brings the listener into Airflow's processes."""
 
     name = "coranto"
-    listeners: ClassVar[list[object]] = [listener]
+    listeners: list[object] = [listener]  # noqa: RUF012  # as the base class declares it
