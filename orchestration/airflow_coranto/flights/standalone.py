@@ -90,6 +90,8 @@ class AirflowStandalone:
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
+            # A machine that runs everything may be slow to answer its tasks.
+            "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
             # Otherwise gRPC interferes with the forks of Airflow's processes.
             "GRPC_ENABLE_FORK_SUPPORT": "false",

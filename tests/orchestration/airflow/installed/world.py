@@ -22,6 +22,7 @@ SOURCES = ("platform", "broker", "consumers", "orchestration")
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.c2VjcmV0LXNjb3Bl.c2lnbmF0dXJlLXRoYXQtbm9ib2R5LW1heS1zZWU"
 SHOP = "shop/orders"
 SHOP_DAGS = f'''
+from datetime import timedelta
 from airflow.sdk import DAG
 from airflow_coranto.operators import ApplySpecsOperator, AuditOperator, PublishOperator, recovery_with_approval
 
@@ -39,13 +40,15 @@ children:
   - name: {SHOP}/part-000
 """
 
-with DAG("shop", schedule=None):
+RETRY = {{"retries": 5, "retry_delay": timedelta(seconds=1)}}
+
+with DAG("shop", schedule=None, default_args=RETRY):
     specs = ApplySpecsOperator(task_id="specs", specs=TREE)
     rows = [{{"order": number, "item": str(number) * 20}} for number in range(2000)]
     publish = PublishOperator(task_id="publish", group="{SHOP}", rows=rows, key="order")
     specs >> publish >> AuditOperator(task_id="audit", group="{SHOP}", depth="deep")
 
-with DAG("recovery", schedule=None):
+with DAG("recovery", schedule=None, default_args=RETRY):
     recovery_with_approval(group="{SHOP}")
 '''
 
