@@ -19,6 +19,7 @@ LONG = (
     "system/test_main_job.py",
     "system/test_faults.py",
     "orchestration/flights/test_ui.py",
+    "orchestration/verification/test_ui.py",
     "orchestration/test_tutorial.py",
     "orchestration/flights/test_pipeline.py",
     "consumers/spark/cluster/test_cluster.py",

@@ -1,0 +1,84 @@
+"""A shop in Dagster, beside the flights: verified journals, their recovery, and a consumer partitioned by windows."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+from sqlalchemy import BigInteger, Column, MetaData, String, Table
+
+from dagster_coranto import (
+    ConsumerSettings,
+    JournalGroup,
+    JournalResource,
+    SparkResource,
+    SqlStoreResource,
+    build_journal_recovery,
+    build_recovery_sensor,
+    build_verification,
+    build_window_sensor,
+    build_windowed_consumer,
+)
+
+ORDERS, JOURNALS = JournalGroup("shop/orders"), JournalResource()
+STORE = SqlStoreResource(url=f"sqlite:///{os.environ['CORANTO_DATA']}/shop.db")
+TABLE = Table(
+    "revenue_by_window",
+    MetaData(),
+    Column("coranto_window", BigInteger, primary_key=True, autoincrement=False),
+    Column("customer", String(20), primary_key=True),
+    Column("cents", BigInteger, nullable=False),
+)
+
+
+class Revenue:
+    """Sums orders by customer and window."""
+
+    name = "revenue"
+    sources = "name:prefix=shop/orders/"
+    value_schema = "customer STRING, cents BIGINT"
+
+    def outputs(self, committed: Any) -> Any:
+        from coranto_consumers.spark import Add, Outputs, TableOutput
+
+        rows = committed.groupBy("customer").sum("cents").withColumnRenamed("sum(cents)", "cents")
+        return Outputs(tables=[TableOutput(TABLE, rows, keys=["customer"], merge={"cents": Add()})])
+
+
+def settings(context: dg.AssetExecutionContext) -> ConsumerSettings:
+    return ConsumerSettings(Revenue(), STORE.url_with_password())
+
+
+orders = dg.AssetSpec(
+    ["shop", "orders"],
+    kinds={"journal"},
+    freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(days=1)),
+    description="Orders, as they are placed.",
+)
+windowed = build_windowed_consumer(
+    name="revenue_windows", settings=settings, sources=[ORDERS], tables=[dg.AssetSpec("revenue_by_window")]
+)
+verification = build_verification(ORDERS)
+recovery = build_journal_recovery(ORDERS)
+windows = build_window_sensor(
+    windowed,
+    journals=JOURNALS,
+    store=STORE,
+    window_bytes=4_500,
+    max_windows=3,
+    minimum_interval_seconds=5,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)
+
+defs = dg.Definitions.merge(
+    verification.definitions,
+    dg.Definitions(
+        assets=[orders, windowed.assets],
+        jobs=recovery.jobs,
+        sensors=[windows, build_recovery_sensor(recovery, verification.check_keys)],
+        resources={"journals": JOURNALS, "spark": SparkResource()},
+        executor=dg.in_process_executor,
+    ),
+)

@@ -1,0 +1,140 @@
+"""A shop's journals in Dagster's UI, in headless Chromium: a failed check, and an approved recovery."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from playwright.sync_api import Page, expect
+
+from coranto.audit import Report, audit_journals
+from coranto.client import JournalClient
+from coranto.client.loop import run_blocking
+from coranto.client.publishing import sync_publisher
+from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.messages import JsonLines
+from coranto.wire import protocol_pb2 as pb
+from dagster_coranto import JournalResource
+from dagster_coranto.flights.ui import DagsterUi
+from tests.orchestration.flights.test_ui import (
+    PATIENCE_MS,
+    ROOT,
+    browser,
+    page,
+    pytestmark,
+)
+
+__all__ = ["browser", "page", "pytestmark"]
+
+ORDERS = ("shop/orders/part-000", "shop/orders/part-001")
+
+
+@pytest.fixture(scope="module")
+def ui(cluster_dir: Path) -> Iterator[DagsterUi]:
+    """The UI over a cluster with the shop's orders, of which an audit knows."""
+    place_orders()
+    definitions = Path(__file__).with_name("shop_definitions.py")
+    (cluster_dir / "workspace.yaml").write_text(
+        f"load_from: [python_file: {{relative_path: {definitions}, location_name: shop}}]"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cluster_dir)
+        with DagsterUi(cluster_dir) as running:
+            yield running
+
+
+def place_orders() -> None:
+    """Fill the shop's journals, and audit them for the first time."""
+    labels = label_set([(CONTENT_TYPE, JSON_LINES)])
+    resource = JournalResource()
+    with resource.client() as client:
+        for name in ORDERS:
+            spec = pb.JournalSpec(name=name, replication=1, labels=labels)
+            spec.fragment.MergeFrom(
+                pb.JournalSpec.Fragment(length=1024, compression_codec=pb.GZIP, stores=["file:///"])
+            )
+            spec.fragment.refresh_interval.FromSeconds(1)
+            client.apply([pb.ApplyRequest.Change(upsert=spec)])
+        for number in range(12):
+            publisher = sync_publisher(client, JsonLines())
+            for order in range(10):
+                publisher.add(ORDERS[order % 2], {"customer": f"c{order % 3}", "cents": number * 10 + order})
+            publisher.commit()
+
+    async def audit() -> Report:
+        async with JournalClient.of(resource.client_config()) as client:
+            return await audit_journals(client, resource.stores(), "name:prefix=shop/orders/")
+
+    assert run_blocking(audit()).sound
+
+
+def picture(page: Page, name: str) -> None:
+    """Write a picture for the documentation, if that is asked for."""
+    if os.environ.get("CORANTO_SCREENSHOTS") == "1":
+        page.mouse.move(0, 0)
+        page.wait_for_timeout(3000)
+        page.screenshot(path=ROOT / "docs" / "images" / f"{name}.png", animations="disabled")
+
+
+def execute_checks(page: Page, ui: DagsterUi) -> None:
+    page.goto(f"{ui.url}/assets/shop/orders?view=checks")
+    page.get_by_role("button").filter(has_text=re.compile("^Execute all$")).click()
+
+
+def launch(page: Page, ui: DagsterUi, job: str, config: str = "") -> dict[str, Any]:
+    """Launch a job of the shop by clicking, and return the metadata of its result."""
+    page.goto(f"{ui.url}/locations/shop/jobs/{job}/playground")
+    button = page.get_by_role("button").filter(has_text="Launch Run")
+    if config:
+        page.locator(".CodeMirror").first.click()
+        page.keyboard.press("Control+A")
+        page.keyboard.insert_text(config)
+        expect(page.locator(".CodeMirror")).to_contain_text(config)
+        expect(button).to_be_enabled()
+        picture(page, "dagster-approval")
+    expect(button).to_be_enabled()
+    button.click()
+    expect(page.get_by_text(f"Run of {job}")).to_be_visible()
+    expect(page.get_by_text("Success", exact=True).first).to_be_visible()
+    with dg.DagsterInstance.get() as instance:
+        (run,) = instance.get_runs(dg.RunsFilter(job_name=job), limit=1)
+        (output,) = (
+            each.dagster_event.event_specific_data
+            for each in instance.all_logs(run.run_id)
+            if each.dagster_event is not None and each.dagster_event.is_successful_output
+        )
+    metadata: Any = output.metadata  # type: ignore[union-attr]
+    return {name: value.value for name, value in metadata.items()}
+
+
+def test_a_failed_check_tells_what_is_gone_and_a_recovery_is_approved_by_clicking(
+    ui: DagsterUi, page: Page, cluster_dir: Path
+) -> None:
+    with JournalResource().client() as client:
+        (_, lost, *_) = [each.fragment for each in client.fragments(ORDERS[0]) if each.persisted]
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while [*(cluster_dir / "brokers").glob(f"*/spools/shop_orders*/**/{lost.begin:016x}.content")]:
+            assert time.monotonic() < deadline
+            page.wait_for_timeout(200)
+    (cluster_dir / "fragments" / lost.content_path).unlink()
+    page.set_viewport_size({"width": 1400, "height": 1000})
+    execute_checks(page, ui)
+    expect(page.get_by_text(f"{lost.length} bytes of content are gone").first).to_be_visible()
+    expect(page.get_by_text("In Progress")).to_have_count(0)
+    picture(page, "dagster-failed-check")
+
+    plan = launch(page, ui, "journal_recovery_plan")
+    assert f"[{lost.begin}, {lost.end})" in plan["gone_for_good"]
+    done = launch(page, ui, "journal_recovery", f"ops: {{recover: {{config: {{approved: '{plan['hash']}'}}}}}}")
+    assert done["audit"] == "sound: 2 examined"
+    expect(page.get_by_text("sound: 2 examined").first).to_be_visible()
+    picture(page, "dagster-recovery")
+
+    execute_checks(page, ui)
+    expect(page.get_by_text("2 journals are sound").first).to_be_visible()
