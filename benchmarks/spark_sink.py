@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -50,9 +51,13 @@ def run(rounds: int) -> list[Figure]:
         try:
             with SyncJournalClient(info.endpoint, file_root=info.file_root) as client:
                 _create(client)
-                names = [part.split()[0] for part in SCHEMA.split(", ")]
+                names, kinds = zip(*(part.split() for part in SCHEMA.split(", ")), strict=True)
                 records = [tuple(record.get(name) for name in names) for record in iter_flights(load_flights())]
-                flights = spark.createDataFrame(records, SCHEMA)
+                types = [{"string": pa.string(), "int": pa.int32(), "double": pa.float64()}[kind] for kind in kinds]
+                columns = [
+                    pa.array(column, kind) for column, kind in zip(zip(*records, strict=True), types, strict=True)
+                ]
+                flights = spark.createDataFrame(pa.table(dict(zip(names, columns, strict=True))))
                 frame = flights.crossJoin(spark.range(COPIES)).drop("id").repartition(2).cache()
                 rows = frame.count()
 
