@@ -23,7 +23,7 @@ from coranto.names import validate_journal, validate_token
 from coranto.specs import journal_tree
 from coranto.specs.durations import parse_duration
 from coranto_broker.http.requests import append_request, read_request
-from coranto_consumers.spark import frames
+from coranto_consumers.spark import task_errors
 from coranto_consumers.stores import mysql
 
 AT = datetime(2024, 1, 2, tzinfo=UTC)
@@ -38,7 +38,7 @@ def _rows(text: str) -> None:
 
 
 def _failed_task(text: str) -> None:
-    for pattern in (frames._CORRUPT_MESSAGE, frames._OFFSET_JUMP, frames._INVALID_INPUT):
+    for pattern in (task_errors._LINE, task_errors._LACKING):
         pattern.search(text)
 
 

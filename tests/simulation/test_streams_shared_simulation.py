@@ -57,7 +57,7 @@ FEW: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 
 
 def caught(*names: str, **options: Any) -> bool:
     """Return whether one of a few seeds shows one of these anomalies."""
-    for seed in range(8):
+    for seed in range(16):
         report = run(shared_options_of(seed, **FEW | options))
         if any(anomaly.name in names for anomaly in report.anomalies):
             return True

@@ -62,7 +62,8 @@ _SESSION: Final = (
 )
 _BEGIN: Final = "START TRANSACTION /* of a store */"
 _ENDS_TRANSACTION: Final = re.compile(
-    r"(?:\s|/\*(?:[^*]|\*(?!/))*+\*/)*+(?:(?:CREATE|DROP)\b(?!\s+TEMPORARY\b)|(?:ALTER|TRUNCATE|RENAME|GRANT|REVOKE|LOCK|UNLOCK|BEGIN"
+    # Not possessive: early releases of Python 3.11 do not match a possessive group within another.
+    r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/)*(?:(?:CREATE|DROP)\b(?!\s+TEMPORARY\b)|(?:ALTER|TRUNCATE|RENAME|GRANT|REVOKE|LOCK|UNLOCK|BEGIN"
     r"|START|COMMIT|OPTIMIZE|REPAIR|FLUSH|INSTALL|UNINSTALL)\b|ANALYZE\b.*?\bTABLE\b"
     r"|ROLLBACK\b(?!\s+(?:WORK\s+)?TO\b))",
     re.IGNORECASE | re.DOTALL,

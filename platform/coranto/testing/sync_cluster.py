@@ -45,8 +45,10 @@ class SyncCluster(ClusterFace, Blocking):
     def _inner(self) -> Cluster:
         return self._cluster
 
-    def client(self, *, zone: str = "", patience: float = DEFAULT_PATIENCE) -> SyncJournalClient:
+    def client(
+        self, *, zone: str = "", patience: float = DEFAULT_PATIENCE, append_streams: bool = False
+    ) -> SyncJournalClient:
         """Return a blocking client, ready for use. It is closed with the cluster, if not earlier."""
-        client = SyncJournalClient(self.endpoint, zone=zone, patience=patience)
+        client = SyncJournalClient(self.endpoint, zone=zone, patience=patience, append_streams=append_streams)
         self._clients.append(client)
         return client

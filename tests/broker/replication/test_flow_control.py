@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.handlers import append
+from coranto_broker.handlers import append_commit
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.rpc.rolled_back import AppendUnderflow
 from coranto_broker.testing.running import ManualClock
@@ -77,7 +77,7 @@ def test_the_broker_s_cap_holds_for_every_journal(cap: int, own: int, expected: 
         spec=pb.JournalSpec(max_append_rate=own), require_replica=SimpleNamespace(flow_control=flow)
     )
     fsm: Any = SimpleNamespace(resolution=resolution)
-    assert append._start_flow(broker, fsm, 0) is flow
+    assert append_commit.start_flow(broker, fsm, 0) is flow
     flow.chunk(1000)
     assert flow.throttled == bool(expected)
     assert flow.seconds_until_paid() == ((1000 - expected) / expected if expected else 0)

@@ -16,7 +16,8 @@ from coranto.messages.uuids import ProducerClock, ProducerId, new_producer_id
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.streaming.offsets import MAX_RESCAN, Position, begin_of, bounded, dumps, loads
 from coranto_consumers.spark.streaming.planning import BatchPlanner, ReadState, require_end
-from tests.consumers.spark.histories import FRAMING, Memory, expected, histories
+from tests.consumers.spark.folding import FRAMING, Memory
+from tests.consumers.spark.histories import expected, histories
 
 J = "a/journal"
 
