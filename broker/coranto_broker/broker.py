@@ -134,7 +134,7 @@ class Broker:
         )
         self._former: set[tuple[str, int]] = set()
         self._folders = JournalFolders(stores, self._names_below)
-        self._copies = PeerCopies(keyspace, self.member, self.peers)
+        copies = PeerCopies(keyspace, self.member, self.peers)
         self.backlog = Backlog(
             clock,
             journal_bytes=settings.max_unpersisted_journal_bytes,
@@ -148,7 +148,7 @@ class Broker:
             self.metrics,
             judge=self._judge,
             folders=self._folders,
-            copies=self._copies,
+            copies=copies,
             backlog=self.backlog,
         )
         self.resolver = Resolver(keyspace, self.member, self)
@@ -337,8 +337,6 @@ class Broker:
             on_failure=self._spool_failed,
             on_listed=self._retention.listed if self.settings.retention else lambda *_: None,
             set_aside=lambda folder: self._deleted.take(folder.path, folder.journal, folder.create_revision),
-            peers=self._copies,
-            is_primary=lambda: self._is_primary(item.id),
         )
         self._failed.discard(item.id)
         self._used_folders.add(replica.folder.path)

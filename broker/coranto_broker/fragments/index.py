@@ -14,8 +14,7 @@ Rules by which an entry answers an offset (`find` is pure):
 * If no entry covers the offset but a *listed* fragment begins above it, the read jumps there if that fragment is the
   first of all, or was stored more than six hours ago. Before a younger one, another broker may still be uploading a
   fragment, so the read waits. A fragment that this broker has stored itself is not listed yet: only the next listing
-  shows which fragments other brokers stored before it. A read never jumps over content that this broker knows to be
-  part of the journal, because it had it (`expect`).
+  shows which fragments other brokers stored before it.
 * Stored fragments older than the read's `begin_mod_time` are skipped.
 
 Content that has committed here becomes an entry only once every replica is known to have it, because until then the
@@ -27,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -86,13 +85,6 @@ class Extent(NamedTuple):
     unpersisted_since: float
 
 
-class OffsetSpan(NamedTuple):
-    """The offsets [begin, end)."""
-
-    begin: int
-    end: int
-
-
 @dataclass(frozen=True, slots=True)
 class QueryResult:
     """The answer to a query. `entry` is None when nothing is available at `offset` (yet)."""
@@ -102,18 +94,8 @@ class QueryResult:
     entry: IndexEntry | None
 
 
-def find(
-    entries: CoverSet[IndexEntry],
-    offset: int,
-    write_head: int,
-    begin_mod_time: int,
-    now: float,
-    expected: Sequence[OffsetSpan] = (),
-) -> QueryResult:
-    """Find the entry to read `offset` from, by the module's rules. `now` is wall time in seconds.
-
-    Reads do not jump over the `expected` spans.
-    """
+def find(entries: CoverSet[IndexEntry], offset: int, write_head: int, begin_mod_time: int, now: float) -> QueryResult:
+    """Find the entry to read `offset` from, by the module's rules. `now` is wall time in seconds."""
     if offset == -1:
         offset = write_head
     while True:
@@ -125,31 +107,12 @@ def find(
             mod_time = above.fragment.mod_time
             if above.content is not None or not mod_time or (index != 0 and mod_time >= now - JUMP_AGE_SECONDS):
                 return QueryResult(offset, write_head, None)
-            if any(begin < above.begin and offset < end for begin, end in expected):
-                return QueryResult(offset, write_head, None)
             offset = above.begin
         entry = entries[index]
         if entry.fragment.mod_time and entry.fragment.mod_time < begin_mod_time:
             offset = entry.end
             continue
         return QueryResult(offset, write_head, entry)
-
-
-def uncovered(spans: Iterable[OffsetSpan], covers: Iterable[OffsetSpan]) -> list[OffsetSpan]:
-    """Return the parts of `spans` that none of `covers` covers, in offset order."""
-    found: list[OffsetSpan] = []
-    ordered = sorted(covers)
-    for begin, end in sorted(spans):
-        at = max(begin, found[-1][1]) if found else begin
-        for cover in ordered:
-            if at >= end:
-                break
-            if cover.begin > at:
-                found.append(OffsetSpan(at, min(cover.begin, end)))
-            at = max(at, cover.end)
-        if at < end:
-            found.append(OffsetSpan(at, end))
-    return found
 
 
 def is_plausible(fragment: Fragment) -> bool:
@@ -178,8 +141,6 @@ class FragmentIndex:
         # Completed fragments by begin, each with the part that readers see and the time it was stored (inf: not yet).
         self._sealed: dict[int, tuple[Sealed, IndexEntry | None, float]] = {}
         self._stored_again: set[int] = set()  # Begins of fragments in `_sealed`.
-        self._expected: list[OffsetSpan] = []  # See `expect`.
-        self._went_on_at = 0  # The last offset at which the journal went on beyond the content that was here.
         self._noted_head = 0
         self._ahead = 0  # End of this replica's content that readers wait for.
         self.changes = 0
@@ -235,29 +196,6 @@ class FragmentIndex:
             self._noted_head = offset
             self.changes += 1
             self._wake()
-
-    def expect(self, spans: Iterable[OffsetSpan]) -> None:
-        """Note content that is part of the journal, but was lost here. Reads wait for it rather than skip it.
-
-        This replaces what was noted before.
-        """
-        self._expected = list(spans)
-        self._changed()
-
-    def spool_skip(self, offset: int) -> None:
-        """Note that the journal goes on at `offset`, and that content just before it is not here."""
-        self._went_on_at = max(self._went_on_at, offset)
-        self.note_head(offset)
-
-    def holes(self, also: Iterable[OffsetSpan] = ()) -> list[OffsetSpan]:
-        """Return the spans behind visible content for which nothing is known, and the parts of `also` like them.
-
-        They end before other visible content, or where the journal went on.
-        """
-        covers = [OffsetSpan(entry.begin, entry.end) for entry in self._all]
-        between = [OffsetSpan(covers[0].begin, max(covers[-1].end, self._went_on_at))] if covers else []
-        hidden = [OffsetSpan(sealed.fragment.begin, sealed.fragment.end) for sealed, _, _ in self._sealed.values()]
-        return uncovered([*between, *also], [*covers, *hidden])
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         """Show this extent of the fragment under construction."""
@@ -406,7 +344,7 @@ class FragmentIndex:
             await self.wait_refreshed(FIRST_REFRESH_PATIENCE_SECONDS)
         while True:
             self._check_open()
-            found = find(self._all, offset, self.head, begin_mod_time, self._clock.now(), self._expected)
+            found = find(self._all, offset, self.head, begin_mod_time, self._clock.now())
             if found.entry is not None:
                 return found
             ahead = self._all.end_offset <= found.offset < self._ahead

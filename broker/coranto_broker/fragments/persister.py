@@ -9,8 +9,7 @@ Only fragments that are part of the journal for good are stored (see `in_sync`).
 waits. If it turns out that others went on without it, its files are set aside.
 
 A fragment waits for its predecessor on this broker while that waits or its store refuses it. Otherwise readers would
-see a journal whose first stored fragment begins later, and conclude that its beginning was removed. For the same
-reason it waits for content before it that was lost here and is being fetched from other brokers (`hold`).
+see a journal whose first stored fragment begins later, and conclude that its beginning was removed.
 
 New fragments go to the first store of the journal's spec at the time of the attempt. While the broker shuts down, it
 tries the next store if one denies access.
@@ -59,7 +58,7 @@ _TURN_SECONDS = 5.0
 _OPEN_SECONDS = 3.0
 """Time that `close` waits for undecided fragments. Their primary may be ending too, and store them. If it is not, it
 goes on with its own copies."""
-HOPE_SECONDS = 2 * REPLICA_DELAY_SECONDS
+_HOPE_SECONDS = 2 * REPLICA_DELAY_SECONDS
 """Time that fragments wait for a damaged one before them. By then, replicas with good copies have stored them."""
 _log = structlog.get_logger(__name__)
 
@@ -98,8 +97,6 @@ class _Job:
     counted: bool = False
     """True if it is part of the backlog."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    released: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the hold on its journal has changed, or its broker shuts down."""
 
 
 class FragmentPersister:
@@ -136,7 +133,6 @@ class FragmentPersister:
         self._draining = False
         self._tasks: dict[asyncio.Task[None], _Job] = {}
         self._of_journal: dict[str, dict[asyncio.Task[None], _Job]] = {}
-        self._holds: dict[tuple[str, int], int] = {}
 
     @property
     def pending(self) -> int:
@@ -182,14 +178,6 @@ class FragmentPersister:
             task.cancel()
         await asyncio.gather(*found, return_exceptions=True)
 
-    def hold(self, journal: str, create_revision: int, offset: int | None) -> None:
-        """Store no fragment of the journal that begins at or after `offset`; None ends that. Shutdown ends it, too."""
-        self._holds.pop((journal, create_revision), None)
-        if offset is not None:
-            self._holds[journal, create_revision] = offset
-        for job in self._of_journal.get(journal, {}).values():
-            job.released.set()
-
     def hurry(self, journal: str) -> None:
         """Try the waiting fragments of this journal now."""
         for job in self._of_journal.get(journal, {}).values():
@@ -204,7 +192,6 @@ class FragmentPersister:
         self._draining = True
         for job in self._tasks.values():
             job.hurry.set()
-            job.released.set()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=min(timeout, _OPEN_SECONDS))
         decided = {task for task, job in self._tasks.items() if not self._is_open(job)}
@@ -297,7 +284,7 @@ class FragmentPersister:
         self._failed(job)
         job.damaged_at = now if job.damaged_at is None else job.damaged_at
         if sealed.content.is_quarantined:
-            if self._copies is None or self._draining or now - job.damaged_at >= HOPE_SECONDS:
+            if self._copies is None or self._draining or now - job.damaged_at >= _HOPE_SECONDS:
                 job.unreadable = True
                 self._discount(job)  # Otherwise appends would wait for it.
             _log.error("fragment.copy_not_found", fragment=path, seconds=job.delay)
@@ -345,20 +332,13 @@ class FragmentPersister:
         return any(other.waits and not other.failures and other.sealed.fragment.begin <= begin for other in others)
 
     async def _turn(self, job: _Job) -> None:
-        """Wait until no earlier content of the journal waits, except for what cannot be read here."""
-        while self._is_held(job):
-            job.released.clear()
-            await job.released.wait()
+        """Wait until no earlier fragment of the journal waits, except for those that cannot be read here."""
         others = self._of_journal[job.sealed.fragment.journal]
         for other in others.values():
             if other.waits and _goes_before(other, job):
                 other.hurry.set()  # Later commits may have decided whether it may be stored.
         while before := [task for task, other in others.items() if _goes_before(other, job)]:
             await asyncio.wait(before, timeout=_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-
-    def _is_held(self, job: _Job) -> bool:
-        hold = self._holds.get((job.sealed.fragment.journal, job.sealed.create_revision))
-        return hold is not None and job.sealed.fragment.begin >= hold and not self._draining
 
     async def _attempt(self, job: _Job, spec: pb.JournalSpec) -> Fragment:
         sealed, postfix, job.store = job.sealed, "", spec.fragment.stores[0]

@@ -1,12 +1,10 @@
-"""Copies of content that peers hold in local files."""
+"""Copies of a fragment that peers hold in local files."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -38,27 +36,8 @@ class KeySpaceView(Protocol):
     def state(self) -> Routes: ...
 
 
-@dataclass(slots=True)
-class _Part:
-    """The part [begin, end) of a fragment that is read from `at` on: writes it to `target`, and sums it."""
-
-    begin: int
-    end: int
-    at: int
-    target: SharedFile
-    sum: Any = field(default_factory=lambda: hashlib.sha1(usedforsecurity=False))
-
-    def take(self, content: bytes) -> None:
-        """Take the next content of the fragment."""
-        first, last = max(self.begin - self.at, 0), min(self.end - self.at, len(content))
-        if first < last:
-            self.sum.update(content[first:last])
-            self.target.write_at(self.at + first - self.begin, content[first:last])
-        self.at += len(content)
-
-
 class PeerCopies:
-    """Fetches content from the other brokers of a journal's Route, which read only their local copies."""
+    """Fetches fragments from the other brokers of a journal's Route, which read only their local copies."""
 
     def __init__(self, keyspace: KeySpaceView, me: MemberId, peers: Peers) -> None:
         self._keyspace = keyspace
@@ -66,11 +45,14 @@ class PeerCopies:
         self._peers = peers
 
     async def fetch(self, fragment: Fragment, target: SharedFile) -> str:
-        for name, endpoint in self._others(fragment.journal):
-            part = _Part(fragment.begin, fragment.end, fragment.begin, target)
+        route = self._keyspace.state.route_of(fragment.journal)
+        for member, endpoint in zip(route.members, route.endpoints, strict=True):
+            name = f"{member.zone}#{member.suffix}"
+            if MemberId(member.zone, member.suffix) == self._me:
+                continue
             try:
                 target.truncate(0)
-                await self._read(fragment, endpoint, part.take)
+                await self._read(fragment, endpoint, target)
             except (CorantoError, TimeoutError) as error:
                 reason = str(error) or "it did not answer in time"
                 _log.info("fragment.no_copy_at_peer", fragment=fragment.content_path, broker=name, reason=reason)
@@ -78,54 +60,8 @@ class PeerCopies:
             return name
         return ""
 
-    async def fetch_last(self, journal: str, begin: int, end: int, target: SharedFile) -> tuple[Fragment, str] | None:
-        """Write the last content of [begin, end), as far as a peer has it in one fragment, to the empty file `target`.
-
-        The peer's whole fragment is read and compared with its SHA-1. Returns what was written as a fragment of its
-        own, and the broker that had it; None if no broker has the last byte. Raises OSError when writing fails.
-        """
-        for name, endpoint in self._others(journal):
-            try:
-                target.truncate(0)
-                held = await self._held(journal, end - 1, endpoint)
-                part = _Part(max(begin, held.begin), min(end, held.end), held.begin, target)
-                await self._read(held, endpoint, part.take)
-            except (CorantoError, TimeoutError) as error:
-                reason = str(error) or "it did not answer in time"
-                _log.info("journal.no_copy_at_peer", journal=journal, begin=begin, end=end, broker=name, reason=reason)
-                continue
-            return Fragment(journal, part.begin, part.end, part.sum.digest(), held.codec), name
-        return None
-
-    def _others(self, journal: str) -> Iterator[tuple[str, str]]:
-        """Yield the names and endpoints of the other brokers of the journal's Route."""
-        route = self._keyspace.state.route_of(journal)
-        for member, endpoint in zip(route.members, route.endpoints, strict=True):
-            if MemberId(member.zone, member.suffix) != self._me:
-                yield f"{member.zone}#{member.suffix}", endpoint
-
-    async def _held(self, journal: str, offset: int, endpoint: str) -> Fragment:
-        """Return the fragment from which that broker reads `offset`. Raises Unavailable if it has none."""
-        request = pb.ReadRequest(journal=journal, offset=offset, do_not_proxy=True, metadata_only=True)
-        call = self._peers.stub_at(endpoint).Read(request, metadata=self._peers.metadata(Capability.READ, journal))
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                async for response in call:
-                    if response.status != pb.OK:
-                        raise Unavailable(f"it answered {pb.Status.Name(response.status)}")
-                    held = Fragment.from_wire(response.fragment)
-                    if held.journal != journal or not held.begin <= offset < held.end:
-                        raise Unavailable(f"it has {held.content_path} at offset {offset}")
-                    return replace(held, path_postfix="", backing_store="", mod_time=0)
-        except grpc.aio.AioRpcError as error:
-            raise Unavailable(f"it answered {error.code().name}: {error.details()}") from error
-        finally:
-            call.cancel()
-        raise Unavailable("it answered nothing")
-
-    async def _read(self, fragment: Fragment, endpoint: str, take: Callable[[bytes], None]) -> None:
-        """Pass the content to `take` in order. Raises Unavailable if that broker does not have it, or in the end if it
-        is not the fragment's."""
+    async def _read(self, fragment: Fragment, endpoint: str, target: SharedFile) -> None:
+        """Write the verified content to `target`. Raises Unavailable if that broker does not have it."""
         stub = self._peers.stub_at(endpoint)
         request = pb.ReadRequest(
             journal=fragment.journal, offset=fragment.begin, end_offset=fragment.end, do_not_proxy=True
@@ -144,7 +80,7 @@ class PeerCopies:
                     if response.offset != fragment.begin + length or length + len(content) > fragment.length:
                         raise Unavailable(f"it sent content at {response.offset} instead")
                     digest.update(content)
-                    take(content)
+                    target.write_at(length, content)
                     length += len(content)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"it answered {error.code().name}: {error.details()}") from error

@@ -13,7 +13,6 @@ import contextlib
 import errno
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import structlog
@@ -28,10 +27,9 @@ from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.recovery.spool_recovery import recover_spool
 from coranto_broker.replication.flow_control import FlowControl
-from coranto_broker.replication.gap_filler import GapFiller, PiecesAtPeers
 from coranto_broker.replication.pipeline import Pipeline
 from coranto_broker.replication.waiting_appends import Line
-from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SettledOffset, SpoolFolder
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder
 from coranto_broker.spool.in_sync import Stamp
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import CommittedState, empty_at
@@ -64,8 +62,6 @@ class Persister(Protocol):
     async def release(self, journal: str, create_revision: int) -> None: ...
 
     def hurry(self, journal: str) -> None: ...
-
-    def hold(self, journal: str, create_revision: int, offset: int | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +98,13 @@ class Replica:
         on_failure: Callable[[Replica], None] = lambda _: None,
         on_listed: Callable[[pb.JournalSpec, Sequence[Fragment], FragmentIndex], None] = lambda *_: None,
         set_aside: Callable[[SpoolFolder], None] = lambda folder: folder.disk.remove_tree(folder.path),
-        peers: PiecesAtPeers | None = None,
-        is_primary: Callable[[], bool] = lambda: True,
     ) -> None:
         """`spec` reads the journal's present spec.
 
         `pulse` makes an empty append and returns a signal that fires once the Route has changed. It raises PulseFailed
         if it should be repeated soon. `distrusted` says that a sync of the folder has failed before. `on_failure` is
         called when a sync fails now: another replica must replace this one. `on_listed` is called with each listing of
-        the stores, once the index has it. `set_aside` disposes of the folder of a deleted journal. `peers` have copies
-        of content that is lost here. `is_primary` tells whether this broker stores such content at once.
+        the stores, once the index has it. `set_aside` disposes of the folder of a deleted journal.
         """
         self.folder = folder
         self.journal = folder.journal
@@ -137,9 +130,6 @@ class Replica:
         self._pulse = pulse
         self._on_listed = on_listed
         self._set_aside = set_aside
-        self._is_primary = is_primary
-        hold = partial(persister.hold, folder.journal, folder.create_revision)
-        self._gaps = GapFiller(folder, self.index, peers, add=self._add_copy, hold=hold) if peers is not None else None
         self.answer: tuple[pb.Status.ValueType, float] = pb.OK, 0.0
         """The status of the last pulse, and its time (Unix seconds; 0: there was none)."""
         self.unreadable = False
@@ -153,7 +143,6 @@ class Replica:
         self._recovering: asyncio.Task[None] | None = None
         self._daemons: list[asyncio.Task[None]] = []
         self._spool: DurableSpool | None = None
-        self._settled = SettledOffset()
         self._final_state: FinalSpoolState | None = None
 
     @property
@@ -181,8 +170,6 @@ class Replica:
             asyncio.create_task(self._keep_refreshed(), name=f"refresh {self.journal}"),
             asyncio.create_task(self._keep_pulsing(), name=f"pulse {self.journal}"),
         ]
-        if self._gaps is not None:
-            self._daemons.append(asyncio.create_task(self._gaps.run(), name=f"fill gaps of {self.journal}"))
 
     async def stop(self, *, drop: bool) -> None:
         """Give up the journal: complete its fragment for the persister or, with `drop`, set all local content aside.
@@ -241,7 +228,7 @@ class Replica:
         self._persister.add(sealed, self._stored, primary=primary, on_diverged=self.index.forget)
 
     def spool_skip(self, offset: int) -> None:
-        self.index.spool_skip(offset)
+        self.index.note_head(offset)
 
     def spool_ahead(self, end: int) -> None:
         self.index.spool_ahead(end)
@@ -252,12 +239,6 @@ class Replica:
     def promoted(self) -> None:
         """Store content soon that is only here, because this broker has become the journal's primary."""
         self._persister.hurry(self.journal)
-
-    def _add_copy(self, sealed: Sealed) -> None:
-        """Show content that was lost here and is a peer's copy. Store it if it is settled; otherwise that peer does."""
-        self.index.spool_complete(sealed)
-        if sealed.fragment.end <= self._settled.offset:
-            self._persister.add(sealed, self._stored, primary=self._is_primary(), on_diverged=self.index.forget)
 
     def _stored(self, sealed: Sealed, fragment: Fragment) -> None:
         self.index.stored(sealed, fragment)
@@ -326,13 +307,10 @@ class Replica:
         self._distrusted = False
         spool.on_failure = self._spool_failed
         self._spool = spool
-        self._settled = recovered.watermark  # The spool raises it.
         if self._spool.end <= recovered.watermark.offset:
             self._spool.publish(self._spool.fragment)  # It is settled: others cannot go on without it.
         elif recovered.shown is not None:
             self._spool.publish(recovered.shown)
-        if self._gaps is not None:
-            self._gaps.expect(recovered.lost_spans)
         for found in recovered.sealed:
             sealed = replace(found, readable=found.settled or found.fragment.end <= recovered.readable)
             self.index.spool_complete(sealed)
@@ -414,8 +392,6 @@ class Replica:
                         fragment=sealed.fragment.content_path,
                     )
                     self._persister.add(sealed, self._stored, primary=True, on_diverged=self.index.forget)
-                if self._gaps is not None:
-                    self._gaps.look()
                 self._on_listed(spec, listed, self.index)
                 await self._folders.mark_listed(self.journal, spec.fragment.stores)
                 failures = 0

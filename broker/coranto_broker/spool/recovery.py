@@ -33,7 +33,6 @@ from pathlib import Path
 import structlog
 
 from coranto.fragments.fragment import Fragment
-from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool.commit_check import Examined, examine
 from coranto_broker.spool.durable_spool import (
     DISTRUSTED_FILE,
@@ -81,24 +80,10 @@ class _Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class LostSpan:
-    """Offsets [begin, end) whose content is part of the journal for good, and was damaged or missing here.
-
-    The time of the first append (Unix seconds; 0: unknown) and the registers are those of its fragment.
-    """
-
-    begin: int
-    end: int
-    first_append_time: float = 0.0
-    registers: pb.LabelSet = field(default_factory=pb.LabelSet, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Recovered:
     """The content of a spool folder.
 
-    `lost_end` is the end (exclusive) of acknowledged content that is missing here; 0 if none is missing, or if there is
-    content after it. `lost_spans` are missing before other content, in offset order.
+    `lost_end` is the end (exclusive) of acknowledged content that is missing here; 0 if none is missing.
     """
 
     spool: Spool
@@ -112,7 +97,6 @@ class Recovered:
     """The offset up to which readers had been shown the journal."""
     shown: Fragment | None = None
     """The part of the spool's fragment that readers had been shown."""
-    lost_spans: tuple[LostSpan, ...] = ()
 
     def durable(self, folder: SpoolFolder, observer: SpoolObserver, fsync: Fsync) -> DurableSpool:
         """Return the spool, ready for use."""
@@ -229,23 +213,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
         folder.disk.remove(folder.path / DISTRUSTED_FILE)
     readable = max(readable, verified[-1].readable if verified else 0)
     shown = _shown(folder, spool.fragment, readable)
-    lost_spans = _lost_spans(examined, watermark.offset)
-    return Recovered(spool, log, generation, sealed, lost_end, stamp, watermark, readable, shown, lost_spans)
-
-
-def _lost_spans(examined: list[tuple[_FragmentFiles, Examined]], settled: int) -> tuple[LostSpan, ...]:
-    """Return the spans whose content is claimed but missing. Content below `settled` is the journal's for good."""
-    found = []
-    limit = settled
-    for _, each in reversed(examined):
-        end, limit = min(each.claimed_end, limit), min(each.begin, limit)
-        if each.problem and end > each.kept_end:
-            span = LostSpan(each.kept_end, end)
-            if each.record is not None:
-                committed = each.record.committed
-                span = LostSpan(each.kept_end, end, committed.first_append_time, committed.registers)
-            found.append(span)
-    return tuple(reversed(found))
+    return Recovered(spool, log, generation, sealed, lost_end, stamp, watermark, readable, shown)
 
 
 def _shown(folder: SpoolFolder, fragment: Fragment, readable: int) -> Fragment | None:

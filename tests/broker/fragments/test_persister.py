@@ -424,30 +424,6 @@ async def test_no_fragment_is_stored_before_an_earlier_one_that_waits(fixture: F
     assert fixture.stores.first.attempts == 8, "those behind it were not even tried while it was refused"
 
 
-async def test_fragments_behind_content_that_is_being_fetched_wait_for_it(fixture: Fixture) -> None:
-    fixture.persister.hold(JOURNAL, 5, 3)
-    fixture.add(b"one", 0)
-    fixture.add(b"three", 6)
-    await eventually(lambda: fixture.stored)
-    fixture.add(b"two", 3)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert [each.begin for each in fixture.stored] == [0]
-    fixture.persister.hold(JOURNAL, 5, 6)
-    await eventually(lambda: [each.begin for each in fixture.stored] == [0, 3])
-    fixture.persister.hold(JOURNAL, 5, None)
-    await eventually(lambda: not fixture.persister.pending)
-    assert sorted(each.begin for each in fixture.stored) == [0, 3, 6]
-
-
-async def test_closing_ends_the_wait_for_content_that_is_being_fetched(fixture: Fixture) -> None:
-    fixture.persister.hold(JOURNAL, 5, 0)
-    fixture.add(b"one", 0)
-    await asyncio.sleep(0)
-    assert await fixture.persister.close(30) == 0
-    assert [each.begin for each in fixture.stored] == [0]
-
-
 async def test_a_fragment_whose_file_cannot_be_opened_holds_up_nobody(fixture: Fixture) -> None:
     sealed = fixture.add(b"abc")
     sealed.content.path.unlink()
