@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from coranto.errors import InvalidInput
@@ -63,15 +64,26 @@ def settings_for(master: str) -> dict[str, str]:
     }
 
 
+def running_session() -> SparkSession | None:
+    """Return the session that this process has already; None if it has none."""
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        return None
+
+
 def new_session(
     app_name: str, *, master: str = "local[2]", settings: Mapping[str, str] | None = None, short: bool = False
 ) -> SparkSession:
-    """Return a session on `master`, or the process's existing one. `settings` override the settings for consumers.
+    """Return a new session on `master`. `settings` override the settings for consumers.
 
+    If the process has a session already, that one is returned as it is: none of its settings changes.
     `short` is for sessions of a few minutes: Java then compiles quickly rather than well. In longer ones, expressions
     and aggregates would be slower in the end.
     Python workers run on this interpreter, unless PYSPARK_PYTHON names another. Raises InvalidInput without Java.
     """
+    if (running := running_session()) is not None:
+        return running
     java = os.environ.get("JAVA_HOME")
     if not (os.path.exists(os.path.join(java, "bin", "java")) if java else shutil.which("java")):
         raise InvalidInput("Spark needs Java 17 or later: install it (openjdk-17-jre-headless), or set JAVA_HOME")

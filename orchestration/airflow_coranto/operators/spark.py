@@ -159,8 +159,11 @@ class SparkConsumerOperator(BaseOperator):
         )
 
     def _start_session(self) -> SparkSession:
-        from coranto_consumers.spark.session import new_session
+        from coranto_consumers.spark.session import new_session, running_session
 
+        found = running_session()
+        if found is not None:  # Of the process that runs this task, which still needs it afterwards.
+            return found
         self._session = new_session(
             f"airflow {self.dag_id} {self.task_id}", master=self.master, settings=self.spark_conf
         )

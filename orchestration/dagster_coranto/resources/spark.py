@@ -21,11 +21,11 @@ class _SharedSession:
         self._started = False
 
     def acquire(self, master: str, settings: dict[str, str], short: bool) -> SparkSession:
-        from coranto_consumers.spark.session import new_session
+        from coranto_consumers.spark.session import new_session, running_session
 
         with self._lock:
             if not self._users:
-                self._started = not _has_session()
+                self._started = running_session() is None
             session = new_session("dagster", master=master, settings=settings, short=short)
             self._users += 1
             return session
@@ -35,17 +35,6 @@ class _SharedSession:
             self._users -= 1
             if not self._users and self._started:
                 session.stop()
-
-
-def _has_session() -> bool:
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.sql import SparkSession
-
-    try:
-        SparkSession.active()
-    except PySparkRuntimeError:
-        return False
-    return True
 
 
 _SHARED = _SharedSession()

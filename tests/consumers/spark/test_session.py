@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from coranto.errors import InvalidInput
+from coranto_consumers.spark import session
 from coranto_consumers.spark.session import new_session, settings_for
 
 NAMED = "spark.python.daemon.module"
@@ -13,6 +14,7 @@ NAMED = "spark.python.daemon.module"
 
 def test_without_java_a_session_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(session, "running_session", lambda: None)
     with pytest.raises(InvalidInput, match="Java 17"):
         new_session("none")
 

@@ -6,7 +6,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 import coranto_consumers.spark.session
-import dagster_coranto.resources.spark
 from dagster_coranto import SparkResource
 
 
@@ -16,6 +15,19 @@ class Session:
 
     def stop(self) -> None:
         self.running = False
+
+
+@pytest.mark.integration
+def test_a_session_that_the_process_had_before_keeps_its_settings(spark: SparkSession) -> None:
+    before = dict(spark.conf.getAll)
+    name = "spark.sql.shuffle.partitions"
+    resource = SparkResource(settings={name: str(int(before[name]) + 1), "spark.sql.ansi.enabled": "false"})
+    try:
+        assert dict(resource.session().conf.getAll) == before
+        assert "spark.driver.extraJavaOptions" in before
+    finally:
+        resource.teardown_after_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
+    assert dict(spark.conf.getAll) == before
 
 
 @pytest.mark.integration
@@ -39,8 +51,11 @@ def test_the_last_of_two_runs_stops_the_session_that_the_first_started(monkeypat
             started.append(Session())
         return started[-1]
 
+    def running_session() -> Session | None:
+        return started[-1] if started and started[-1].running else None
+
     monkeypatch.setattr(coranto_consumers.spark.session, "new_session", new_session)
-    monkeypatch.setattr(dagster_coranto.resources.spark, "_has_session", lambda: bool(started) and started[-1].running)
+    monkeypatch.setattr(coranto_consumers.spark.session, "running_session", running_session)
     first, second = SparkResource(), SparkResource()
     assert first.session() is second.session()
     first.teardown_after_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
