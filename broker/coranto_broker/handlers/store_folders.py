@@ -2,8 +2,8 @@
 
 A journal's folder is its name below the store's prefix. So `a/b` in `s3://bucket/` and `b` in `s3://bucket/a/` have the
 same folder, and each would take the fragments of the other for its own. The same holds if one folder is within the
-other. Names in one store are compared by `nesting`. Stores with `find` and `replace` are not compared: whoever writes
-these says where a journal's files are.
+other. Names in one store are compared by `nesting`. Stores with `find` and `replace` are not compared: these options
+say where a journal's files are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Publications on real brokers: each message once, whatever dies, whoever else publishes."""
+"""Publications on real brokers: each message once, although processes die and other writers publish."""
 
 from __future__ import annotations
 

@@ -114,6 +114,25 @@ TABLE: Final[Mapping[tuple[TransactionState, TransactionEvent], tuple[Transactio
 }
 
 
+def transition(
+    state: TransactionState, call: TransactionEvent, *, name: str, timeout: float
+) -> tuple[TransactionState, TransactionAction]:
+    """Return the state after an event, and what is to be done, for a transaction that messages call `name`.
+
+    Raises TransactionStateError for an event that the state refuses, and TransactionTimeout if the transaction was open
+    for more than `timeout` seconds. The state is then the one before.
+    """
+    after, action = TABLE[state, call]
+    if action is TransactionAction.REFUSE:
+        raise TransactionStateError(f"{call.value}: {name} is {state.value}")
+    if action is TransactionAction.TOO_LATE:
+        raise TransactionTimeout(
+            f"{name} was open for more than {timeout:g} s, and was aborted; "
+            "begin it again, with a longer time-out if it needs one"
+        )
+    return after, action
+
+
 class Committer(Protocol[E]):
     """The part of the writer that a transaction needs."""
 
@@ -252,14 +271,9 @@ class Transaction(Generic[E]):
             self._apply(TransactionEvent.FAIL if done.cancelled() or done.exception() else TransactionEvent.SUCCEED)
 
     def _apply(self, call: TransactionEvent) -> TransactionAction:
-        self._state, action = TABLE[self._state, call]
-        if action is TransactionAction.REFUSE:
-            raise TransactionStateError(f"{call.value}: the transaction on {self.key!r} is {self._state.value}")
-        if action is TransactionAction.TOO_LATE:
-            raise TransactionTimeout(
-                f"the transaction on {self.key!r} was open for more than {self.timeout:g} s, and was aborted; "
-                "begin it again, with a longer time-out if it needs one"
-            )
+        self._state, action = transition(
+            self._state, call, name=f"the transaction on {self.key!r}", timeout=self.timeout
+        )
         if action is TransactionAction.DISCARD:
             self._events.clear()
             self._writer.ended(self)

@@ -9,12 +9,14 @@ from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
 from coranto.effects import Clock
-from coranto.errors import (
-    TransactionStateError,
-    TransactionTimeout,
-)
 from coranto.streams.model.keys import key_hash
-from coranto.streams.writer.transactions import TABLE, TransactionAction, TransactionEvent, TransactionState
+from coranto.streams.writer.transactions import (
+    TABLE,
+    TransactionAction,
+    TransactionEvent,
+    TransactionState,
+    transition,
+)
 
 E = TypeVar("E")
 
@@ -118,14 +120,7 @@ class MultiKeyTransaction(Generic[E]):
 
     def _apply(self, call: TransactionEvent) -> TransactionAction:
         self._expire()
-        self._state, action = TABLE[self._state, call]
-        if action is TransactionAction.REFUSE:
-            raise TransactionStateError(f"{call.value}: the transaction is {self._state.value}")
-        if action is TransactionAction.TOO_LATE:
-            raise TransactionTimeout(
-                f"the transaction was open for more than {self._timeout:g} s, and was aborted; begin it again, "
-                "with a longer time-out if it needs one"
-            )
+        self._state, action = transition(self._state, call, name="the transaction", timeout=self._timeout)
         if action is TransactionAction.DISCARD:
             self._events.clear()
         return action
