@@ -119,20 +119,22 @@ class Matrix:
         found = committed_of(read(0, len(content)), Sequencer(), lambda wanted: read(wanted.begin, wanted.end))
         return [each.message["n"] for each in found]
 
-    async def run(self, cells: Mapping[str, Callable[[], Awaitable[None]]]) -> dict[str, BaseException]:
-        """Run the cells, and return the problems by cell."""
+    async def run(self, cells: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
+        """Run the cells. Raises ExceptionGroup, after all of them, with the errors of those that failed."""
         limit = asyncio.Semaphore(AT_ONCE)
-        problems: dict[str, BaseException] = {}
+        problems: list[Exception] = []
 
         async def run(name: str, cell: Callable[[], Awaitable[None]]) -> None:
             async with limit:
                 try:
                     await cell()
-                except (AssertionError, Exception) as error:  # noqa: BLE001 - all cells are to be told of
-                    problems[name] = error
+                except Exception as error:  # noqa: BLE001 - all cells are to be told of
+                    error.add_note(f"cell {name}")
+                    problems.append(error)
 
         await asyncio.gather(*(run(name, cell) for name, cell in cells.items()))
-        return problems
+        if problems:
+            raise ExceptionGroup(f"{len(problems)} of {len(cells)} cells failed", problems)
 
 
 def _spec(name: str, content_type: str) -> pb.JournalSpec:
