@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import signal
 import socket
+import threading
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -14,6 +16,16 @@ from coranto.errors import Fenced
 from coranto.messages import Flags, JsonLines, iter_messages
 from coranto_consumers.runtime.testing import RunningShard
 
+GO_ON = "go on"
+
+
+def _word_of(words: queue.SimpleQueue[str]) -> str:
+    """The next word; the process ends when the test does."""
+    word = words.get()
+    if not word:
+        os._exit(2)
+    return word
+
 
 class Control:
     """The test, and where it wants this process to stop."""
@@ -21,7 +33,9 @@ class Control:
     def __init__(self, job: dict[str, Any]) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(job["control"])
-        self._lines = self._socket.makefile("r")
+        self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._permissions: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._sort_words, daemon=True).start()
         self._point = job.get("point", "")
         self._dies = job.get("dies", False)
         self.armed = False
@@ -31,12 +45,16 @@ class Control:
     def say(self, word: str) -> None:
         self._socket.sendall(f"{word}\n".encode())
 
-    def hear(self) -> str:
-        """The next word; the process ends when the test does."""
-        word = self._lines.readline().strip()
-        if not word:
-            os._exit(2)
-        return word
+    def _sort_words(self) -> None:
+        """Part commands from permissions to go on: two threads wait at once while a process hangs between commands."""
+        for line in self._socket.makefile("r"):
+            word = line.strip()
+            (self._permissions if word == GO_ON else self._commands).put(word)
+        self._commands.put("")
+        self._permissions.put("")
+
+    def _next_command(self) -> str:
+        return _word_of(self._commands)
 
     def arm(self) -> None:
         """From now on, stop at the point, once."""
@@ -54,7 +72,7 @@ class Control:
     def at(self, point: str) -> None:
         """In a thread that may block."""
         if self._stops_at(point):
-            self.hear()
+            _word_of(self._permissions)
 
     async def passing(self, point: str) -> None:
         """On the event loop. All of it stands still meanwhile, as it does when a machine hangs."""
@@ -67,7 +85,7 @@ class Control:
         ready.cancel()
         self.is_restored = True
         self.say("restored")
-        while (word := await asyncio.to_thread(self.hear)) != "finish":
+        while (word := await asyncio.to_thread(self._next_command)) != "finish":
             try:
                 await shard.read_through({journal: int(word)})
             except Fenced:
