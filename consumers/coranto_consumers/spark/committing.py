@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -11,12 +12,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from coranto.client import SyncJournalClient
 from coranto.errors import CorantoError, JournalNotFound
 from coranto.messages.checkpoints import Checkpoint
-from coranto_consumers.spark.outputs import Staged
+from coranto_consumers.spark.outputs import Published, Staged
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staging import delete_staged, delete_stale
 
 _PATIENCE_AFTER_FAILURE: Final = 5.0
 """The time in seconds for each further acknowledgement, once one has failed."""
+_ROLLBACK_PATIENCE: Final = 1.0
+"""The time in seconds for each rollback: it spares readers memory, and nothing depends on it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -65,6 +68,31 @@ def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> int:
     if failure is not None:
         raise failure
     return appended
+
+
+@contextmanager
+def rolled_back_on_failure(client: SyncJournalClient, published: Published) -> Iterator[Callable[[], None]]:
+    """Tell readers to drop published messages if the block fails before it calls the given function.
+
+    It must be called before the commit begins: from then on, nobody here knows if the messages are committed. Readers
+    would otherwise remember the producers of the messages until retention removes these.
+    """
+    is_begun = []
+    try:
+        yield lambda: is_begun.append(True)
+    except CorantoError as error:
+        if not is_begun:
+            _roll_back(client, published.rollbacks, error)
+        raise
+
+
+def _roll_back(client: SyncJournalClient, rollbacks: Mapping[str, bytes], error: CorantoError) -> None:
+    for journal, content in sorted(rollbacks.items()):
+        try:
+            client.append(journal, content, retry_unknown=True, patience=_ROLLBACK_PATIENCE)
+        except CorantoError as failure:
+            error.add_note(f"{failure}: readers keep the failed transaction's messages aside")
+            return
 
 
 def delete_stale_rows(store: SqlStore, name: str, fence: int) -> None:

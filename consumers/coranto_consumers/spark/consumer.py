@@ -30,13 +30,19 @@ from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
 from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application
-from coranto_consumers.spark.committing import acknowledge, commit_outputs, delete_stale_rows
+from coranto_consumers.spark.committing import (
+    acknowledge,
+    commit_outputs,
+    delete_stale_rows,
+    rolled_back_on_failure,
+)
 from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
 from coranto_consumers.spark.frames import parse_schema
 from coranto_consumers.spark.inputs import Input, InputReader, MisfitPolicy
 from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by
 from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
+from coranto_consumers.spark.producer_ids import SettledIds
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range, plan_transaction
 from coranto_consumers.spark.task_errors import errors_of_tasks
@@ -96,6 +102,7 @@ class SparkConsumer:
         self._on_progress = on_progress or (lambda report: None)
         self._max_partition_bytes = max_partition_bytes
         self._inputs: InputReader | None = None
+        self._ids = SettledIds()
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
         """Process the present content of the journals, in at most `max_transactions` transactions.
@@ -148,6 +155,7 @@ class SparkConsumer:
     def _begin(self, client: SyncJournalClient) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Run step 1 of the module's description."""
         fence, checkpoint = self._store.raise_fence(self._application.name)
+        self._ids.begin(fence)
         self._hooks.reached(Step.FENCED)
         replayed = acknowledge(client, checkpoint.ack_intents)
         delete_stale_rows(self._store, self._application.name, fence)
@@ -237,16 +245,17 @@ class SparkConsumer:
         with self._input_reader().read(ranges, sources, cuts, Pruning(time.time(), first_offsets=begins)) as read:
             self._hooks.reached(Step.SEQUENCED)
             staged, published = self._write(client, read, report.fence)
-            commit_outputs(
-                self._store,
-                self._application.name,
-                report.fence,
-                staged,
-                Checkpoint(read.sources, published.intents),
-                merged=lambda: self._hooks.reached(Step.MERGED),
-            )
+            with rolled_back_on_failure(client, published) as committing:
+
+                def merged() -> None:
+                    self._hooks.reached(Step.MERGED)
+                    committing()
+
+                checkpoint = Checkpoint(read.sources, published.intents)
+                commit_outputs(self._store, self._application.name, report.fence, staged, checkpoint, merged)
             self._hooks.reached(Step.COMMITTED)
             acknowledge(client, published.intents)
+            self._ids.settle(published.uses)
             self._hooks.reached(Step.ACKNOWLEDGED)
         report = replace(
             report,
@@ -265,11 +274,12 @@ class SparkConsumer:
         if read.dead is not None and isinstance(self._misfits, DeadLetters):
             made.append(self._misfits.outputs(read.dead))
         if not made:
-            return [], Published({}, 0)
+            return [], Published()
         tables = [output for outputs in made for output in outputs.tables]
         staged = [stage_table_output(output, self._store, self._application.name, fence) for output in tables]
         self._hooks.reached(Step.STAGED)
-        published = publish_journal_outputs([output for outputs in made for output in outputs.journals], client)
+        journals = [output for outputs in made for output in outputs.journals]
+        published = publish_journal_outputs(journals, client, self._ids)
         self._hooks.reached(Step.PUBLISHED)
         return staged, published
 

@@ -20,7 +20,7 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from pyspark.errors import PySparkException
@@ -30,8 +30,14 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import CorruptData, InvalidInput
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.spark.application import Outputs
-from coranto_consumers.spark.committing import acknowledge, commit_outputs, delete_stale_rows
-from coranto_consumers.spark.outputs import publish_journal_outputs, stage_table_output
+from coranto_consumers.spark.committing import (
+    acknowledge,
+    commit_outputs,
+    delete_stale_rows,
+    rolled_back_on_failure,
+)
+from coranto_consumers.spark.outputs import Staged, publish_journal_outputs, stage_table_output
+from coranto_consumers.spark.producer_ids import SettledIds
 from coranto_consumers.spark.progress import Hooks, Step
 from coranto_consumers.spark.task_errors import errors_of_tasks, told_to_driver
 from coranto_consumers.stores.sql import SqlStore
@@ -51,12 +57,12 @@ def exactly_once(
     first_batch: int = 0,
     hooks: Hooks | None = None,
 ) -> Callable[[DataFrame, int], None]:
-    """Return a function for `foreachBatch` that commits the outputs of each batch once.
+    """Return a function to give to `foreachBatch`. It commits the outputs of each batch exactly once.
 
-    `outputs` is as `Application.outputs`: it may be called several times for a batch, and must have no side effects.
-    `name` is the query's identity in the store: whoever starts with it later fences off who has it now. `client` is
-    needed to publish to journals. `first_batch` is the number with which a query begins in this store, if it ran
-    without it before.
+    `outputs` makes a batch's outputs of its rows. As `Application.outputs`, it may be called several times for a batch,
+    and must have no side effects. `name` is the query's identity in the store: a query that starts under a name fences
+    off the one that runs under it. `client` is needed to publish to journals. `first_batch` is the number of the first
+    batch that the query commits in this store; it is not 0 for a query that ran without the store before.
 
     The function raises Fenced when another query has the name now, InvalidInput for outputs that do not fit and for a
     query with another checkpoint, and what a store and brokers raise. The query then ends, and may be started again.
@@ -85,6 +91,7 @@ class _Batches:
         self._begun: tuple[str, int] | None = None
         """The query for which the fence was raised, and the fence."""
         self._next = first_batch
+        self._ids = SettledIds()
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         with told_to_driver(), errors_of_tasks():
@@ -107,6 +114,7 @@ class _Batches:
         """Raise the fence, and finish what the last process may have left. Return the fence."""
         key = _PREFIX + query
         fence, checkpoint = self._store.raise_fence(self._name)
+        self._ids.begin(fence)
         self._hooks.reached(Step.FENCED)
         if others := sorted(checkpoint.sources.keys() - {key}):
             raise InvalidInput(
@@ -133,20 +141,35 @@ class _Batches:
         outputs = self._outputs(batch)
         staged = [stage_table_output(output, self._store, self._name, fence) for output in outputs.tables]
         self._hooks.reached(Step.STAGED)
-        intents: dict[str, bytes] = {}
-        if outputs.journals:
+        if not outputs.journals:
+            self._hooks.reached(Step.PUBLISHED)
+            self._commit(query, fence, staged, {}, lambda: None)
+            self._hooks.reached(Step.COMMITTED)
+        else:
             with self._connected() as client:
-                intents = publish_journal_outputs(outputs.journals, client).intents
-        self._hooks.reached(Step.PUBLISHED)
-        checkpoint = Checkpoint({_PREFIX + query: Source(self._next + 1)}, intents)
-        commit_outputs(
-            self._store, self._name, fence, staged, checkpoint, merged=lambda: self._hooks.reached(Step.MERGED)
-        )
-        self._hooks.reached(Step.COMMITTED)
-        if intents:
-            with self._connected() as client:
-                acknowledge(client, intents)
+                published = publish_journal_outputs(outputs.journals, client, self._ids)
+                self._hooks.reached(Step.PUBLISHED)
+                with rolled_back_on_failure(client, published) as committing:
+                    self._commit(query, fence, staged, published.intents, committing)
+                self._hooks.reached(Step.COMMITTED)
+                acknowledge(client, published.intents)
+                self._ids.settle(published.uses)
         self._hooks.reached(Step.ACKNOWLEDGED)
+
+    def _commit(
+        self,
+        query: str,
+        fence: int,
+        staged: Sequence[Staged],
+        intents: Mapping[str, bytes],
+        committing: Callable[[], None],
+    ) -> None:
+        def merged() -> None:
+            self._hooks.reached(Step.MERGED)
+            committing()
+
+        checkpoint = Checkpoint({_PREFIX + query: Source(self._next + 1)}, intents)
+        commit_outputs(self._store, self._name, fence, staged, checkpoint, merged)
 
     def _connected(self) -> SyncJournalClient:
         if self._client is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -14,10 +14,12 @@ from sqlalchemy import Connection, Table
 
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
+from coranto.messages.uuids import ProducerId
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks
 from coranto_consumers.spark.application import JournalOutput, TableOutput
 from coranto_consumers.spark.discovery import find_journals
+from coranto_consumers.spark.producer_ids import SettledIds, Use
 from coranto_consumers.spark.tasks import PUBLISHED, STAGED, PublishTask, StageTask
 from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
 from coranto_consumers.stores.sql import SqlStore
@@ -49,8 +51,12 @@ class Staged:
 class Published:
     """Messages that are pending in their journals, and the acknowledgements that commit them, by journal."""
 
-    intents: dict[str, bytes]
-    messages: int
+    intents: dict[str, bytes] = field(default_factory=dict)
+    messages: int = 0
+    rollbacks: dict[str, bytes] = field(default_factory=dict)
+    """The acknowledgements that drop the messages instead."""
+    uses: tuple[Use, ...] = ()
+    """The uses of producer ids, by the attempts that Spark declared successful."""
 
 
 def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: int) -> Staged:
@@ -62,23 +68,33 @@ def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: 
     return Staged(plan, stage, tuple(row.attempt for row in won), sum(row.rows for row in won))
 
 
-def publish_journal_outputs(outputs: Sequence[JournalOutput], client: SyncJournalClient) -> Published:
-    """Publish the messages of outputs as pending. Raises InvalidInput for missing journals or columns."""
+def publish_journal_outputs(
+    outputs: Sequence[JournalOutput], client: SyncJournalClient, ids: SettledIds | None = None
+) -> Published:
+    """Publish the messages of outputs as pending. Raises InvalidInput for missing journals or columns.
+
+    Tasks may use the producer ids of `ids` again; without it, each uses a new one.
+    """
     intents: defaultdict[str, bytes] = defaultdict(bytes)
+    rollbacks: defaultdict[str, bytes] = defaultdict(bytes)
+    uses: dict[ProducerId, Use] = {}
     messages = 0
+    pool = (ids or SettledIds()).pool()
     for output in outputs:
         journals = find_journals(client, output.journals, field="journal output")
-        task = PublishTask(for_tasks(client.config, Capability.APPEND, journals), journals, output.mapping)
-        won = _keys_and_values(output).mapInArrow(task, PUBLISHED).collect()
+        task = PublishTask(for_tasks(client.config, Capability.APPEND, journals), journals, output.mapping, pool)
+        won = _keys_and_values(output, keyed=len(journals) > 1).mapInArrow(task, PUBLISHED).collect()
         for row in won:
             intents[row.journal] += bytes(row.intent)
+            rollbacks[row.journal] += bytes(row.rollback)
             messages += row.messages
-    return Published(dict(intents), messages)
+            uses[ProducerId(bytes(row.producer))] = Use(ProducerId(bytes(row.producer)), row.token, row.clock)
+    return Published(dict(intents), messages, dict(rollbacks), tuple(uses.values()))
 
 
-def _keys_and_values(output: JournalOutput) -> DataFrame:
+def _keys_and_values(output: JournalOutput, *, keyed: bool) -> DataFrame:
     rows = output.rows
-    wanted = {"value"} if output.mapping == "random" else {"key", "value"}
+    wanted = {"key", "value"} if keyed and output.mapping != "random" else {"value"}
     if missing := sorted(wanted - set(rows.columns)):
         raise InvalidInput(f"the rows have no column {missing[0]!r}; add it", field="journal output")
     value, kind = F.col("value"), rows.schema["value"].dataType

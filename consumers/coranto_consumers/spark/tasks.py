@@ -7,9 +7,6 @@ staged rows are not merged, and messages are never acknowledged.
 
 from __future__ import annotations
 
-import os
-import random
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,22 +16,21 @@ import pyarrow as pa
 from sqlalchemy import Table
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import InvalidInput
-from coranto.messages.json_text import JsonTexts
-from coranto.messages.mapping import Mapping, MappingName, ModuloMapping, RandomMapping, RendezvousMapping
-from coranto.messages.publisher import SyncPublisher
-from coranto.messages.uuids import ProducerClock, new_producer_id
+from coranto.messages.framing import JsonLines
+from coranto.messages.mapping import MappingName
+from coranto_consumers.spark.fetching import executor_folder
+from coranto_consumers.spark.producer_ids import IdPool
+from coranto_consumers.spark.sink.publishing import PendingPublisher
 from coranto_consumers.spark.task_errors import told_to_driver
 from coranto_consumers.stores.staging import StageWriter
 
 Batches = Iterator[Any]
 """Arrow record batches (pyarrow has no types)."""
 
-_PENDING_BYTES: Final = 8 << 20
-"""The bytes of messages that a task keeps until it appends some, however many journals there are."""
-
 STAGED: Final = "attempt STRING, rows BIGINT"
-PUBLISHED: Final = "journal STRING, intent BINARY, messages BIGINT"
+PUBLISHED: Final = (
+    "journal STRING, intent BINARY, rollback BINARY, messages BIGINT, producer BINARY, token STRING, clock BIGINT"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +62,14 @@ class StageTask:
 class PublishTask:
     """Publishes the rows (`key`, `value`) of a partition as pending. Yields each journal's acknowledgement.
 
-    On return all messages are in their journals. They commit when the acknowledgements are appended.
+    On return all messages are in their journals. They commit when the acknowledgements are appended. An attempt that
+    fails tells readers to drop its messages.
     """
 
     client: ClientConfig
     journals: tuple[str, ...]
     mapping: MappingName
+    pool: IdPool
 
     def __call__(self, batches: Batches) -> Batches:
         with told_to_driver():
@@ -81,61 +79,32 @@ class PublishTask:
         first = next(batches, None)
         if first is None:
             return
-        counts = dict.fromkeys(self.journals, 0)
-        journal_of = self._mapping()
-        with SyncJournalClient.of(self.client) as client:
-
-            def append(journal: str, content: bytes) -> None:
-                # Readers discard duplicates, so an append of unknown outcome is simply repeated.
-                client.append(journal, content, retry_unknown=True)
-
-            publisher = SyncPublisher(
-                append,
-                producer=new_producer_id(os.urandom),
-                clock=ProducerClock(time.time_ns),
-                framing=JsonTexts(),
-                max_pending_bytes=_PENDING_BYTES,
-            )
+        taken = self.pool.take(executor_folder())
+        framing = JsonLines()
+        with (
+            SyncJournalClient.of(self.client) as client,
+            PendingPublisher(
+                client, self.journals, self.mapping, framing, producer=taken.use.producer, clock=taken.clock
+            ) as publisher,
+        ):
             for batch in _chain(first, batches):
-                for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):
-                    journal = journal_of(self._key(key))
-                    publisher.add(journal, _text(value))
-                    counts[journal] += 1
-            intents = publisher.prepare()
-        if intents:
+                publisher.add(batch.column("value"), batch.column("key"))
+            pending = publisher.finish()
+        if intents := pending.intents(framing):
+            rollbacks = pending.rollbacks(framing)
             yield pa.record_batch(
                 {
                     "journal": pa.array(intents, pa.string()),
                     "intent": pa.array(intents.values(), pa.binary()),
-                    "messages": pa.array([counts[journal] for journal in intents], pa.int64()),
+                    "rollback": pa.array([rollbacks[journal] for journal in intents], pa.binary()),
+                    "messages": pa.array([pending.counts[journal] for journal in intents], pa.int64()),
+                    "producer": pa.array([taken.use.producer] * len(intents), pa.binary()),
+                    "token": pa.array([taken.use.token] * len(intents), pa.string()),
+                    "clock": pa.array([max(pending.ack_clocks.values())] * len(intents), pa.int64()),
                 }
             )
-
-    def _mapping(self) -> Mapping:
-        match self.mapping:
-            case "rendezvous":
-                return RendezvousMapping(self.journals)
-            case "modulo":
-                return ModuloMapping(self.journals)
-            case "random":
-                return RandomMapping(self.journals, random.Random())
-
-    def _key(self, key: bytes | None) -> bytes:
-        if key is None and self.mapping != "random":
-            raise InvalidInput(
-                f"a message for {self.journals[0]} has no key to map it by; fill the key column, "
-                "or write to one journal",
-                field="journal output",
-            )
-        return key or b""
 
 
 def _chain(first: Any, rest: Batches) -> Batches:
     yield first
     yield from rest
-
-
-def _text(value: str | None) -> str:
-    if value is None:
-        raise InvalidInput("a row has no value; filter such rows out", field="journal output")
-    return value

@@ -204,6 +204,9 @@ def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark,
     assert (report.fence, report.messages) == (1, 25)
     assert set(report.offsets) == {*SOURCES, new}
     assert report.transactions == 4, "one for each writing, and none while nothing is written"
+    # Tasks use the producers of the transaction before again. So readers remember no more than run at once.
+    envelopes = [each for name in ALERTS for each in iter_messages(JsonLines(), name, [world.broker.content(name)], 0)]
+    assert len({envelope.producer for envelope in envelopes}) == 1
     assert report.lag_bytes == len(b'{"unfinished')
 
 
@@ -436,9 +439,9 @@ def test_applications_that_cannot_work_are_told_why(spark, world, sqlite_url):
         "table totals: has no column 'n'": lambda rows: outputs(tables=[TableOutput(TOTALS, rows.select("n"))]),
         "no journal matches": lambda rows: outputs(journals=[JournalOutput(rows, "name:prefix=none/")]),
         "there is no journal none/at-all": lambda rows: outputs(journals=[JournalOutput(rows, ["none/at-all"])]),
-        "the rows have no column 'key'": lambda rows: outputs(journals=[JournalOutput(rows, [ALERTS[0]])]),
+        "the rows have no column 'key'": lambda rows: outputs(journals=[JournalOutput(rows, ALERTS)]),
         "has no key to map it by": lambda rows: outputs(
-            journals=[JournalOutput(rows.selectExpr("null AS key", "'{}' AS value"), [ALERTS[0]])]
+            journals=[JournalOutput(rows.selectExpr("null AS key", "'{}' AS value"), ALERTS)]
         ),
         "'nope' is not JSON": lambda rows: outputs(
             journals=[JournalOutput(rows.selectExpr("'nope' AS value"), [ALERTS[0]], "random")]

@@ -10,6 +10,7 @@ from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.mapping import modulo, rendezvous
 from coranto.messages.sequencer import Sequencer, read_committed
+from coranto_consumers.spark.producer_ids import IdPool
 from coranto_consumers.spark.tasks import PublishTask, StageTask
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.merge import merge_staged, plan_merge
@@ -48,7 +49,7 @@ def sink(broker):
 
 @pytest.mark.parametrize(("name", "mapped"), [("rendezvous", rendezvous), ("modulo", modulo)])
 def test_messages_are_pending_until_the_attempts_acknowledgements_are_appended(sink, name, mapped):
-    task = PublishTask(sink.config, JOURNALS, name)
+    task = PublishTask(sink.config, JOURNALS, name, IdPool())
     lost, won = results(task, messages()), results(task, messages())
 
     assert {journal: content.count("n") for journal, content in committed(sink).items()} == dict.fromkeys(JOURNALS, 0)
@@ -62,7 +63,7 @@ def test_messages_are_pending_until_the_attempts_acknowledgements_are_appended(s
 
 
 def test_a_random_mapping_needs_no_keys(sink):
-    for row in results(PublishTask(sink.config, JOURNALS, "random"), messages([None] * 20)):
+    for row in results(PublishTask(sink.config, JOURNALS, "random", IdPool()), messages([None] * 20)):
         sink.write(row["journal"], row["intent"])
 
     assert sorted(n for numbers in committed(sink).values() for n in numbers) == list(range(20))
@@ -81,14 +82,14 @@ def test_a_random_mapping_needs_no_keys(sink):
 )
 def test_what_is_no_message_is_refused(sink, key, value, problem):
     with pytest.raises(InvalidInput, match=problem):
-        results(PublishTask(sink.config, JOURNALS, "rendezvous"), batches([key], [value]))
+        results(PublishTask(sink.config, JOURNALS, "rendezvous", IdPool()), batches([key], [value]))
 
 
 def test_a_task_without_rows_writes_nothing_and_connects_to_nothing(sink):
     sink.fake.calls.clear()
 
-    assert results(PublishTask(sink.config, JOURNALS, "rendezvous"), iter([])) == []
-    assert results(PublishTask(sink.config, JOURNALS, "rendezvous"), messages([])) == []
+    assert results(PublishTask(sink.config, JOURNALS, "rendezvous", IdPool()), iter([])) == []
+    assert results(PublishTask(sink.config, JOURNALS, "rendezvous", IdPool()), messages([])) == []
     assert sink.fake.calls == []
 
 

@@ -1,7 +1,7 @@
 """Publishing of a task's rows as pending messages, whole columns at once.
 
-Each attempt of a task is a producer of its own. Its messages count when its acknowledgements are appended, which the
-driver decides. So what a failed, repeated or slower attempt has appended is never seen.
+Each attempt of a task is a producer of its own (`producer_ids.py`). Its messages count when its acknowledgements are
+appended, which the driver decides. So what a failed, repeated or slower attempt has appended is never seen.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Pending:
     """By journal: the clock of the first message."""
     ack_clocks: Mapping[str, int] = field(default_factory=dict)
     """By journal: a clock behind those of all messages."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """By journal: the number of messages."""
 
     def intents(self, framing: JsonLines) -> dict[str, bytes]:
         """Return the acknowledgements that commit the messages."""
@@ -59,22 +61,33 @@ class Pending:
 
 
 class PendingPublisher:
-    """Publishes messages of one attempt. Leaving its context after an error tells readers to drop them."""
+    """Publishes messages of one attempt. Leaving its context after an error tells readers to drop them.
+
+    Nobody else may write under `producer`, and `clock` must give clocks behind all that were used under it. By default
+    both are new.
+    """
 
     def __init__(
-        self, client: SyncJournalClient, journals: Sequence[str], mapping: MappingName, framing: JsonLines
+        self,
+        client: SyncJournalClient,
+        journals: Sequence[str],
+        mapping: MappingName,
+        framing: JsonLines,
+        *,
+        producer: ProducerId | None = None,
+        clock: ProducerClock | None = None,
     ) -> None:
         self._client = client
         self._journals = tuple(journals)
         self._mapping = mapping
         self._framing = framing
-        self._producer = new_producer_id(os.urandom)
-        self._clock = ProducerClock(time.time_ns)
+        self._producer = producer or new_producer_id(os.urandom)
+        self._clock = clock or ProducerClock(time.time_ns)
         self._service = client.append_service(batch_bytes=_APPEND_BYTES, pending_bytes=_PENDING_BYTES)
         self._held: dict[str, list[Any]] = {}
         self._sizes: dict[str, int] = {}
         self._first_clocks: dict[str, int] = {}
-        self._messages = 0
+        self._counts: dict[str, int] = {}
         self._random = np.random.default_rng()
 
     def __enter__(self) -> Self:
@@ -112,8 +125,7 @@ class PendingPublisher:
             present.tolist(), begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True
         ):
             part = lines if whole else lines.take(pa.array(order[begin:end]))
-            self._append(self._journals[number], _content(part), clock)
-        self._messages += len(texts)
+            self._append(self._journals[number], _content(part), clock, end - begin)
 
     def finish(self) -> Pending:
         """Return once all messages are in their journals."""
@@ -124,10 +136,11 @@ class PendingPublisher:
 
     def _pending(self) -> Pending:
         acks = {journal: self._clock.tick() for journal in self._first_clocks}
-        return Pending(self._producer, self._messages, dict(self._first_clocks), acks)
+        return Pending(self._producer, sum(self._counts.values()), dict(self._first_clocks), acks, dict(self._counts))
 
-    def _append(self, journal: str, content: bytes, clock: int) -> None:
+    def _append(self, journal: str, content: bytes, clock: int, messages: int) -> None:
         self._first_clocks.setdefault(journal, clock)
+        self._counts[journal] = self._counts.get(journal, 0) + messages
         self._held.setdefault(journal, []).append(content)
         self._sizes[journal] = self._sizes.get(journal, 0) + len(content)
         if self._sizes[journal] >= _APPEND_BYTES:

@@ -7,9 +7,9 @@ Spark gives the driver the results of the attempts that count, and the driver ma
     happened, for all journals at once and for good.
 2.  **Acknowledge.** The acknowledgements are appended to their journals, and readers see the messages.
 
-A process that dies before the decision leaves pending messages, which nobody ever sees. One that dies after it leaves a
-decision: whoever repeats the write finds it, appends the acknowledgements, and adds nothing. Any other batch write with
-the same ledger completes it, too.
+If the driver dies before the decision, the messages stay pending, and readers never see them. If it dies after the
+decision, the write has happened, but acknowledgements may be missing. Whoever repeats the write finds the decision,
+appends the acknowledgements and adds nothing. Any other batch write with the same ledger appends them, too.
 
 A batch write is known by the option `writerId`, and cannot be repeated without it. A batch of a streaming query is
 known by the query's id, which its checkpoint holds, and by its number. Of two queries with one checkpoint, one decides

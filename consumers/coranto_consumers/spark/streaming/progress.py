@@ -19,7 +19,7 @@ def bytes_behind(progress: Any) -> dict[str, int]:
     for source in raw["sources"]:
         heads, ends = _journals(source["latestOffset"]), _journals(source["endOffset"])
         if not isinstance(heads, dict) or not isinstance(ends, dict):
-            continue  # It is no source of journals.
+            continue  # This source reads something else than journals.
         positions = loads(ends)
         for journal, head in heads.items():
             read = positions[journal].offset if journal in positions else 0

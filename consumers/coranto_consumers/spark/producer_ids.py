@@ -1,0 +1,124 @@
+"""Producer ids that tasks use again, so that readers of an output need not remember a new one for each task.
+
+A producer's messages are told apart by their clocks alone. So two attempts of tasks must never write under one id at
+the same time, and no acknowledgement of an earlier use may arrive during a later one. Three rules see to it:
+
+- An id belongs to the executor that made it. Its tasks **take** ids from a folder by renaming files, so only one of
+  them gets each. A task that finds none makes a new id.
+- An id is free again when the driver says that its last use is **settled**: the transaction has committed, and its
+  acknowledgements are appended. An attempt that failed or lost is never settled, so its id is never used again.
+- Only one instance of a consumer uses a folder, under fences without a gap between them. Another instance may append
+  the last acknowledgements again when it starts, even late, so an instance that was interrupted begins a new folder.
+
+Clocks go on behind those of the last use, whatever the executor's own clock says.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from coranto.messages.uuids import ProducerClock, ProducerId, clock_to_ns, new_producer_id
+
+_MAX_SETTLED: Final = 1_000
+"""The number of settled uses that a driver tells tasks of. Ids of older ones are not used again."""
+_TAKEN, _FREE = "taken", "free"
+
+_log = structlog.get_logger(__name__)
+
+
+class Use(NamedTuple):
+    """One use of a producer id, by one attempt of a task."""
+
+    producer: ProducerId
+    token: str
+    """The name of the attempt."""
+    clock: int = 0
+    """The largest clock of the use, known at its end."""
+
+
+class TakenId(NamedTuple):
+    """A producer id for one attempt of a task."""
+
+    use: Use
+    clock: ProducerClock
+    """Gives clocks behind those of all earlier uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdPool:
+    """The ids of one instance of a consumer, as far as its driver knows them. Tasks get a copy."""
+
+    name: str = ""
+    """The name of the instance's folders. Without one, ids are new."""
+    settled: tuple[Use, ...] = ()
+
+    def take(self, folder: Path | None) -> TakenId:
+        """Return an id that nobody else uses: a settled one, or a new one.
+
+        `folder` is shared by the tasks of an executor. Without it, or if it cannot be used, ids are new.
+        """
+        try:
+            found = self._take_settled(folder / "coranto-producers" / self.name) if folder and self.name else None
+        except OSError as error:
+            _log.warning("producer.id_not_reused", folder=str(folder), error=str(error))
+            found = None
+        return found or _taken(new_producer_id(os.urandom), uuid.uuid4().hex)
+
+    def _take_settled(self, folder: Path) -> TakenId:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for producer, token, clock in self.settled:
+            # Another task may have done it before, or another executor has the id.
+            with suppress(FileNotFoundError):
+                (folder / f"{_TAKEN}-{producer.hex()}-{token}").rename(folder / f"{_FREE}-{producer.hex()}-{clock}")
+        mine = uuid.uuid4().hex
+        for path in sorted(folder.glob(f"{_FREE}-*")):
+            _, name, clock_text = path.name.split("-")
+            with suppress(FileNotFoundError):  # Another task was faster.
+                path.rename(folder / f"{_TAKEN}-{name}-{mine}")
+                return _taken(ProducerId(bytes.fromhex(name)), mine, int(clock_text))
+        producer = new_producer_id(os.urandom)
+        (folder / f"{_TAKEN}-{producer.hex()}-{mine}").touch()
+        return _taken(producer, mine)
+
+
+def _taken(producer: ProducerId, token: str, behind: int = 0) -> TakenId:
+    clock = ProducerClock(time.time_ns)
+    clock.update(clock_to_ns(behind))
+    return TakenId(Use(producer, token), clock)
+
+
+@dataclass(slots=True)
+class SettledIds:
+    """The driver's memory of the ids that the tasks of one instance may use again."""
+
+    _fence: int = 0
+    _name: str = ""
+    _uses: dict[ProducerId, Use] = field(default_factory=dict)
+
+    def begin(self, fence: int) -> None:
+        """Begin a run under a fence. If another instance had one in between, ids used so far are given up."""
+        if fence != self._fence + 1 or not self._name:
+            self._name = uuid.uuid4().hex
+            self._uses.clear()
+        self._fence = fence
+
+    def pool(self) -> IdPool:
+        """Return what tasks are told."""
+        return IdPool(self._name, tuple(self._uses.values()))
+
+    def settle(self, uses: Iterable[Use]) -> None:
+        """Note uses whose acknowledgements are appended, in a transaction that has committed."""
+        for use in uses:
+            self._uses.pop(use.producer, None)
+            self._uses[use.producer] = use
+        while len(self._uses) > _MAX_SETTLED:
+            del self._uses[next(iter(self._uses))]
