@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
@@ -39,7 +40,8 @@ from coranto_consumers.spark.committing import (
 from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
 from coranto_consumers.spark.frames import parse_schema
-from coranto_consumers.spark.inputs import Input, InputReader, MisfitPolicy
+from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions, MisfitPolicy
+from coranto_consumers.spark.long_transactions import LongTransaction, LongTransactions
 from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by
 from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
 from coranto_consumers.spark.producer_ids import SettledIds
@@ -56,10 +58,12 @@ class SparkConsumer:
     """Runs an application over its source journals, with exactly-once effects.
 
     `store_url` is a SQLAlchemy URL (see `coranto_consumers.stores`). A transaction reads at most about
-    `max_transaction_bytes` of journal content, and a task at most about `max_partition_bytes`. `spark` may be a
-    function that starts a session; it is called when there is something to read. `on_progress` is called once the plan
-    is known, and after each transaction. `uuid_pointer` is the JSON pointer to a message's UUID. Use an instance from
-    one thread only. Instances with the same application name fence each other off, on any machine.
+    `max_transaction_bytes` of new content, and as much again of each journal for producers' transactions that were open
+    before. The messages of longer ones are delivered in several transactions (`long_transactions.py`). A task reads at
+    most about `max_partition_bytes`. `spark` may be a function that starts a session; it is called when there is
+    something to read. `on_progress` is called once the plan is known, and after each transaction. `uuid_pointer` is the
+    JSON pointer to a message's UUID. Use an instance from one thread only. Instances with the same application name
+    fence each other off, on any machine.
 
     Messages that do not fit the application's columns, or whose UUID cannot be read, are `misfits`. They end the run;
     or the application gets them, with nulls for what does not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters`
@@ -179,11 +183,20 @@ class SparkConsumer:
                 report, sources = self._pass_by(report, sources, lost, extent.begin)
         report = replace(report, offsets=_offsets(heads, sources), heads=heads)
         self._on_progress(report)
-        behind, holes = set(heads), Holes()
+        behind, holes, long = set(heads), Holes(), LongTransactions()
         while not done(report):
             for lost in holes.due(sources):
                 report, sources = self._pass_by(report, sources, lost)
-            ends = holes.ends(heads)
+            if (due := long.due(sources, self._max_transaction_bytes)) is not None:
+                try:
+                    with errors_of_tasks():
+                        report, sources = self._replay(client, due, sources, heads, report)
+                except OffsetJump as error:
+                    self._meet(holes, error)
+                else:
+                    self._on_progress(report)
+                continue
+            ends = long.ends(holes.ends(heads))
             ranges = plan_transaction(
                 {journal: (sources[journal].read_through, ends[journal]) for journal in sorted(behind)},
                 self._max_transaction_bytes,
@@ -194,9 +207,10 @@ class SparkConsumer:
                 with errors_of_tasks():
                     report, after = self._transaction(client, ranges, sources, begins, report)
             except OffsetJump as error:
-                if self._fail_on_data_loss:
-                    raise
-                holes.meet(LostContent(error.journal, error.expected, error.actual))
+                self._meet(holes, error)
+                continue
+            except MetLongTransactions as met:
+                long.meet(met.found)
                 continue
             # A journal may end in a line that its writer has not finished. That line is left to the next run.
             unread = {each.journal: each.begin for each in ranges if after[each.journal].read_through == each.begin}
@@ -204,6 +218,12 @@ class SparkConsumer:
             sources = after
             self._on_progress(report)
         return report, sources
+
+    def _meet(self, holes: Holes, error: OffsetJump) -> None:
+        """Take in that content is gone. Raises the error if that is not to be passed by."""
+        if self._fail_on_data_loss:
+            raise error
+        holes.meet(LostContent(error.journal, error.expected, error.actual))
 
     def _pass_by(
         self, report: ConsumeReport, sources: Mapping[str, Source], lost: LostContent, begin: int = 0
@@ -242,7 +262,29 @@ class SparkConsumer:
         self._hooks.reached(Step.PLANNED)
         # Small ranges are not split, so nobody needs to know where their fragments begin.
         cuts = cuts_of(client, [each.journal for each in ranges if each.length > WORTHWHILE_BYTES])
-        with self._input_reader().read(ranges, sources, cuts, Pruning(time.time(), first_offsets=begins)) as read:
+        pruning = Pruning(time.time(), first_offsets=begins)
+        return self._process(
+            client, self._input_reader().read(ranges, sources, cuts, pruning, self._max_transaction_bytes), report
+        )
+
+    def _replay(
+        self,
+        client: SyncJournalClient,
+        long: LongTransaction,
+        sources: Mapping[str, Source],
+        heads: Mapping[str, int],
+        report: ConsumeReport,
+    ) -> tuple[ConsumeReport, dict[str, Source]]:
+        """Run steps 2 to 6 for a part of a transaction that was open for long."""
+        self._hooks.reached(Step.PLANNED)
+        reader, head = self._input_reader(), heads[long.journal]
+        return self._process(client, reader.read_part(long, sources, head, self._max_transaction_bytes), report)
+
+    def _process(
+        self, client: SyncJournalClient, reading: AbstractContextManager[Input], report: ConsumeReport
+    ) -> tuple[ConsumeReport, dict[str, Source]]:
+        """Run steps 3 to 6 of the module's description for an input."""
+        with reading as read:
             self._hooks.reached(Step.SEQUENCED)
             staged, published = self._write(client, read, report.fence)
             with rolled_back_on_failure(client, published) as committing:

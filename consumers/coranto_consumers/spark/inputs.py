@@ -28,6 +28,7 @@ from coranto_consumers.spark.frames import (
     read_plan,
     take_in,
 )
+from coranto_consumers.spark.long_transactions import LongTransaction, find_long, sequence_part
 from coranto_consumers.spark.ranges import Range, ReadPlan, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
 from coranto_consumers.spark.sequencing import Sequenced, sequence
@@ -67,6 +68,14 @@ class MisfitPolicy(enum.Enum):
     """The application does not get them. The transaction keeps them as they are."""
 
 
+class MetLongTransactions(Exception):
+    """Acknowledgements were read of transactions that must be replayed in parts. It never leaves a consumer."""
+
+    def __init__(self, found: Sequence[LongTransaction]) -> None:
+        super().__init__(f"{len(found)} long transactions")
+        self.found = found
+
+
 class InputReader:
     """Reads the inputs of transactions."""
 
@@ -96,35 +105,60 @@ class InputReader:
         sources: Mapping[str, Source],
         cuts: Mapping[str, Sequence[int]],
         pruning: Pruning,
+        max_replay_bytes: int | None = None,
     ) -> Iterator[Input]:
         """Read ranges that begin where `sources` end. `cuts` are offsets at which splitting the ranges is cheap.
 
-        Producers are forgotten by `pruning`. Raises CorruptData when a message is
-        missing. Errors of tasks are raised as Spark's errors.
+        Producers are forgotten by `pruning`. Raises CorruptData when a message is missing, and MetLongTransactions when
+        more than `max_replay_bytes` of a journal would have to be read again. Errors of tasks are raised as Spark's
+        errors.
         """
         with ExitStack() as persisted:
-            rows, results, summaries = self._sequenced(persisted, ranges, sources, cuts, pruning)
-            count = sum(summary.rows for summary in summaries)
-            counts = [result.messages for result in results.values()]
-            limits = [limit for result in results.values() for limit in result.limits]
-            chosen = choose_committed(self._spark, rows, limits)
-            after = _after(sources, results)
-            if (
-                parsed_by_workers(self._schema)
-                and not any(summary.left for summary in summaries)
-                and None not in counts
-            ):
-                messages = sum(each or 0 for each in counts)
-                yield Input(parsed_values(chosen, self._schema), messages, count, after)
-                return
-            with _persisted(parse_values(chosen, self._schema)) as parsed:
-                taken = take_in(parsed, self._schema, fails=self._misfits is MisfitPolicy.FAIL)
-                persisted.close()  # The rows that were read are not needed any more once `parsed` is evaluated.
-                if self._misfits is MisfitPolicy.DEAD_LETTERS and taken.misfits:
-                    fitting = taken.messages - taken.misfits
-                    yield Input(taken.fitting, fitting, count, after, taken.dead, taken.misfits)
-                else:
-                    yield Input(taken.all, taken.messages, count, after, misfits=taken.misfits)
+            rows, results, summaries = self._sequenced(persisted, ranges, sources, cuts, pruning, max_replay_bytes)
+            yield from self._inputs(persisted, rows, results, summaries, sources)
+
+    @contextmanager
+    def read_part(
+        self, long: LongTransaction, sources: Mapping[str, Source], head: int, max_bytes: int
+    ) -> Iterator[Input]:
+        """Read a part of a long transaction that is due, of a journal that ends at `head`. Raises as `read` does."""
+        journal, source = long.journal, sources[long.journal]
+        begins = {journal: {long.producer.hex(): source.producers[long.producer].begin}}
+        with ExitStack() as persisted:
+            _, found = self._kept(persisted, self._plan([long.acknowledgement(head)], {}))
+            [acknowledgement] = found.values()
+            plan = self._plan([long.part(source, max_bytes)], {}, first_number=1, replay=begins)
+            rows, parts = self._kept(persisted, plan)
+            result = sequence_part(long, source, acknowledgement, parts)
+            summaries = [replace(summary, rows=0) for summary in parts.values()]
+            yield from self._inputs(persisted, rows, {journal: result}, summaries, sources)
+
+    def _inputs(
+        self,
+        persisted: ExitStack,
+        rows: DataFrame,
+        results: Mapping[str, Sequenced],
+        summaries: Sequence[RangeSummary],
+        sources: Mapping[str, Source],
+    ) -> Iterator[Input]:
+        """Yield the one input that rows and their summaries make. `persisted` keeps the rows."""
+        count = sum(summary.rows for summary in summaries)
+        counts = [result.messages for result in results.values()]
+        limits = [limit for result in results.values() for limit in result.limits]
+        chosen = choose_committed(self._spark, rows, limits)
+        after = _after(sources, results)
+        if parsed_by_workers(self._schema) and not any(summary.left for summary in summaries) and None not in counts:
+            messages = sum(each or 0 for each in counts)
+            yield Input(parsed_values(chosen, self._schema), messages, count, after)
+            return
+        with _persisted(parse_values(chosen, self._schema)) as parsed:
+            taken = take_in(parsed, self._schema, fails=self._misfits is MisfitPolicy.FAIL)
+            persisted.close()  # The rows that were read are not needed any more once `parsed` is evaluated.
+            if self._misfits is MisfitPolicy.DEAD_LETTERS and taken.misfits:
+                fitting = taken.messages - taken.misfits
+                yield Input(taken.fitting, fitting, count, after, taken.dead, taken.misfits)
+            else:
+                yield Input(taken.all, taken.messages, count, after, misfits=taken.misfits)
 
     def advance(
         self,
@@ -145,21 +179,25 @@ class InputReader:
         sources: Mapping[str, Source],
         cuts: Mapping[str, Sequence[int]],
         pruning: Pruning,
+        max_replay_bytes: int | None = None,
     ) -> tuple[DataFrame, dict[str, Sequenced], list[RangeSummary]]:
         """Return the rows of ranges, kept until `persisted` closes, what is committed of them, and all summaries."""
-        plan = self._plan(ranges, cuts)
-        rows = persisted.enter_context(_persisted(self._read(plan)))
-        summaries = collect_summaries(rows, plan)
+        rows, summaries = self._kept(persisted, self._plan(ranges, cuts))
         seen = list(summaries.values())
         parts = _by_journal(summaries)
         results = {
             journal: sequence(journal, sources[journal], parts[journal], pruning=pruning) for journal in sorted(parts)
         }
+        if max_replay_bytes is not None:
+            found_long = (
+                find_long(journal, sources[journal], result, max_replay_bytes) for journal, result in results.items()
+            )
+            if long := [each for each in found_long if each is not None]:
+                raise MetLongTransactions(long)
         if any(result.replay for result in results.values()):
             replays = self._plan_replays(results, cuts, first_number=len(summaries))
-            again = persisted.enter_context(_persisted(self._read(replays)))
+            again, found_again = self._kept(persisted, replays)
             rows = rows.unionByName(again)
-            found_again = collect_summaries(again, replays)
             replayed = _by_journal(found_again)
             seen += (replace(summary, rows=0) for summary in found_again.values())
             for journal, found in replayed.items():
@@ -170,6 +208,11 @@ class InputReader:
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
             watch.look(result.source, pruning.now)
         return rows, results, seen
+
+    def _kept(self, persisted: ExitStack, plan: ReadPlan) -> tuple[DataFrame, dict[Range, RangeSummary]]:
+        """Return the rows of a plan, kept until `persisted` closes, and the ranges' summaries."""
+        rows = persisted.enter_context(_persisted(self._read(plan)))
+        return rows, collect_summaries(rows, plan)
 
     def _read(self, plan: ReadPlan) -> DataFrame:
         tolerant = self._misfits is not MisfitPolicy.FAIL

@@ -13,7 +13,7 @@ from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.columnar import ClockReset
 from coranto.messages.outlines import resolve_outlines
 from coranto.messages.pruning import Pruning
-from coranto.messages.uuids import ProducerId
+from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.scanning import RangeSummary, piece_of
 
@@ -41,6 +41,8 @@ class Sequenced:
     """The number of committed messages. None if it takes the rows to know."""
     resets: tuple[ClockReset, ...]
     replay: tuple[Range, Mapping[ProducerId, ProducerState]] | None
+    acknowledged: Mapping[ProducerId, int]
+    """The offset of the acknowledgement of each producer in `replay`."""
 
 
 def sequence(
@@ -81,7 +83,18 @@ def sequence(
         begin = min(state.begin for state in resolution.replay.values())
         replay = Range(journal, begin, entry.read_through, entry.read_through), resolution.replay
     states = resolution.states if pruning is None else pruning.prune(journal, resolution.states, read_through)
-    return Sequenced(Source(read_through, states), limits, messages, resolution.resets, replay)
+    acknowledged = {producer: _acknowledged_at(producer, parts) for producer in resolution.replay}
+    return Sequenced(Source(read_through, states), limits, messages, resolution.resets, replay, acknowledged)
+
+
+def _acknowledged_at(producer: ProducerId, parts: Mapping[Range, RangeSummary]) -> int:
+    """Return the offset of a producer's first acknowledgement. A border holds each producer's first one of a range."""
+    return next(
+        segment.first_offset
+        for part in sorted(parts)
+        for _, segment in parts[part].outline.border
+        if segment.producer == producer and segment.flags is Flags.ACK_TXN
+    )
 
 
 def read_end(journal: str, begin: int, parts: Mapping[Range, RangeSummary]) -> int:

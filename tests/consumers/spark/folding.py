@@ -7,6 +7,7 @@ from coranto.errors import OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
+from coranto_consumers.spark.long_transactions import LongTransaction, LongTransactions, find_long, sequence_part
 from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan, plan_slices, plan_transaction, split
 from coranto_consumers.spark.scanning import RangeSummary, read_sequenced
 from coranto_consumers.spark.sequencing import sequence
@@ -63,8 +64,22 @@ def choose(rows, limits) -> list[tuple[str, int]]:
     )
 
 
-def transaction(memory: Memory, sources: dict[str, Source], heads: dict[str, int], max_bytes: int, max_slices: int):
-    """One transaction as the consumer runs it: the next sources, and what it delivers."""
+def transaction(
+    memory: Memory,
+    sources: dict[str, Source],
+    heads: dict[str, int],
+    max_bytes: int,
+    max_slices: int,
+    long: LongTransactions | None = None,
+):
+    """One transaction as the consumer runs it: the next sources, and what it delivers.
+
+    With `long`, transactions that were open over more than `max_bytes` are delivered in parts.
+    """
+    if long is not None:
+        if (due := long.due(sources, max_bytes)) is not None:
+            return replayed_part(memory, sources, heads, max_bytes, due)
+        heads = long.ends(heads)
     planned = plan_transaction({j: (sources[j].read_through, heads[j]) for j in sources}, max_bytes)
     slices = plan_slices(planned, max_bytes=max_bytes, max_slices=max_slices)
     plan = ReadPlan(tuple(slices))
@@ -74,6 +89,9 @@ def transaction(memory: Memory, sources: dict[str, Source], heads: dict[str, int
         parts = {part: s for part, s in summaries.items() if part.journal == journal}
         result = sequence(journal, source, parts, pruning=Pruning(NOW))
         if result.replay is not None:
+            if long is not None and (found := find_long(journal, source, result, max_bytes)) is not None:
+                long.meet([found])
+                return transaction(memory, sources, heads, max_bytes, max_slices, long)
             whole, producers = result.replay
             begins = {journal: {producer.hex(): state.begin for producer, state in producers.items()}}
             number = 1000 + 100 * len(results)
@@ -87,3 +105,19 @@ def transaction(memory: Memory, sources: dict[str, Source], heads: dict[str, int
     counts = [result.messages for _, result in results]
     assert None in counts or sum(counts) == len(delivered)
     return {journal: result.source for journal, result in results}, delivered
+
+
+def replayed_part(
+    memory: Memory, sources: dict[str, Source], heads: dict[str, int], max_bytes: int, long: LongTransaction
+):
+    """A transaction that delivers a part of a long one."""
+    source = sources[long.journal]
+    whole = long.part(source, max_bytes)
+    assert whole.length <= max_bytes
+    [acknowledgement] = run(memory, ReadPlan(((long.acknowledgement(heads[long.journal]),),)))[0].values()
+    begins = {long.journal: {long.producer.hex(): source.producers[long.producer].begin}}
+    parts, rows = run(memory, ReadPlan((tuple(split(whole, max(1, max_bytes // 2))),), 1, begins))
+    result = sequence_part(long, source, acknowledgement, parts)
+    delivered = choose(rows, result.limits)
+    assert result.messages in (None, len(delivered))
+    return {**sources, long.journal: result.source}, delivered

@@ -286,10 +286,13 @@ def test_a_transaction_that_stays_open_over_many_is_delivered_once_it_commits(sp
     before = world.broker.fake.count("Read")
     slow.commit()
     world.committed += rows
-    report = consumer(spark, world, sqlite_url).run_until_caught_up()
+    bounded = consumer(spark, world, sqlite_url, max_transaction_bytes=3_000)
+    first = bounded.run_until_caught_up(max_transactions=1)
+    assert 0 < first.messages < 30, "it was open over more than a transaction reads"
+    rest = bounded.run_until_caught_up()
 
     world.check(sqlite_url)
-    assert (report.messages, report.rows) == (30, 1)
+    assert (first.messages + rest.messages, first.rows, rest.rows) == (30, 0, 1)
     assert world.broker.fake.count("Read") > before
 
 

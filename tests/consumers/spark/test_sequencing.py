@@ -11,6 +11,7 @@ from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import format_uuid
 from coranto_consumers.spark.committed import CommittedReader
+from coranto_consumers.spark.long_transactions import LongTransactions
 from coranto_consumers.spark.ranges import Range, split
 from coranto_consumers.spark.reading import read_blocks, read_lines
 from coranto_consumers.spark.scanning import RangeSummary
@@ -27,20 +28,32 @@ NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
     max_slices=st.integers(1, 5),
     chunk=st.integers(50, 500),
     restores=st.booleans(),
+    in_parts=st.booleans(),
 )
-@settings(max_examples=80, deadline=None, phases=NO_SHRINKING)
-def test_transactions_deliver_the_same_messages_as_a_plain_reader(contents, max_bytes, max_slices, chunk, restores):
+@settings(max_examples=120, deadline=None, phases=NO_SHRINKING)
+def test_transactions_deliver_the_same_messages_as_a_plain_reader(
+    contents, max_bytes, max_slices, chunk, restores, in_parts
+):
     memory = Memory({f"journal/{n}": content for n, content in enumerate(contents)}, chunk)
     heads = {journal: len(content) for journal, content in memory.journals.items()}
     sources = {journal: Source() for journal in heads}
     delivered: list[tuple[str, int]] = []
+    long = LongTransactions() if in_parts else None
+
+    def progress() -> int:
+        return sum(
+            source.read_through + sum(state.begin for state in source.producers.values() if state.is_pending)
+            for source in sources.values()
+        )
 
     while any(sources[journal].read_through < head for journal, head in heads.items()):
-        before = {journal: source.read_through for journal, source in sources.items()}
-        sources, now = transaction(memory, sources, heads, max_bytes, max_slices)
+        before, read_before = progress(), [source.read_through for source in sources.values()]
+        sources, now = transaction(memory, sources, heads, max_bytes, max_slices, long)
         delivered += now
-        assert any(source.read_through > before[journal] for journal, source in sources.items())
+        read = [source.read_through for source in sources.values()]
+        assert read > read_before or (read == read_before and progress() > before)
         if restores:
+            long = LongTransactions() if in_parts else None
             sources = dict(Checkpoint.from_bytes(Checkpoint(sources).to_bytes()).sources)
 
     wanted = [
