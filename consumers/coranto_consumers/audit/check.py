@@ -14,6 +14,7 @@ from typing import Any
 
 from coranto.audit import Coverage, Fact, Finding, Kind, Severity, Subject, SubjectKind
 from coranto.audit.check import Result
+from coranto.audit.sealing import Seal
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData
 from coranto_consumers.audit.acknowledgements import PATIENCE_S, AcknowledgementCheck, list_journals
@@ -76,6 +77,7 @@ class ConsumerCheck:
         self.expectations = tuple(expectations)
         self._measures: list[Measure] = list({each.measure.name: each.measure for each in expectations}.values())
         self._memory = memory
+        self._seal = Seal.of(client.config.auth)
         self.is_deep = deep
         self._accept = accept
         self._patience_s = patience_s
@@ -291,7 +293,7 @@ class ConsumerCheck:
     async def load(self) -> Known:
         """Return the knowledge of earlier audits. Raises CorruptData, and CorantoError when it cannot be read."""
         content = await self._memory.load(self.consumer) if self._memory is not None else None
-        return Known() if content is None else Known.from_bytes(content)
+        return Known() if content is None else Known.from_bytes(self._seal.open(content, self.consumer))
 
     async def _remember(self, progress: _Progress) -> Known:
         if self._memory is None:
@@ -325,7 +327,7 @@ class ConsumerCheck:
         kept = {} if self._accept else known.shards
         remembered = Known({**kept, **progress.shards}, allowances)
         try:
-            await self._memory.save(self._consumer.name, remembered.to_bytes())
+            await self._memory.save(self.consumer, self._seal.close(remembered.to_bytes(), self.consumer))
         except CorantoError as error:
             progress.find(Kind.MEMORY_UNREACHABLE, self._consumer, f"this audit cannot be remembered: {error}")
 

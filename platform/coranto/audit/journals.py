@@ -23,6 +23,7 @@ from coranto.audit.memory import AuditMemory, Remembered, StoreMemory
 from coranto.audit.present import Present
 from coranto.audit.remembered import JournalRecord, accepted, newest
 from coranto.audit.report import Coverage, Depth, Report
+from coranto.audit.sealing import Seal
 from coranto.client import JournalClient
 from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, InvalidInput, StoreError
@@ -216,7 +217,7 @@ class JournalsCheck:
                     if not url:
                         place.problem = "it has no fragment store to keep records in; name a place (--memory)"
                         continue
-                    place.memory = StoreMemory(self._stores.get(url))
+                    place.memory = StoreMemory(self._stores.get(url), Seal.of(self._client.config.auth))
                 place.loaded = await place.memory.load()
             except (StoreError, InvalidInput) as error:
                 place.problem = str(error)

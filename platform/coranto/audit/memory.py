@@ -2,7 +2,7 @@
 
 By default they are in a journal's first fragment store, below `.coranto-audit/`: each audit of some journals writes one
 file of all records that it knows. Files have names that rise with time, and the latest few are kept. So audits that run
-at once do not overwrite each other's records: the latest record of each journal counts.
+at once do not overwrite each other's records: the latest record of each journal counts. With keys, files are signed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from coranto.audit.remembered import JournalRecord, decode, encode, newest
+from coranto.audit.sealing import Seal
 from coranto.errors import CorruptData, FragmentNotFound
 from coranto.fragments.stores import FragmentStore
 
@@ -29,6 +30,8 @@ class Remembered:
 
     records: dict[str, JournalRecord] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
+    unsigned: list[str] = field(default_factory=list)
+    """The names of files without a signature, that were accepted although there are keys."""
 
 
 class AuditMemory(Protocol):
@@ -48,24 +51,33 @@ class AuditMemory(Protocol):
 
 
 class StoreMemory:
-    """Records in a fragment store."""
+    """Records in a fragment store, signed if `seal` has keys."""
 
-    def __init__(self, store: FragmentStore) -> None:
+    def __init__(self, store: FragmentStore, seal: Seal = Seal()) -> None:
         self._store = store
+        self._seal = seal
 
     async def load(self) -> Remembered:
-        files, damaged = [], []
+        """Return all records. Raises StoreError, and InvalidInput if files are signed and there are no keys."""
+        files, damaged, unsigned = [], [], []
         for name in (await self._names())[-KEPT_FILES:]:
             try:
-                files.append(await self._read(name))
+                content = await self._store.get_note(f"{FOLDER}/{name}")
+                files.append(await self._decoded(name, content))
             except FragmentNotFound:
                 continue  # Another audit has just replaced it by a later one.
             except CorruptData as error:
                 damaged.append(str(error))
-        return Remembered(newest(files), damaged)
+                continue
+            if self._seal.keys is not None and self._seal.is_open(content):
+                unsigned.append(name)
+        return Remembered(newest(files), damaged, unsigned)
 
     async def save(self, records: Mapping[str, JournalRecord], at: float) -> None:
-        await self._write(newest([(await self.load()).records, records]), at)
+        loaded = await self.load()
+        await self._write(newest([loaded.records, records]), at)
+        for name in loaded.unsigned:  # The signed file that was just written has their records.
+            await self._store.remove_note(f"{FOLDER}/{name}")
 
     async def forget(self, journals: set[str], at: float) -> None:
         left = {name: record for name, record in (await self.load()).records.items() if name not in journals}
@@ -77,16 +89,18 @@ class StoreMemory:
     async def _names(self) -> list[str]:
         return sorted([file.path async for file in self._store.files(FOLDER) if file.path.endswith(".json.gz")])
 
-    async def _read(self, name: str) -> dict[str, JournalRecord]:
-        content = await self._store.get_note(f"{FOLDER}/{name}")
+    async def _decoded(self, name: str, content: bytes) -> dict[str, JournalRecord]:
+        def read() -> dict[str, JournalRecord]:
+            return decode(gzip.decompress(self._seal.open(content, name)))
+
         try:
-            return decode(await asyncio.to_thread(gzip.decompress, content))
+            return await asyncio.to_thread(read)
         except (OSError, EOFError, CorruptData) as error:
             raise CorruptData(f"{self._store.url}{FOLDER}/{name} is damaged: {error}") from error
 
     async def _write(self, records: Mapping[str, JournalRecord], at: float) -> None:
-        content = await asyncio.to_thread(lambda: gzip.compress(encode(records), 6))
         name = f"{int(at * 1000):015d}-{uuid.uuid4().hex[:8]}.json.gz"
+        content = await asyncio.to_thread(lambda: self._seal.close(gzip.compress(encode(records), 6), name))
         await self._store.put_note(f"{FOLDER}/{name}", content)
         for old in (await self._names())[:-KEPT_FILES]:
             await self._store.remove_note(f"{FOLDER}/{old}")

@@ -107,6 +107,12 @@ def test_the_command_tells_people_and_programs(
     assert (result.code, result.output) == (1, "")
     assert "$CORANTO_AUTH_KEYS: is not set" in result.errors
     monkeypatch.setenv("CORANTO_AUTH_KEYS", KEY)
+    result = run(journal.name)
+    assert result.code == 1
+    assert "memory_damaged" in result.output  # The record is from before there was a key.
+    monkeypatch.setenv("CORANTO_AUTH_KEYS", f"AA== {KEY}")
+    assert run(journal.name).code == 0
+    monkeypatch.setenv("CORANTO_AUTH_KEYS", KEY)
     file = tmp_path / "report.jwt"
     result = run(journal.name, "--sign", "--deep", "--save", str(file))
     assert result.code == 0
@@ -123,6 +129,10 @@ def test_the_command_tells_people_and_programs(
     assert "changed after it was signed" in result.errors
     # A loss, its acceptance, and another memory, which does not know of it.
     monkeypatch.delenv("CORANTO_AUTH_KEYS")
+    result = run(journal.name)
+    assert result.code == 1
+    assert "this audit has no key to verify it with" in result.output
+    monkeypatch.setenv("CORANTO_AUTH_KEYS", KEY)
     journal.lose(journal.stored[0])
     assert run(journal.name).code == 1
     result = run(journal.name, "--accept", "the disk is gone")
