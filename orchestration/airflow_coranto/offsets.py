@@ -51,7 +51,7 @@ def variable_name(name: str, arguments: Mapping[str, Any]) -> str:
 def kept_positions(extra: Mapping[str, Any] | None) -> tuple[str, Kept] | None:
     """Return a watcher's variable and positions from the extra of an asset event; None for events of others.
 
-    Only variables of watchers are named, whoever made the event.
+    The variable is always that of a watcher, also if another program made the event.
     """
     payload = (extra or {}).get("payload")
     if not isinstance(payload, Mapping):

@@ -31,7 +31,7 @@ def store_url(
 
     driver = _DRIVERS.get(kind)
     if driver is None:
-        raise InvalidInput(f"{kind!r} is no kind of store; give a connection of type {', '.join(_DRIVERS)}")
+        raise InvalidInput(f"a connection of type {kind!r} cannot be a store; give one of type {', '.join(_DRIVERS)}")
     if driver == "sqlite":  # Airflow keeps the path in the host.
         return sa.URL.create(driver, database=host or database).render_as_string(hide_password=False)
     query = {name: str(value) for name, value in (extra or {}).items() if isinstance(value, str | int)}

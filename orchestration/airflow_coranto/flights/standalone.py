@@ -8,14 +8,12 @@ import secrets
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
-from coranto.cluster.processes import ChildProcess, free_port, stop_all, wait_ready
+from coranto.cluster.processes import ChildProcess, LocalService, stop_all, wait_ready
 from coranto.effects import LocalDisk
 from coranto.errors import ClusterError
 
@@ -32,11 +30,12 @@ _STOP_SECONDS: Final = 20.0
 _KEYS: Final = "keys.json"
 
 
-class AirflowStandalone:
+class AirflowStandalone(LocalService):
     """Airflow over the cluster below `data_dir`, from `start` to `close`; a context manager.
 
     Its home is `data_dir`/airflow, and it continues there when it is started again. Only this machine can reach it, and
-    whoever does is its administrator. It listens on `port` if that is free, otherwise on another one; see `url`.
+    every user of this machine is an administrator there. It listens on `port` if that is free, otherwise on another
+    one; see `url`.
     """
 
     def __init__(
@@ -48,16 +47,11 @@ class AirflowStandalone:
         settings: Mapping[str, str] | None = None,
         stop_seconds: float = _STOP_SECONDS,
     ) -> None:
+        super().__init__(port)
         self.data_dir = data_dir.absolute()
-        self._port = free_port(port)
         self._dags = dags
         self._settings = dict(settings or {})
         self._stop_seconds = stop_seconds
-        self._children: dict[str, ChildProcess] = {}
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
 
     @property
     def home(self) -> Path:
@@ -114,7 +108,8 @@ class AirflowStandalone:
             raise ClusterError(f"Airflow's database cannot be made:\n{made.stderr[-2000:]}")
         for name in _PARTS:
             self.start_part(name)
-        wait_ready(self._children["api-server"], self._answers, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
+        ready = partial(self._answers, "/api/v2/monitor/health")
+        wait_ready(self._children["api-server"], ready, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
 
     def start_part(self, name: str) -> ChildProcess:
         """Start one of the parts: api-server, scheduler, dag-processor or triggerer."""
@@ -134,12 +129,6 @@ class AirflowStandalone:
         """Return the process of a part."""
         return self._children[name]
 
-    def watch(self) -> None:
-        """Raise ClusterError when one of the parts has ended."""
-        for child in self._children.values():
-            if not child.alive:
-                raise child.failure()
-
     def close(self) -> None:
         """Stop all parts, and the tasks that they run."""
         children = list(self._children.values())
@@ -147,26 +136,6 @@ class AirflowStandalone:
         for child in children:
             _kill_group(child.pid)
         self._children.clear()
-
-    def __enter__(self) -> AirflowStandalone:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/api/v2/monitor/health", timeout=5):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
 
     def _keys(self) -> dict[str, str]:
         """Return the keys of this Airflow. They are made once, readable by their owner alone."""

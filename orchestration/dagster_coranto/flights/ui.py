@@ -7,16 +7,14 @@ import signal
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 
 from coranto.cluster import EmbeddedCluster
-from coranto.cluster.processes import ChildProcess, free_port, stop_all, wait_ready
+from coranto.cluster.processes import ChildProcess, LocalService, stop_all, wait_ready
 from dagster_coranto.instance.home import dagster_environment
 
 _WORKSPACE = Path("workspace.yaml")
@@ -28,7 +26,7 @@ _WATCH_SECONDS = 0.5
 _POLL_SECONDS = 0.05
 
 
-class DagsterUi:
+class DagsterUi(LocalService):
     """The UI for the cluster below `data_dir`, from `start` to `close`; a context manager.
 
     It listens on `port` if that is free, otherwise on another port; see `url`. The output of its processes goes to
@@ -39,20 +37,15 @@ class DagsterUi:
     def __init__(
         self, data_dir: Path, *, port: int = 0, daemon: bool = True, stop_seconds: float = _STOP_SECONDS
     ) -> None:
+        super().__init__(port)
         self._data_dir = data_dir.absolute()
-        self._port = free_port(port)
         self._daemon = daemon
         self._stop_seconds = stop_seconds
-        self._children: list[ChildProcess] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
 
     @property
     def pids(self) -> list[int]:
         """The ids of the started processes. Each one leads a process group with its own children."""
-        return [child.pid for child in self._children]
+        return [child.pid for child in self._children.values()]
 
     def start(self) -> None:
         """Start the UI, and return when it answers. Raises ClusterError when it does not come up."""
@@ -60,13 +53,8 @@ class DagsterUi:
         server = self._child("dagster-webserver", "dagster_webserver", *address)
         if self._daemon:
             self._child("dagster-daemon", "dagster._daemon", "run")
-        wait_ready(server, self._answers, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
-
-    def watch(self) -> None:
-        """Raise ClusterError when one of the processes has ended."""
-        for child in self._children:
-            if not child.alive:
-                raise child.failure()
+        ready = partial(self._answers, "/server_info")
+        wait_ready(server, ready, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
 
     def close(self) -> None:
         """Stop the processes, and the runs that they have started."""
@@ -75,25 +63,12 @@ class DagsterUi:
         for group in groups:
             _signal(group, signal.SIGTERM)
         deadline = time.monotonic() + self._stop_seconds
-        stop_all(self._children, self._stop_seconds)
+        stop_all(self._children.values(), self._stop_seconds)
         _await_end(groups, deadline)
         for group in groups:
             _signal(group, signal.SIGKILL)
         _await_end(groups, time.monotonic() + _KILL_SECONDS)
         self._children.clear()
-
-    def __enter__(self) -> DagsterUi:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _child(self, name: str, module: str, *arguments: str) -> ChildProcess:
         child = ChildProcess(
@@ -103,15 +78,8 @@ class DagsterUi:
             cwd=Path.cwd(),
             environment=dagster_environment(self._data_dir),
         )
-        self._children.append(child)
+        self._children[name] = child
         return child
-
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/server_info", timeout=5):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
 
 
 def _signal(group: int, number: int) -> bool:

@@ -9,8 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from coranto.errors import ClusterError, InvalidInput
 
@@ -115,6 +120,56 @@ class ChildProcess:
             f"{self.name} ended with {describe_exit(self.exit_code)}; its log {self.log} ends with:\n"
             f"{self.last_words()}"
         )
+
+
+class LocalService(ABC):
+    """Child processes that serve one URL of this machine, from `start` to `close`; a context manager.
+
+    It listens on `port` if that is free, otherwise on another one; see `url`.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self._port = free_port(port)
+        self._children: dict[str, ChildProcess] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the processes, and return when the URL answers. Raises ClusterError when it does not."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the processes, and what they have started."""
+
+    def watch(self) -> None:
+        """Raise ClusterError when one of the processes has ended."""
+        for child in self._children.values():
+            if not child.alive:
+                raise child.failure()
+
+    def _answers(self, path: str) -> bool:
+        """Return True if a path below the URL can be read."""
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=5):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def stop_all(processes: Collection[ChildProcess], grace_seconds: float) -> None:

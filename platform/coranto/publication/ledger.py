@@ -248,7 +248,8 @@ def checked_writer_id(writer_id: str) -> str:
     """Return the writer id. Raises InvalidInput if it is empty, too long or not printable."""
     if not writer_id or len(writer_id) > MAX_WRITER_ID or not writer_id.isprintable():
         raise InvalidInput(
-            f"{writer_id[:100]!r} is no writer id; give 1 to {MAX_WRITER_ID} printable characters", field="writer_id"
+            f"{writer_id[:100]!r} cannot be a writer id; give 1 to {MAX_WRITER_ID} printable characters",
+            field="writer_id",
         )
     return writer_id
 

@@ -1,4 +1,4 @@
-"""`publish_once`: publishes a finite set of messages exactly once, whoever tries, and however often.
+"""`publish_once`: publishes a finite set of messages exactly once, also if several programs try, and try again.
 
     undecided ──all appended, recorded in the ledger──> decided ──acknowledgements appended──> visible
 

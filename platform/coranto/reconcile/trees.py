@@ -19,7 +19,7 @@ def tree_reconciler(
     """Return the reconciler of a tree of journal specs in YAML, with `prefix` in front of all names.
 
     Journals of the groups `prune`, below the same prefix, that the tree does not name are to be deleted. Raises
-    InvalidInput for text that is no tree of specs.
+    InvalidInput for text that is not a tree of specs.
     """
     wanted = under_prefix(at_any_revision(parse_tree(tree)), prefix)
     groups = [(f"{NAME}:prefix", f"{group.under(prefix).name}/") for group in prune]
