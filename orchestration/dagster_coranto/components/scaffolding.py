@@ -6,6 +6,8 @@ from typing import Any
 import dagster as dg
 from pydantic import BaseModel, Field
 
+from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES
+
 _TREE = """\
 # The journals, and how each is kept. Apply changes by materialising the asset `journal_specs`.
 name: {folder}/
@@ -43,30 +45,39 @@ class JournalCollectionScaffolder(dg.Scaffolder[CollectionParams]):
 
 
 class ConsumerParams(BaseModel):
-    """Options of `dg scaffold defs dagster_coranto.SparkConsumerComponent`."""
+    """Options of `dg scaffold defs` for consumers."""
 
     application: str = Field(description="The application's class, as module:Class.")
     source: str = Field(description="Folder of the journals to read, such as shop/orders.")
     table: str = Field(description="Table that the application maintains.")
 
 
-class SparkConsumerScaffolder(dg.Scaffolder[ConsumerParams]):
-    """Writes a consumer of one folder of journals that maintains one table."""
+class SparkConsumerParams(ConsumerParams):
+    """Options of `dg scaffold defs dagster_coranto.SparkConsumerComponent`."""
+
+    windows: bool = Field(default=False, description="Partition the table by windows of offsets, to backfill.")
+
+
+class SparkConsumerScaffolder(dg.Scaffolder[SparkConsumerParams]):
+    """Writes a consumer of one folder of journals that maintains one table, going on or by windows."""
 
     @classmethod
-    def get_scaffold_params(cls) -> type[ConsumerParams]:
-        return ConsumerParams
+    def get_scaffold_params(cls) -> type[SparkConsumerParams]:
+        return SparkConsumerParams
 
-    def scaffold(self, request: dg.ScaffoldRequest[ConsumerParams]) -> None:
+    def scaffold(self, request: dg.ScaffoldRequest[SparkConsumerParams]) -> None:
         params = request.params
-        attributes = {
+        attributes: dict[str, Any] = {
             "name": f"consume_{params.table}",
             "application": params.application,
             "sources": [params.source.strip("/")],
             "tables": [{"key": params.table}],
             "store_url_variable": "CORANTO_STORE_URL",
-            "sensor_seconds": 30,
         }
+        if params.windows:
+            attributes["windows"] = {"window_bytes": DEFAULT_WINDOW_BYTES, "max_windows": DEFAULT_MAX_WINDOWS}
+        else:
+            attributes["sensor_seconds"] = 30
         dg.scaffold_component(request, attributes)
 
 

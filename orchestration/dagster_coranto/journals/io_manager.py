@@ -20,7 +20,7 @@ from coranto.messages.mapping import RendezvousMapping
 from coranto.telemetry import amount
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
-from dagster_coranto.translation.metadata import GroupMetadataSet, JournalMetadataSet, offsets_metadata
+from dagster_coranto.translation.metadata import GroupMetadataSet, JournalMetadataSet, namespaced, offsets_metadata
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,7 +148,7 @@ class JournalIOManager(dg.ConfigurableIOManager):
                 for envelope in committed_messages(client, each.journal, JsonLines(), begin=each.begin, end=each.head)
             ]
         read = {each.journal: each.head for each in heads}
-        context.add_input_metadata({"dagster-coranto/offsets_read": offsets_metadata(read)})
+        context.add_input_metadata(namespaced({"offsets_read": offsets_metadata(read)}))
         return as_type(records, context.dagster_type.typing_type)
 
     def _require_size(self, group: JournalGroup, heads: Heads) -> None:

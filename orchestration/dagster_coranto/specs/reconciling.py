@@ -14,7 +14,7 @@ from coranto.reconcile import SpecAction, SpecPlan, SpecReconciler, SpecStep
 from coranto.telemetry import progress
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto.instance.log import DagsterLog
-from dagster_coranto.translation.metadata import JournalRow, table
+from dagster_coranto.translation.metadata import JournalRow, namespaced, table
 
 SpecsText = str | Path | Callable[[], str]
 """A document: the path of a file, a text, or a function that returns the text."""
@@ -124,4 +124,4 @@ def plan_metadata(plan: SpecPlan) -> dict[str, Any]:
 
     counts = {word: plan.count(action) for action, word in _WORDS.items() if action is not SpecAction.GONE}
     steps = sorted(plan.steps, key=lambda step: not step.due)
-    return {**counts, plan.kind.plural: table([row(step) for step in steps], columns)}
+    return namespaced({**counts, plan.kind.plural: table([row(step) for step in steps], columns)})

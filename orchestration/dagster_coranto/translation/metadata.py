@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import dagster as dg
 from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet
@@ -14,6 +14,8 @@ from coranto.client.positions import vector_digest
 JournalRow = dict[str, str | int | float | bool | None]
 """A row of a table: the values of its columns."""
 SHOWN_JOURNALS: Final = 100
+NAMESPACE: Final = "dagster-coranto"
+"""The first part of the names of all metadata that is not Dagster's own."""
 _BACKTICKS: Final = re.compile("`+")
 
 
@@ -29,7 +31,7 @@ class JournalMetadataSet(NamespacedMetadataSet):
 
     @classmethod
     def namespace(cls) -> str:
-        return "dagster-coranto"
+        return NAMESPACE
 
 
 class GroupMetadataSet(NamespacedMetadataSet):
@@ -56,7 +58,7 @@ class GroupMetadataSet(NamespacedMetadataSet):
 
     @classmethod
     def namespace(cls) -> str:
-        return "dagster-coranto"
+        return NAMESPACE
 
 
 class ConsumerMetadataSet(NamespacedMetadataSet):
@@ -74,7 +76,7 @@ class ConsumerMetadataSet(NamespacedMetadataSet):
 
     @classmethod
     def namespace(cls) -> str:
-        return "dagster-coranto"
+        return NAMESPACE
 
 
 class WindowMetadataSet(NamespacedMetadataSet):
@@ -94,7 +96,12 @@ class WindowMetadataSet(NamespacedMetadataSet):
 
     @classmethod
     def namespace(cls) -> str:
-        return "dagster-coranto"
+        return NAMESPACE
+
+
+def namespaced(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata under names of this library, such as `dagster-coranto/findings`."""
+    return {f"{NAMESPACE}/{name}": value for name, value in metadata.items()}
 
 
 def verbatim(lines: Iterable[str]) -> dg.MarkdownMetadataValue:

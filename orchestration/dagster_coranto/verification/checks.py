@@ -15,7 +15,7 @@ from coranto.errors import CorantoError
 from coranto.fragments.stores import StoreRegistry
 from coranto.telemetry import amount
 from dagster_coranto.resources.journals import JournalResource
-from dagster_coranto.translation.metadata import JournalRow, table, verbatim
+from dagster_coranto.translation.metadata import NAMESPACE, JournalRow, namespaced, table, verbatim
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 
 _COLUMNS = {
@@ -81,7 +81,7 @@ def build_audit_check(
                 passed=False,
                 severity=severity,
                 description="the journals could not be examined",
-                metadata={"findings": verbatim([f"- {error}"])},
+                metadata=namespaced({"findings": verbatim([f"- {error}"])}),
             )
         forgotten = _forgotten(report, _examined_before(context.instance, dg.AssetCheckKey(key, check_name)))
         return as_result(report.joined(forgotten) if forgotten is not None else report, severity)
@@ -94,7 +94,7 @@ def _examined_before(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> s
     for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=_LOOKED_BACK):
         event = record.event.dagster_event if record.event is not None else None
         if event is not None and event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            shown = event.asset_check_evaluation_data.metadata.get("journals")
+            shown = event.asset_check_evaluation_data.metadata.get(f"{NAMESPACE}/journals")
             if isinstance(shown, dg.TableMetadataValue):
                 return {str(each.data.get("journal")) for each in shown.records}
     return set()
@@ -177,7 +177,7 @@ def as_result(report: Report, severity: dg.AssetCheckSeverity) -> dg.AssetCheckR
     return dg.AssetCheckResult(
         passed=not problems,
         severity=severity if report.errors else dg.AssetCheckSeverity.WARN,
-        metadata=metadata,
+        metadata=namespaced(metadata),
         description=str(problems[0]) if problems else f"{len(report.subjects)} journals are sound",
     )
 

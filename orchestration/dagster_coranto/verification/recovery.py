@@ -15,7 +15,7 @@ from coranto.client.loop import run_blocking
 from coranto.errors import CorantoError
 from coranto.recovery import JournalsRecovery, MoreAudits, MoreDoctors, NotApproved, Plan, Recovery
 from dagster_coranto.resources.journals import JournalResource
-from dagster_coranto.translation.metadata import JournalRow, table, verbatim
+from dagster_coranto.translation.metadata import JournalRow, namespaced, table, verbatim
 
 T = TypeVar("T")
 
@@ -103,6 +103,10 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 def plan_metadata(plan: Plan) -> dict[str, Any]:
     """Return a plan as metadata."""
+    return namespaced(_told(plan))
+
+
+def _told(plan: Plan) -> dict[str, Any]:
     rows: list[JournalRow] = [
         {"step": number, "kind": step.kind.value, "of": step.subject, "action": step.action, "gives_up": step.loses}
         for number, step in enumerate(plan.steps, 1)
@@ -129,7 +133,7 @@ def recovery_metadata(recovery: Recovery) -> dict[str, Any]:
         metadata["audit"] = recovery.report.summary
         if recovery.report.errors:
             metadata["findings"] = verbatim([f"{each.kind}: {each}" for each in recovery.report.errors])
-    return {**metadata, **{f"left_{name}": value for name, value in plan_metadata(recovery.remaining).items()}}
+    return namespaced({**metadata, **{f"left_{name}": value for name, value in _told(recovery.remaining).items()}})
 
 
 def build_recovery_sensor(

@@ -19,7 +19,7 @@ def test_connections_become_urls_with_the_drivers_of_coranto() -> None:
 
 
 def test_another_kind_of_connection_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="no kind of store"):
+    with pytest.raises(InvalidInput, match="cannot be a store"):
         store_url("http", host="db")
 
 

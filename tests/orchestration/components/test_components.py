@@ -194,6 +194,11 @@ def test_components_of_one_project_share_resources_with_equal_settings(
             {"application": "shop:Revenue", "sources": ["shop/orders"], "tables": [{"key": "revenue"}]},
         ),
         (
+            SparkConsumerComponent,
+            {"application": "shop:Revenue", "source": "shop/orders", "table": "revenue", "windows": True},
+            {"windows": {"window_bytes": 268435456, "max_windows": 500}},
+        ),
+        (
             ShardConsumerComponent,
             {"application": "totals:Totals", "source": "shop/orders", "table": "revenue"},
             {"specs": "shards.yaml", "sources": ["shop/orders"], "prune_selector": "app=revenue"},
@@ -210,6 +215,9 @@ def test_what_is_scaffolded_loads(
     assert {**written, **wanted} == written
     with loaded(sandbox, path) as (_, defs):
         assert keys_of(defs) & {"shop/orders", "revenue"}
+        if params.get("windows"):
+            assert defs.resolve_asset_graph().get(dg.AssetKey("revenue")).partitions_def is not None
+            assert defs.resolve_sensor_def("consume_revenue__window_sensor")
         if component is ShardConsumerComponent:
             parents = defs.resolve_asset_graph().get(dg.AssetKey("revenue")).parent_keys
             assert parents == {dg.AssetKey("shard_specs"), dg.AssetKey(["shop", "orders"])}

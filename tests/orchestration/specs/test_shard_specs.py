@@ -16,6 +16,7 @@ from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.process import ConsumerProcess
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from dagster_coranto import build_shard_specs_asset, build_shard_specs_check
+from tests.orchestration.metadata import own
 
 pytestmark = pytest.mark.integration
 
@@ -58,7 +59,7 @@ def materialize(document: str, *, prune: bool = False) -> dict[str, Any]:
         run_config={"ops": {"shard_specs": {"config": {"prune": prune}}}},
     )
     (materialization,) = result.asset_materializations_for_node("shard_specs")
-    return {key: value.value for key, value in materialization.metadata.items() if key != "shards"}
+    return {key: value for key, value in own(materialization.metadata).items() if key != "shards"}
 
 
 def check(document: str) -> tuple[bool, str | None]:

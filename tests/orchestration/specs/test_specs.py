@@ -12,6 +12,7 @@ from coranto.errors import EtcdTransactionFailed
 from coranto.testing.fake_broker import CallPoint, FakeBroker
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_journal_specs_asset, build_journal_specs_check
+from tests.orchestration.metadata import own
 
 TREE = """
 name: flights/
@@ -25,7 +26,7 @@ EVENTS = JournalGroup("flights/events")
 
 
 def shown(metadata: Any) -> dict[str, Any]:
-    return {key: getattr(value, "records", value.value) for key, value in metadata.items()}
+    return {key: getattr(value, "records", value) for key, value in own(metadata).items()}
 
 
 def materialize(journals: JournalResource, tree: str = TREE, *, prune: bool = False) -> dict[str, Any]:

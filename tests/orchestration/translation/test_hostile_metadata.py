@@ -32,7 +32,7 @@ def test_findings_show_hostile_names_as_they_are() -> None:
     found_it = Finding(Kind.CONTENT_UNREADABLE, Severity.ERROR, Subject.journal("a/journal"), HOSTILE)
     report = Report("a/", Depth.DEEP, 0.0, 1.0, {"a/journal": {"head": 10}}, [found_it])
     result = as_result(report, dg.AssetCheckSeverity.ERROR)
-    found = result.metadata["findings"]
+    found = result.metadata["dagster-coranto/findings"]
     assert isinstance(found, dg.MarkdownMetadataValue)
     shown = MarkdownIt("commonmark", {"linkify": True}).parse(found.md_str or "")
     assert [token.type for token in shown] == ["fence"], "nothing but one block of plain text"

@@ -25,6 +25,7 @@ from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_journal_recovery, build_verification
 from dagster_coranto.verification.checks import MoreChecks
 from dagster_coranto.verification.recovery import MoreDoctors
+from tests.orchestration.metadata import own
 
 BROKERS: Final = 3
 BUCKET: Final = "damage"
@@ -237,7 +238,7 @@ class Row:
     def check(self, word: str = "audit") -> Checked:
         name = self.group.name.replace("/", "__").replace("-", "_")
         (found,) = self.run(f"{word}_{name}").get_asset_check_evaluations()
-        metadata = {key: value.value for key, value in found.metadata.items()}
+        metadata = own(found.metadata)
         kinds = str(metadata.get("kinds", ""))
         return Checked(found.passed, frozenset(kinds.split(", ") if kinds else ()), str(metadata.get("findings", "")))
 
@@ -272,7 +273,7 @@ def _planned(result: dg.ExecuteInProcessResult) -> Planned:
         data: Any = event.event_specific_data
         if event.is_step_failure:
             assert data.user_failure_data is not None, data.error
-            return Planned(False, {name: value.value for name, value in data.user_failure_data.metadata.items()})
+            return Planned(False, own(data.user_failure_data.metadata))
         if event.is_successful_output:
-            return Planned(True, {name: value.value for name, value in data.metadata.items()})
+            return Planned(True, own(data.metadata))
     raise AssertionError("the run has no result")

@@ -15,6 +15,7 @@ from coranto.fragments.journal_folders import MARKER
 from coranto.testing.fake_broker import STORE, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_audit_check, build_fragment_check
+from tests.orchestration.metadata import own
 
 EVENTS = JournalGroup("flights/events")
 PART = "flights/events/part-000"
@@ -58,17 +59,17 @@ def run_audit(journals: JournalResource, **options: Any) -> dg.AssetCheckEvaluat
 
 
 def kinds_of(evaluation: dg.AssetCheckEvaluation) -> str:
-    return str(evaluation.metadata["kinds"].value)
+    return str(own(evaluation.metadata)["kinds"])
 
 
 def row_of(evaluation: dg.AssetCheckEvaluation) -> dict[str, Any]:
-    shown: Any = evaluation.metadata["journals"]
+    shown: Any = evaluation.metadata["dagster-coranto/journals"]
     (record,) = shown.records
     return dict(record.data)
 
 
 def findings(evaluation: dg.AssetCheckEvaluation) -> str:
-    return str(evaluation.metadata["findings"].value)
+    return str(own(evaluation.metadata)["findings"])
 
 
 def test_sound_journals_pass_and_are_shown(journals: JournalResource, journal: FakeJournal) -> None:
@@ -98,7 +99,7 @@ def test_journals_whose_names_nest_are_distinguished(
     del broker.journals[f"{PART}/eu"]
     file_of(tmp_path, inner.stored[0].fragment).with_name(MARKER).touch()
     evaluation = run_check(journals)
-    assert evaluation.metadata["kinds"].value == "journal_gone"
+    assert own(evaluation.metadata)["kinds"] == "journal_gone"
     assert f"{PART}/eu: it existed at the last audit" in findings(evaluation)
 
 

@@ -19,6 +19,7 @@ from dagster_coranto import (
     build_recovery_sensor,
     build_verification,
 )
+from tests.orchestration.metadata import own
 
 pytestmark = pytest.mark.integration
 
@@ -54,13 +55,13 @@ def stored(client: SyncJournalClient, count: int) -> list[Fragment]:
 def metadata_of(result: dg.ExecuteInProcessResult, op: str) -> dict[str, Any]:
     (output,) = (event for event in result.all_events if event.is_successful_output and event.step_key == op)
     data: Any = output.event_specific_data
-    return {name: value.value for name, value in data.metadata.items()}
+    return own(data.metadata)
 
 
 def failure_of(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     (failed,) = (event for event in result.all_events if event.is_step_failure)
     data: Any = failed.event_specific_data
-    return {name: value.value for name, value in data.user_failure_data.metadata.items()}
+    return own(data.user_failure_data.metadata)
 
 
 def test_definitions_load_and_schedules_are_of_both_depths() -> None:

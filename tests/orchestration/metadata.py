@@ -1,0 +1,14 @@
+"""Metadata that the library wrote, without its namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dagster_coranto.translation.metadata import NAMESPACE
+
+
+def own(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name. Every name must be of the library's namespace."""
+    assert all(name.startswith(f"{NAMESPACE}/") for name in metadata), metadata
+    return {name.removeprefix(f"{NAMESPACE}/"): value.value for name, value in metadata.items()}
