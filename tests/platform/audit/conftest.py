@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from coranto.audit import AuditOptions, Depth, JournalsCheck, Report, run_checks
+from coranto.audit import AuditOptions, Depth, JournalsCheck, Kind, Report, Severity, Subject, run_checks
 from coranto.client import JournalClient
 from coranto.fragments.fragment import Fragment
 from coranto.testing.cluster import STORE_URL, Cluster
@@ -22,6 +22,8 @@ from coranto.wire import protocol_pb2 as pb
 
 J = "shop/orders"
 PIECE = bytes(range(256)) * 5
+LENGTH = len(PIECE)
+REPLICATIONS = pytest.mark.parametrize("replication", [1, 3])
 
 
 class Damaged:
@@ -108,3 +110,14 @@ def play() -> Play:
             assert not loop.problems
 
     return run
+
+
+def kinds(report: Report) -> set[Kind]:
+    """The kinds of a report's errors and warnings."""
+    return {each.kind for each in report.findings if each.severity is not Severity.INFO}
+
+
+def one(report: Report, kind: Kind) -> dict[str, object]:
+    (found,) = [each for each in report.findings if each.kind is kind]
+    assert found.subject == Subject.journal(J)
+    return dict(found.facts)

@@ -1,0 +1,23 @@
+"""Reports of checks that have run."""
+
+from __future__ import annotations
+
+from coranto.audit.findings import Kind, Subject
+from tests.platform.audit.reports import FIRST, LOST, OLD, report_of
+
+
+async def test_the_gravest_findings_come_first_and_subjects_join_the_facts_of_all_checks() -> None:
+    report = await report_of(FIRST, OLD, LOST)
+    assert list(report.findings) == [LOST, OLD, FIRST]
+    assert report.subjects == {"a/a": {"head": 3, "begin": 0}, "a/b": {"head": 10}}
+    assert report.kinds() == {Kind.CONTENT_LOST, Kind.UNPERSISTED_TOO_OLD, Kind.FIRST_AUDIT}
+    assert report.of(Subject.journal("a/b")) == [LOST]
+    assert not report.sound
+    assert report.summary == "NOT sound: 1 error, 1 warning, 1 info; 2 examined"
+
+
+async def test_only_errors_make_a_report_unsound() -> None:
+    assert (await report_of(OLD, FIRST)).sound
+    assert (await report_of()).summary == "sound: 2 examined"
+    joined = (await report_of()).joined(await report_of(LOST))
+    assert not joined.sound

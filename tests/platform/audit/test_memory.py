@@ -1,0 +1,65 @@
+"""What audits remember in a store: lost, moved, and dated ahead."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+
+from coranto.audit import Kind
+from coranto.audit.remembered import decode, encode
+from coranto.wire import protocol_pb2 as pb
+from tests.platform.audit.conftest import Damaged, J, Play, kinds
+
+
+def test_lost_records_are_not_passed_over(play: Play) -> None:
+    async def story(journal: Damaged) -> None:
+        assert (await journal.audit()).sound
+        notes = journal.world.store.notes
+        for path, (at, content) in list(notes.items()):
+            notes[path] = at, content[:-4]
+        report = await journal.audit()
+        assert Kind.MEMORY_DAMAGED in kinds(report)
+        assert not report.sound
+        for path in list(notes):
+            del notes[path]
+        report = await journal.audit()
+        assert report.kinds() == {Kind.FIRST_AUDIT}
+        journal.delete(journal.objects[0].fragment)
+        notes.clear()
+        await journal.later()
+        assert not (await journal.audit()).sound
+
+    play(1, story)
+
+
+def test_records_are_found_when_another_store_is_put_first(play: Play) -> None:
+    async def story(journal: Damaged) -> None:
+        assert (await journal.audit()).sound
+        (info,) = (await journal.client.list(f"name={J}")).journals
+        stores = ["file:///other/", *info.spec.fragment.stores]
+        del info.spec.fragment.stores[:]
+        info.spec.fragment.stores.extend(stores)
+        await journal.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
+        journal.delete(journal.objects[0].fragment)
+        await journal.later()
+        assert Kind.CONTENT_LOST in kinds(await journal.audit())
+
+    play(1, story)
+
+
+def test_a_record_that_is_dated_ahead_is_not_trusted_in_silence(play: Play) -> None:
+    async def story(journal: Damaged) -> None:
+        assert (await journal.audit()).sound
+        notes = journal.world.store.notes
+        ((path, (at, content)),) = notes.items()
+        (record,) = decode(gzip.decompress(content)).values()
+        forged = replace(record, at=record.at + 86_400, fragments=[], head=0, persisted_head=0, first=record.head)
+        notes[path] = at, gzip.compress(encode({J: forged}))
+        journal.delete(journal.objects[0].fragment)
+        await journal.later()
+        for _ in range(2):
+            report = await journal.audit()
+            assert Kind.MEMORY_DAMAGED in kinds(report)
+            assert not report.sound
+
+    play(1, story)
