@@ -1,4 +1,4 @@
-"""What audits of journals make of fragments that retention may have removed."""
+"""Audits of fragments that retention may have removed."""
 
 from __future__ import annotations
 

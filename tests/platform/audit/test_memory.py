@@ -1,4 +1,4 @@
-"""What audits remember in a store: lost, moved, and dated ahead."""
+"""The records that audits keep in a store: lost, moved, and dated ahead."""
 
 from __future__ import annotations
 

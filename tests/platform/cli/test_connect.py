@@ -1,11 +1,8 @@
-"""Commands that are interrupted, or whose output takes no more."""
+"""The connection of a command, and its end."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -35,10 +32,3 @@ def test_work_that_is_held_up_does_not_hold_up_the_end(monkeypatch: pytest.Monke
     with pytest.raises(SystemExit) as ended:
         connect.with_client("127.0.0.1:1", work)
     assert ended.value.code == 130
-
-
-def test_output_that_is_full_is_reported_once() -> None:
-    script = "import sys; from coranto.cli import main; sys.exit(main(['version']))"
-    with Path("/dev/full").open("wb") as full:
-        ended = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, check=False)
-    assert (ended.returncode, ended.stderr) == (1, b"coranto: No space left on device\n")

@@ -1,0 +1,42 @@
+"""`coranto journals prune` against a fake broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coranto.testing.command_line import CommandLine, RemoteBroker
+from tests.platform.cli.journals.conftest import persist
+
+
+def test_old_fragments_are_pruned(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORANTO_FILE_ROOT", str(tmp_path))
+    remote.fake.journals[parts[0]].spec.fragment.retention.seconds = 3600
+    remote.fake.journals[parts[1]].spec.fragment.retention.seconds = -3600
+    old = [persist(remote, name, b"old content", tmp_path, 3700) for name in parts]
+    new = persist(remote, parts[0], b"new content", tmp_path, 3500)
+    remote.write(parts[0], b"spool")
+    line = f"file:///fragments/{old[0].relative_to(tmp_path / 'fragments')}\n"
+    dry = run("prune", "-l", "name:prefix=parts/", "--dry-run")
+    assert dry.output == f"would remove {line}would remove 1 fragments with 11 B of content\n"
+    assert dry.errors.count("has no retention") == 2
+    assert old[0].exists()
+    assert (
+        run("prune", "-l", "name:prefix=parts/").output == f"removed {line}removed 1 fragments with 11 B of content\n"
+    )
+    assert [path.exists() for path in (*old, new)] == [False, True, True, True]
+
+
+def test_pruning_files_needs_to_know_where_they_are(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    remote.fake.journals[parts[0]].spec.fragment.retention.seconds = 3600
+    old = persist(remote, parts[0], b"old content", tmp_path, 3700)
+    persist(remote, parts[0], b"newest, which is kept", tmp_path, 3700)
+    result = run("prune", parts[0])
+    assert (result.code, result.output) == (1, "")
+    assert "$CORANTO_FILE_ROOT" in result.errors
+    assert old.exists()

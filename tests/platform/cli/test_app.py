@@ -1,0 +1,118 @@
+"""The root of the command line: usage, failures, interrupts and output that takes no more."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coranto.testing.command_line import CommandLine, RemoteBroker
+
+
+def test_version(run: CommandLine) -> None:
+    result = run("version")
+    assert result.code == 0
+    assert result.output.startswith(f"coranto {importlib.metadata.version('coranto')} (Python 3.")
+
+
+def test_help_names_every_command_without_loading_plugins(run: CommandLine) -> None:
+    result = run("--help")
+    assert result.code == 0
+    for command in ("up", "journals", "version", "broker", "demo"):
+        assert command in result.output
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from coranto.cli import main; main(['--help']); print(sorted(sys.modules))",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "'coranto.cli.app'" in done.stdout
+    assert "'dagster'" not in done.stdout
+    assert "'coranto_broker'" not in done.stdout
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["journals", "read"], ["journals", "list", "--nonsense"]])
+def test_wrong_usage(run: CommandLine, words: list[str]) -> None:
+    result = run(*words)
+    assert result.code == 2
+    assert result.output == ""
+    assert "Usage" in result.errors
+
+
+def test_an_interrupt_while_the_command_is_loaded_is_quiet() -> None:
+    code = (
+        "import builtins, os, signal, sys; from coranto.cli import main; real = builtins.__import__\n"
+        "def slow(name, *rest):\n"
+        "    if name == 'coranto.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(name, *rest)\n"
+        "builtins.__import__ = slow; sys.exit(main(['version']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_a_reader_that_goes_away_is_no_failure_to_explain(remote: RemoteBroker) -> None:
+    remote.fake.create("a/journal")
+    remote.write("a/journal", bytes(5 << 20))
+    command = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
+    with subprocess.Popen(
+        [*command, "journals", "read", "a/journal"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        errors = process.stderr.read()
+        process.wait(timeout=120)
+    assert errors == b""
+
+
+def test_a_failure_is_one_clear_line(run: CommandLine, remote: RemoteBroker) -> None:
+    result = run("journals", "read", "no/such/journal")
+    assert (result.code, result.output) == (1, "")
+    assert result.errors.count("\n") == 1
+    assert result.errors.startswith("coranto: read of no/such/journal")
+    assert "coranto journals apply" in result.errors
+    assert "coranto: selector" in run("journals", "list", "-l", "((").errors
+    assert "No such file" in run("journals", "apply", "--specs", "/no/such/file").errors
+
+
+def test_verbose_shows_the_traceback_wherever_it_stands(run: CommandLine, remote: RemoteBroker) -> None:
+    for words in (
+        ["--verbose", "journals", "read", "no/such/journal"],
+        ["journals", "read", "no/such/journal", "--verbose"],
+    ):
+        result = run(*words)
+        assert result.code == 1
+        assert "Traceback" in result.errors
+        assert "JournalNotFound" in result.errors
+
+
+def test_a_journal_may_be_called_like_an_option(run: CommandLine, remote: RemoteBroker) -> None:
+    result = run("journals", "read", "--", "--verbose")
+    assert result.code == 1
+    assert "Traceback" not in result.errors
+
+
+def test_without_a_cluster(run: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CORANTO_ENDPOINT", raising=False)
+    monkeypatch.setenv("CORANTO_DATA", str(tmp_path / "nothing"))
+    result = run("journals", "list")
+    assert (result.code, result.output) == (1, "")
+    assert result.errors.count("\n") == 1
+    assert "coranto up" in result.errors
+
+
+def test_output_that_is_full_is_reported_once() -> None:
+    script = "import sys; from coranto.cli import main; sys.exit(main(['version']))"
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (1, b"coranto: No space left on device\n")
