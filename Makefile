@@ -10,6 +10,7 @@ AIRFLOW_STAMP := $(AIRFLOW_VENV)/.installed
 # Processes that share the tests; those of one file stay together, since they share what they start. The order of files
 # is that of tests/conftest.py.
 WORKERS ?= 2
+DIST ?= dist
 # Tests start several hundred processes; one that may keep compiled modules starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 # Java is looked for at every run, so that a machine that lost it is told so.
@@ -17,7 +18,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java browser chromium mariadb demo ui airflow up test test-airflow check unit lint format types imports bench proto faces dist clean
+.PHONY: help setup java browser chromium mariadb demo ui airflow up test test-airflow test-install check unit lint format types imports bench proto faces dist clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -63,6 +64,9 @@ test-airflow: $(AIRFLOW_STAMP) java chromium ## Types and tests of the Airflow p
 	@$(AIRFLOW_BIN)/mypy -p airflow_coranto
 	@$(AIRFLOW_BIN)/python -m pytest tests/orchestration/airflow
 
+test-install: setup ## Wheel, extras on every Python here, deployment files, backups, upgrades (half an hour)
+	@CORANTO_TEST_INSTALL=1 $(BIN)/python -m pytest tests/installation
+
 check: lint types imports ## Everything but the tests
 
 unit: setup ## Only the fast tests
@@ -94,7 +98,7 @@ faces: $(STAMP) ## Generate the blocking faces of asynchronous classes
 	@$(BIN)/python tools/generate_blocking.py
 
 dist: $(STAMP) ## Build the wheel and the sdist into dist/
-	@$(BIN)/python -m build --no-isolation --outdir dist .
+	@$(BIN)/python -m build --no-isolation --outdir $(DIST) .
 
 clean: ## Remove the virtual environment, caches and the demo's data
 	rm -rf $(VENV) $(AIRFLOW_VENV) .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

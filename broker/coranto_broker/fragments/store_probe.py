@@ -1,4 +1,4 @@
-"""Probes of fragment stores: put a small fragment, read it, list it, and read it by a signed URL, as for real ones.
+"""The health of fragment stores, by probes (`coranto.client.store_probe`).
 
 `StoreHealth` watches the stores of journals with appends. A store is probed when its health is first asked for, then
 every half hour, and sooner after a failure. Probing ends when nobody has asked for FORGET_SECONDS.
@@ -6,65 +6,23 @@ every half hour, and sooner after a failure. Probing ends when nobody has asked 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
 
-from coranto.client.direct import DirectReader
+from coranto.client.store_probe import probe
 from coranto.effects import Clock
-from coranto.errors import CorantoError, StoreError
-from coranto.fragments.fragment import Codec, Fragment, sum_of
-from coranto.fragments.stores import FragmentStore, StoreRegistry
+from coranto.errors import CorantoError
+from coranto.fragments.stores import StoreRegistry
 from coranto_broker.ownership import Signal, Waiters
 
-PROBE_SECONDS = 60.0
 HEALTHY_SECONDS = 30 * 60.0
 BACKOFF_SECONDS = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 FORGET_SECONDS = 2 * 60 * 60.0
 PATIENCE = 5
 """Number of failed probes that an append waits for before it gives up."""
 _log = structlog.get_logger(__name__)
-_CONTENT = b"A broker wrote this to see whether it can.\n"
-_FOLDER = ".test/coranto"
-"""Not `.test/health-check`: Gazette's brokers, which may share the store, have a file there."""
-
-
-def _fragment(folder: str) -> Fragment:
-    return Fragment(folder, 0, len(_CONTENT), sum_of(_CONTENT), Codec.NONE)
-
-
-async def probe(store: FragmentStore) -> None:
-    """Probe a store. Raises StoreError that says what the store fails to do."""
-    fragment = _fragment(_FOLDER)
-    try:
-        async with asyncio.timeout(PROBE_SECONDS):
-            await store.put(fragment, _CONTENT)
-            if await store.get(fragment) != _CONTENT:
-                raise StoreError(f"{store.url} returned other content for {fragment.content_path} than was put")
-            if not any([listed.content_name == fragment.content_name async for listed in store.list(_FOLDER)]):
-                raise StoreError(f"{store.url} does not list {fragment.content_path}, which was just put")
-            await _fetch(fragment, await store.sign_async(fragment, 60.0))
-    except TimeoutError:
-        raise StoreError(f"{store.url} took more than {PROBE_SECONDS:.0f} seconds to answer") from None
-
-
-async def _fetch(fragment: Fragment, url: str) -> None:
-    """Read the fragment as clients do, who have only the URL. Clients read files where the store is mounted."""
-    reader = DirectReader(None)
-    if reader.can_read(url):
-        async for _ in reader.read(fragment, url, fragment.begin, fragment.end):
-            pass  # The reader verifies all content before it yields any.
-
-
-async def probe_delete(store: FragmentStore, prefix: str) -> None:
-    """Write and remove a file below `prefix` (empty, or a path that ends in a slash). Raises StoreError."""
-    fragment = _fragment(f"{prefix}.coranto-delete-probe")
-    await store.put(fragment, _CONTENT)
-    await store.remove(fragment)
-    if await store.exists(fragment):
-        raise StoreError(f"{store.url} still has {fragment.content_path}, which was just removed")
 
 
 class StoreHealth:

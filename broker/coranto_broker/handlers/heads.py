@@ -7,6 +7,7 @@ does not answer, this broker tells what its own replica knows, or why nothing is
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -34,6 +35,7 @@ PEER_SECONDS: Final = 10.0
 """The longest wait for the heads of another broker."""
 LISTING_SECONDS: Final = 5.0
 """The longest wait, in all, for the first listings of stores. Usually there is none."""
+VERSION: Final = importlib.metadata.version("coranto")
 _log = structlog.get_logger(__name__)
 
 
@@ -44,7 +46,9 @@ async def serve(broker: Broker, request: HeadsRequest, context: Context, claims:
     if request.min_etcd_revision > broker.keyspace.known_revision:
         await broker.resolver.wait_for_revision(request.min_etcd_revision)
     state = broker.keyspace.state
-    await context.write(HeadsResponse(status=pb.OK, header=broker.unrouted_header(state)))
+    await context.write(
+        HeadsResponse(status=pb.OK, header=broker.unrouted_header(state), version=VERSION, time=broker.clock.now())
+    )
     mine, theirs, nobodys = _by_primary(broker, state, selector, claims)
     asked = [asyncio.ensure_future(_ask(broker, endpoint, selector)) for endpoint in theirs if not request.do_not_proxy]
     try:

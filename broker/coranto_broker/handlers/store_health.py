@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from coranto.client.store_probe import probe, probe_delete
 from coranto.errors import CorantoError, PermissionDenied, StoreError
 from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.fragments.store_probe import probe, probe_delete
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker

@@ -21,6 +21,7 @@ from coranto.process.dirlock import DirectoryLock
 from coranto.process.memory import keep_freed_memory
 from coranto.security.server import server_context
 from coranto_broker.broker import Broker
+from coranto_broker.handlers.heads import VERSION
 from coranto_broker.http import gateway
 from coranto_broker.recovery.residence import Residence
 from coranto_broker.server.service import make_server
@@ -81,7 +82,7 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
             residence=residence,
         )
         if settings.metrics_port is not None:
-            facts = {"zone": settings.zone, "id": settings.id, "fsync": settings.fsync.value}
+            facts = {"zone": settings.zone, "id": settings.id, "fsync": settings.fsync.value, "version": VERSION}
             self.broker.metrics.watch(facts, self.broker.values)
         return MemberParts(
             self.broker,

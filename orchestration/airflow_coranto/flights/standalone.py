@@ -82,7 +82,8 @@ class AirflowStandalone(LocalService):
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__PARALLELISM": "4",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}",
+            # SQLite has one writer at a time; on a busy machine others wait longer than its usual five seconds.
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}?timeout=60",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
             # A machine that runs everything may be slow to answer its tasks.
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
@@ -106,6 +107,7 @@ class AirflowStandalone(LocalService):
         )
         if made.returncode != 0:
             raise ClusterError(f"Airflow's database cannot be made:\n{made.stderr[-2000:]}")
+        self._port = free_port(self._port)  # Making the database takes a while, in which the port may have been taken.
         for name in _PARTS:
             self.start_part(name)
         ready = partial(self._answers, "/api/v2/monitor/health")

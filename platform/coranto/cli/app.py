@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import grpc
 import typer
 
-from coranto.cli import attach_uuids, audit, cluster, journals, recover, streams
+from coranto.cli import attach_uuids, audit, cluster, doctor, journals, recover, streams
 from coranto.cli.output import printable
 from coranto.cli.plugins import add_plugins
 from coranto.errors import CorantoError
@@ -63,6 +63,7 @@ def _build(words: Sequence[str]) -> typer.Typer:
     app.add_typer(recover.app, name="recover")
     app.command("up")(cluster.up)
     app.command("attach-uuids")(attach_uuids.attach_uuids)
+    app.command("doctor")(doctor.doctor)
     app.command("version")(version)
     add_plugins(app, words)
     return app

@@ -28,6 +28,13 @@ class Format(enum.StrEnum):
     YAML = "yaml"
 
 
+class Output(enum.StrEnum):
+    """The output format of a command whose output is no document."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
 def printable(text: str) -> str:
     """Return text on one line, without characters that control a terminal.
 

@@ -120,6 +120,10 @@ class Heads:
 
     header: pb.Header
     journals: tuple[JournalHead, ...]
+    broker_version: str = ""
+    """The version of the broker that answered; empty for one of Gazette's or an early one of Coranto's."""
+    broker_time: float = 0.0
+    """The time by that broker's clock when it answered, in Unix seconds; 0 if the version is empty."""
 
     def __iter__(self) -> Iterator[JournalHead]:
         return iter(self.journals)
@@ -142,6 +146,7 @@ async def ask(way: ChosenConnection, request: HeadsRequest) -> Heads | None:
     errors."""
     subject = "heads of journals"
     header: pb.Header | None = None
+    version, time = "", 0.0
     found: dict[str, JournalHead] = {}
     call = way.connection.heads_stub.Heads(request, metadata=way.tokens.over(Capability.READ, request.selector))
     with way.calling(subject, call):
@@ -149,6 +154,7 @@ async def ask(way: ChosenConnection, request: HeadsRequest) -> Heads | None:
             async for response in call:
                 if header is None:
                     header = check_answer(response, subject)
+                    version, time = response.version, response.time
                 for head in map(JournalHead.of, response.heads):
                     found[head.journal] = head
         except grpc.aio.AioRpcError as error:
@@ -157,7 +163,7 @@ async def ask(way: ChosenConnection, request: HeadsRequest) -> Heads | None:
             raise
     if header is None:
         raise CorruptData(f"{subject}: the broker violated the protocol: it answered nothing")
-    return Heads(header, tuple(found[name] for name in sorted(found)))
+    return Heads(header, tuple(found[name] for name in sorted(found)), version, time)
 
 
 async def complete(client: JournalClient, selector: str | pb.LabelSelector, heads: Heads | None) -> Heads:

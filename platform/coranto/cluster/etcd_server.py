@@ -146,7 +146,7 @@ def etcd_tls(environment: Mapping[str, str]) -> ClientTls | None:
 def is_healthy(endpoint: str, tls: ClientTls | None = None, *, timeout_seconds: float = 1.0) -> bool:
     """Return True if the etcd at `endpoint` (host:port, http:// or https://host:port) has a leader and serves."""
     try:
-        return bool(_ask(endpoint, tls, "/health", None, timeout_seconds).get("health") == "true")
+        return bool(ask_etcd(endpoint, tls, "/health", None, timeout_seconds).get("health") == "true")
     except (OSError, ValueError):
         return False
 
@@ -154,16 +154,24 @@ def is_healthy(endpoint: str, tls: ClientTls | None = None, *, timeout_seconds: 
 def keep_lease_alive(endpoint: str, lease: int, tls: ClientTls | None = None, *, timeout_seconds: float = 1.0) -> bool:
     """Refresh a lease on behalf of a process that is about to resume it. Return True if the lease is alive."""
     try:
-        result = _ask(endpoint, tls, "/v3/lease/keepalive", {"ID": str(lease)}, timeout_seconds).get("result")
+        result = ask_etcd(endpoint, tls, "/v3/lease/keepalive", {"ID": str(lease)}, timeout_seconds).get("result")
     except (OSError, ValueError):
         return False
     return isinstance(result, dict) and int(result.get("TTL", 0)) > 0
 
 
-def _ask(
-    endpoint: str, tls: ClientTls | None, path: str, question: dict[str, object] | None, timeout_seconds: float
+def ask_etcd(
+    endpoint: str,
+    tls: ClientTls | None,
+    path: str,
+    question: dict[str, object] | None,
+    timeout_seconds: float,
+    headers: dict[str, str] | None = None,
 ) -> dict[str, object]:
-    """Make one call of etcd's JSON gateway, and return the answer; of a stream, the first one."""
+    """Make one call of etcd's JSON gateway, and return the answer; of a stream, the first one.
+
+    The answer's HTTP headers are added to `headers`. Raises OSError, and ValueError for what etcd refuses.
+    """
     data = None if question is None else json.dumps(question).encode()
     base = endpoint if "://" in endpoint else f"http://{endpoint}"
     request = urllib.request.Request(f"{base.rstrip('/')}{path}", data=data)
@@ -174,8 +182,11 @@ def _ask(
     try:
         with opener.open(request, timeout=timeout_seconds) as response:
             answer = json.loads(response.readline() if path.startswith("/v3/lease") else response.read())
+            if headers is not None:
+                headers.update(response.headers)
     except urllib.error.HTTPError as error:
-        raise ValueError(f"etcd answered {error.code}") from error
+        with error:
+            raise ValueError(f"etcd answered {error.code}: {error.read(500).decode(errors='replace')}") from error
     if not isinstance(answer, dict):
         raise ValueError("etcd did not answer with an object")
     return answer

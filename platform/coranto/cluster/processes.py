@@ -219,7 +219,7 @@ def free_port(preferred: int = 0, *, taken: Collection[int] = ()) -> int:
     """
     chooser, ports = random.SystemRandom(), _ports()
     for port in (preferred, *(chooser.choice(ports) for _ in range(200))):
-        if port and port not in taken and _is_free(port):
+        if port and port not in taken and is_free(port):
             return port
     raise ClusterError(
         f"found no free port between {ports.start} and {ports.stop - 1}; set $CORANTO_PORTS to a wider range"
@@ -236,7 +236,8 @@ def _ports() -> range:
     return range(int(first), int(last) + 1)
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Return True if a server could listen on a port of the loopback interface now."""
     with socket.socket() as probe:
         # Servers bind the same way: lingering connections of an earlier server do not matter, a listening one does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

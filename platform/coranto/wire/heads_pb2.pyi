@@ -54,7 +54,12 @@ class HeadsResponse(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     HEADER_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     status: _protocol_pb2.Status.ValueType
+    version: _builtins.str
+    """Of the broker that answers, in the first response: its version, and the time by its clock (Unix seconds)."""
+    time: _builtins.float
     @_builtins.property
     def header(self) -> _protocol_pb2.Header: ...
     @_builtins.property
@@ -65,10 +70,12 @@ class HeadsResponse(_message.Message):
         status: _protocol_pb2.Status.ValueType = ...,
         header: _protocol_pb2.Header | None = ...,
         heads: _abc.Iterable[Global___JournalHead] | None = ...,
+        version: _builtins.str = ...,
+        time: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "heads", b"heads", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "heads", b"heads", "status", b"status", "time", b"time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

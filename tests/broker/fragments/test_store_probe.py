@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from coranto.client.store_probe import probe, probe_delete
 from coranto.cluster.processes import free_port
 from coranto.errors import StoreError
 from coranto.fragments.stores import StoreRegistry, open_store
 from coranto.testing.clocks import HurriedClock
-from coranto_broker.fragments.store_probe import FORGET_SECONDS, PATIENCE, StoreHealth, probe, probe_delete
+from coranto_broker.fragments.store_probe import FORGET_SECONDS, PATIENCE, StoreHealth
 from coranto_broker.ownership import Invalidated, Signal
 
 URL = "file:///frags/"

@@ -11,7 +11,7 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 
 from coranto.cli.connect import Endpoint, with_client
-from coranto.cli.output import note, print_table
+from coranto.cli.output import Output, note, print_table
 from coranto.client import JournalClient
 from coranto.errors import CorruptData, InvalidInput
 from coranto.fragments.fragment import Codec
@@ -34,13 +34,6 @@ class EventFormatName(enum.StrEnum):
 
     JSON = "json"
     BYTES = "bytes"
-
-
-class Output(enum.StrEnum):
-    """The output format of a command."""
-
-    TABLE = "table"
-    JSON = "json"
 
 
 class Picture(enum.StrEnum):

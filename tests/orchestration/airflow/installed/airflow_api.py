@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -31,8 +32,9 @@ def until(ask: Callable[[], T], *, pause: float = 0.2, patience: float = PATIENC
 class AirflowApi:
     """The API of an Airflow that takes everyone for an administrator."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, server_log: Path) -> None:
         self._url = url
+        self._server_log = server_log
         self._token = ""
 
     def call(self, path: str, body: Any = None, method: str | None = None) -> Any:
@@ -46,8 +48,13 @@ class AirflowApi:
             headers={"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            content = answer.read()
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                content = answer.read()
+        except urllib.error.HTTPError as error:
+            if error.code >= 500:  # Airflow keeps the cause to its log.
+                raise AssertionError(f"{path}: {error}\n{self._server_log.read_text()[-6000:]}") from error
+            raise
         return json.loads(content) if content else None
 
     def await_dags(self, *dags: str) -> None:

@@ -59,7 +59,9 @@ def _heard_of(world: AirflowWorld, task: str) -> bool:
 
 def test_no_log_tells_the_token(world: AirflowWorld, run: str) -> None:
     files = [
-        path for path in world.airflow.home.rglob("*") if path.is_file() and path.suffix in (".log", ".db", ".json")
+        path
+        for path in world.airflow.home.rglob("*")
+        if path.is_file() and path.suffix in (".log", ".db", ".db-wal", ".json")
     ]
     files += list((world.airflow.data_dir / "logs").glob("*.log"))
     assert any("task_id=publish" in str(path) for path in files)

@@ -93,6 +93,6 @@ def airflow_world(data: Path, dags: Path) -> Iterator[AirflowWorld]:
     with EmbeddedCluster(data, brokers=1, lease_seconds=60, etcd_fsync=False) as cluster:
         config = ClientConfig(cluster.info.endpoint, cluster.info.file_root)
         with AirflowStandalone(data, dags=dags, settings=settings) as airflow, SyncJournalClient.of(config) as client:
-            api = AirflowApi(airflow.url)
+            api = AirflowApi(airflow.url, data / "logs" / "airflow-api-server.log")
             api.await_dags("flights", "flight_alerts", "shop", "recovery")
             yield AirflowWorld(airflow, api, config, client)

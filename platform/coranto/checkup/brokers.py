@@ -1,0 +1,66 @@
+"""Examines the brokers that a client reaches: their answers, and whether their versions and clocks agree with ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import time
+
+from coranto.checkup.clock import clock_result
+from coranto.checkup.results import Examination, good, problem, warning
+from coranto.client import ClientConfig, JournalClient
+from coranto.errors import CorantoError, PermissionDenied, Unauthenticated
+
+_NONE = "name=coranto/no-such-journal"
+
+
+async def brokers(config: ClientConfig) -> list[Examination]:
+    """Examine the brokers of an endpoint, and those to which it leads."""
+    mine = importlib.metadata.version("coranto")
+    results = [good("client's version", mine)]
+    endpoints = [each.strip() for each in config.endpoint.split(",")]
+    try:
+        async with JournalClient.of(config) as client:
+            listing = await client.list()
+    except CorantoError as error:
+        return [*results, problem("brokers", str(error), _advice(error))]
+    results.append(good("brokers", f"answer, and have {len(listing.journals)} journals that this client may see"))
+    for journal in listing.journals:
+        endpoints += [each for each in journal.route.endpoints if each]
+    seen: set[str] = set()
+    for endpoint in endpoints:
+        plain = endpoint.removeprefix("http://")
+        if plain not in seen:
+            seen.add(plain)
+            results += await _broker(dataclasses.replace(config, endpoint=endpoint), mine)
+    return results
+
+
+async def _broker(config: ClientConfig, mine: str) -> list[Examination]:
+    subject = f"broker {config.endpoint}"
+    try:
+        async with JournalClient.of(config) as client:
+            await client.heads(_NONE)  # So that the time of connecting does not count.
+            before = time.time()
+            heads = await client.heads(_NONE)
+            after = time.time()
+    except CorantoError as error:
+        return [problem(subject, str(error), _advice(error))]
+    if not heads.broker_version:
+        return [
+            warning(subject, "tells no version", "it is one of Gazette's, or an early one of Coranto's: upgrade that")
+        ]
+    if heads.broker_version != mine:
+        advice = "during an upgrade this is fine: brokers first, then clients; afterwards give all the same version"
+        return [warning(subject, f"has version {heads.broker_version}, the client has {mine}", advice)]
+    difference = heads.broker_time - (before + after) / 2
+    return [good(subject, f"has version {mine}"), clock_result(subject, difference, (after - before) / 2)]
+
+
+def _advice(error: CorantoError) -> str:
+    if isinstance(error, Unauthenticated | PermissionDenied):
+        return "give a token that is valid now in $CORANTO_AUTH_TOKEN, or keys in $CORANTO_AUTH_KEYS"
+    return (
+        "is the broker up (its /ready), is the port open from here, and does it advertise an address that this machine "
+        "can reach (--advertise)? For TLS set $CORANTO_TLS_CA"
+    )

