@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from coranto.cluster.processes import ChildProcess, LocalService, stop_all, wait_ready
+from coranto.cluster.processes import ChildProcess, LocalService, free_port, stop_all, wait_ready
 from coranto.effects import LocalDisk
 from coranto.errors import ClusterError
 
