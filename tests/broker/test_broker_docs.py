@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.states import TRANSITIONS, State
 from coranto_broker.authorization import RULES
 from coranto_broker.http.gateway import METHODS
 from coranto_broker.metrics import WATCHED, Metrics
@@ -44,21 +43,6 @@ def test_every_metric_is_explained(operations: str) -> None:
     # A counter is known by its name with and without `_total`.
     missing = {name for name in families - shown if f"{name}_total" not in shown and f"{name}_info" not in shown}
     assert not missing
-
-
-def test_the_drawn_state_machine_is_the_one_that_runs() -> None:
-    text = (DOCS / "protocol.md").read_text()
-    drawn = {
-        (source, target)
-        for source, target in re.findall(r"^    (\w+) --> (\w+)", text, re.MULTILINE)
-        if "[*]" not in (source, target)
-    }
-    table = {
-        (source.name.lower(), target.name.lower())
-        for (source, _), target in TRANSITIONS.items()
-        if target is not State.ERROR  # "Every blocking state also ends in *error*."
-    }
-    assert drawn == table
 
 
 def test_security_names_every_call() -> None:

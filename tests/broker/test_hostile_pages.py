@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-from pathlib import Path
 
 import aiohttp
 import pytest
 from pydantic import SecretStr
 
-from coranto.member.hosts import trusts_the_machine
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.running import create, running_broker
@@ -66,13 +64,3 @@ async def test_tokens_tell_callers_apart_whatever_name_they_followed(broker_sett
     async with running_broker(secured) as (process, _), aiohttp.ClientSession() as http:
         async with http.get(f"{process.http_endpoint}/a/journal", headers={"Host": "journals.example"}) as answer:
             assert answer.status == 401
-
-
-def test_where_names_are_looked_at(tmp_path: Path) -> None:
-    plain = BrokerSettings(host="127.0.0.1")
-    assert trusts_the_machine(plain)
-    assert trusts_the_machine(plain.model_copy(update={"host": "::1"}))
-    assert trusts_the_machine(plain.model_copy(update={"auth_keys": SecretStr(f"AA==,{KEY}")}))
-    assert not trusts_the_machine(plain.model_copy(update={"auth_keys": SecretStr(KEY)}))
-    assert not trusts_the_machine(plain.model_copy(update={"host": "0.0.0.0"}))
-    assert not trusts_the_machine(plain.model_copy(update={"tls_cert": tmp_path, "tls_key": tmp_path}))

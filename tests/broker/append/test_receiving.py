@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from coranto.effects import SystemClock
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.testing.sim.loop import SimLoop
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.receiving import MinRateGuard, ReceiveBudget
 from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
 from coranto_broker.replication.waiting_appends import Line
 from coranto_broker.rpc.content import ContentMessage
-from coranto_broker.rpc.deadlines import DeadlineQueue
 from coranto_broker.rpc.rolled_back import AppendUnderflow
+from tests.broker.virtual import virtually
 
 EOF = object()
 
@@ -35,52 +34,6 @@ class Client:
             self.silent.set()
             await asyncio.Event().wait()
         return self._messages.popleft()
-
-
-class Checked(MinRateGuard):
-    """Looks at its client at a time of the test's choice, and says that it did."""
-
-    __slots__ = ("looks",)
-
-    def __init__(self, after: float, deadlines: DeadlineQueue) -> None:
-        super().__init__(FlowControl(), SystemClock(), deadlines)  # No minimum rate: it asks for no look.
-        self.looks: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.due = asyncio.get_running_loop().time() + after
-        deadlines.add(self)
-
-    def check(self) -> None:
-        self.looks.set_result(None)
-
-
-def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
-    """In virtual time, of which nothing takes any but waiting."""
-    with simulated(0, shuffle=False) as loop:
-        loop.run_until_complete(main(loop))
-        assert not loop.problems
-
-
-def test_each_client_is_looked_at_in_its_time_unless_it_is_done_by_then() -> None:
-    async def main(loop: SimLoop) -> None:
-        deadlines = DeadlineQueue()
-        first, done, last = Checked(0.01, deadlines), Checked(0.02, deadlines), Checked(0.03, deadlines)
-        done.close()
-        await first.looks
-        assert loop.time() == pytest.approx(0.01)
-        assert not last.looks.done()
-        await last.looks
-        assert loop.time() == pytest.approx(0.03)
-        assert not done.looks.done()
-        again = Checked(0.01, deadlines)  # The timer had nobody left to look at.
-        await again.looks
-
-    virtually(main)
-
-
-async def test_those_that_are_done_are_forgotten_without_a_timer() -> None:
-    deadlines = DeadlineQueue()
-    for _ in range(100):
-        Checked(60, deadlines).close()
-    assert len(deadlines._waiting) == 1
 
 
 def test_a_silent_client_is_cut_off_and_its_messages_are_replayed() -> None:

@@ -7,50 +7,19 @@ import functools
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import grpc
 import pytest
-import trustme
 
-from coranto.client import ClientConfig, ClientTls, JournalClient
-from coranto.errors import InvalidInput, Unavailable
-from coranto.security.certificates import ChannelCertificates, Reloaded, channel_credentials
-from coranto.security.server import server_context
+from coranto.client import ClientConfig, JournalClient
+from coranto.errors import Unavailable
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.running import eventually
+from tests.platform.security.files import Files, authority
 
 MakeSpec = Callable[..., pb.JournalSpec]
-
-
-class Files:
-    """One process's certificate, its key, and the authorities that it trusts."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self.ca, self.cert, self.key = (folder / name for name in ("ca.pem", "cert.pem", "key.pem"))
-
-    def issue(self, issuer: trustme.CA, *trusted: trustme.CA) -> None:
-        issued = issuer.issue_cert("127.0.0.1", "localhost", key_type=trustme.KeyType.ECDSA)
-        # One after the other, as renewal tools do: for a moment they do not belong together.
-        issued.private_key_pem.write_to_path(self.key)
-        self.cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        self.ca.write_bytes(b"".join(authority.cert_pem.bytes() for authority in trusted))
-
-    @property
-    def tls(self) -> ClientTls:
-        return ClientTls(self.ca, self.cert, self.key)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"tls_cert": self.cert, "tls_key": self.key, "tls_client_ca": self.ca, "peer_ca": self.ca}
-
-
-def authority() -> trustme.CA:
-    return trustme.CA(key_type=trustme.KeyType.ECDSA)
 
 
 @pytest.mark.integration
@@ -152,77 +121,3 @@ async def appended(client: JournalClient) -> bool:
         return (await client.append("test/journal", b"content", offset=7)).end == 14
     except Unavailable:
         return False
-
-
-# ------------------------------------------------------------------------------------------------------- the files
-
-
-def test_credentials_stay_while_files_do_not_belong_together(tmp_path: Path) -> None:
-    clock = [0.0]
-    issuer = authority()
-    files, other = Files(tmp_path / "files"), Files(tmp_path / "other")
-    files.issue(issuer, issuer)
-    other.issue(issuer, issuer)
-    certificates = ChannelCertificates(files.tls, lambda: clock[0])
-    first = certificates.get()
-    assert isinstance(first, grpc.ChannelCredentials)
-    files.key.write_bytes(other.key.read_bytes())
-    assert certificates.get() is first, "they are looked at now and then"
-    clock[0] += 1
-    assert certificates.get() is first, "the key is not that of the certificate"
-    files.cert.unlink()
-    clock[0] += 1
-    assert certificates.get() is first
-    files.cert.write_bytes(b"half a file")
-    clock[0] += 1
-    assert certificates.get() is first
-    files.cert.write_bytes(other.cert.read_bytes())
-    clock[0] += 1
-    second = certificates.get()
-    assert second is not first
-    clock[0] += 1
-    assert certificates.get() is second
-
-
-def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("1")
-    read: list[str] = []
-
-    def make() -> str:
-        read.append(path.read_text())
-        if len(read) == 2:
-            path.write_text("3 and more")  # After it was looked at, and read.
-        return read[-1]
-
-    reloaded = Reloaded(make, [path, None])
-    assert [reloaded.get(), reloaded.get()] == ["1", "1"]
-    path.write_text("22")
-    assert reloaded.get() == "22"
-    assert reloaded.get() == "3 and more"
-    assert read == ["1", "22", "3 and more"]
-
-
-@pytest.mark.parametrize("broken", ["ca", "cert", "key"])
-@pytest.mark.parametrize("how", ["missing", "nothing", "foreign", "locked"])
-def test_files_that_cannot_be_used_are_told_at_the_start(tmp_path: Path, broken: str, how: str) -> None:
-    issuer = authority()
-    files, other = Files(tmp_path / "files"), Files(tmp_path / "other")
-    files.issue(issuer, issuer)
-    other.issue(issuer, issuer)
-    path: Path = getattr(files, broken)
-    if how == "missing":
-        path.unlink()
-    elif how == "nothing":
-        path.write_bytes(b"")
-    elif how == "foreign":
-        path.write_bytes(getattr(other, "cert" if broken == "key" else "key").read_bytes())
-    else:
-        text = b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIIB\n-----END ENCRYPTED PRIVATE KEY-----\n"
-        path.write_bytes(text)  # Nobody is asked for a password on the terminal.
-    with pytest.raises(InvalidInput) as refused:
-        channel_credentials(files.tls)
-    assert str(path.parent) in str(refused.value)
-    settings = BrokerSettings(tls_cert=files.cert, tls_key=files.key, tls_client_ca=files.ca)
-    with pytest.raises(InvalidInput):
-        server_context(settings)

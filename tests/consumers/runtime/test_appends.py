@@ -10,10 +10,8 @@ import pytest
 
 from coranto.client import AppendResult
 from coranto.errors import JournalNotFound, PermissionDenied
-from coranto.messages import Flags, JsonLines, ProducerClock, iter_messages, new_producer_id
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.appends import OrderedAppends
-from coranto_consumers.runtime.publishing import ShardPublisher
 
 
 class Brokers:
@@ -120,20 +118,3 @@ async def test_closing_drops_pending_content(brokers):
     with pytest.raises((asyncio.CancelledError, ConnectionAbortedError)):
         await pending
     assert brokers.content == {}
-
-
-def test_what_is_published_is_acknowledged_once_per_journal_and_transaction():
-    publisher = ShardPublisher(new_producer_id(lambda n: bytes(n)), ProducerClock(lambda: 1_700_000_000_000_000_000))
-    publisher.publish("a/journal", {"n": 1})
-    publisher.publish("b/journal", {"n": 2})
-    publisher.publish("a/journal", {"n": 3})
-    staged = publisher.staged_bytes
-    taken = dict(publisher.take())
-    intents = publisher.ack_intents()
-
-    assert staged == sum(map(len, taken.values()))
-    assert intents.keys() == {"a/journal", "b/journal"}
-    found = list(iter_messages(JsonLines(), "a/journal", [taken["a/journal"] + intents["a/journal"]], 0))
-    assert [each.flags for each in found] == [Flags.CONTINUE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN]
-    assert [each.clock for each in found] == sorted({each.clock for each in found})
-    assert (publisher.take(), publisher.ack_intents(), publisher.staged_bytes) == ([], {}, 0)

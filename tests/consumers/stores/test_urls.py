@@ -1,8 +1,10 @@
 """Store URLs: which databases, and no password ever shown."""
 
+from __future__ import annotations
+
 import pytest
 
-from coranto.errors import InvalidInput
+from coranto.errors import CorantoError, InvalidInput
 from coranto_consumers.stores import SqlStore, display_url, parse_store_url
 
 
@@ -70,3 +72,29 @@ def test_passwords_are_not_shown():
     assert "hunter2" not in repr(store) + store.name + str(store.engine)
     assert "hunter2" in store.url
     assert display_url(parse_store_url("postgresql://u:hunter2@db/name")) == "postgresql+psycopg://u:***@db/name"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:{}@127.0.0.1:1/db",
+        "postgresql://user@127.0.0.1:1/db?password={}",
+        "postgresql://user@127.0.0.1:1/db?sslmode=prefer&sslpassword={}",
+        "mysql://user@127.0.0.1:1/db?password={}",
+        "mysql://user@127.0.0.1:1/db?ssl_key_password={}",
+        "oracle://user:{}@127.0.0.1/db",
+        "postgresql://user:{}@127.0.0.1:port/db",
+        "postgresql://user:{}@127.0.0.1:1/",
+    ],
+)
+def test_no_secret_of_a_store_s_url_is_shown(url: str) -> None:
+    """Not in its name, which is in each error and log line, nor where the URL is refused."""
+    told = []
+    try:
+        store = SqlStore(url.format("hush-hush", "hush-hush"))
+        told += [store.name, repr(store)]
+        store.raise_fence("blue")
+    except CorantoError as error:
+        told += [str(error), repr(error), repr(error.__cause__)]
+    assert told
+    assert "hush" not in " ".join(told)

@@ -28,7 +28,7 @@ from coranto_consumers.recovery import StoreDoctor
 from coranto_consumers.stores.merge import Replace, plan_merge
 from coranto_consumers.stores.staging import StageWriter, stage_of
 from tests.consumers.audit.conftest import EXPECTATIONS, ORDERS, Scene
-from tests.consumers.recovery.test_store_doctor import write_checkpoint
+from tests.consumers.recovery.test_stores import write_checkpoint
 from tests.orchestration.verification.damaged import BROKERS, BUCKET, SIZE, STORED, Checked, Place, Row, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

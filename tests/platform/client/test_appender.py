@@ -10,14 +10,16 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import pytest
 
-from coranto.client import Appender, JournalClient
+from coranto.client import Appender, JournalClient, Suspend
 from coranto.client.connection import REFUSALS
 from coranto.errors import (
     AppendOutcomeUnknown,
     CorruptData,
+    IndexHasGreaterOffset,
     InsufficientBrokers,
     InvalidInput,
     JournalNotFound,
+    JournalSuspended,
     NoPrimaryBroker,
     NotAllowed,
     Outcome,
@@ -432,3 +434,30 @@ async def test_an_iterable_is_kept_while_no_broker_listens(
     await broker.accept()
     await append
     assert journal.content == b"ab"
+
+
+async def test_an_append_chooses_the_fate_of_a_suspension(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    with pytest.raises(JournalSuspended):
+        await client.append("test/journal", b"", suspend=Suspend.NOW)
+    with pytest.raises(JournalSuspended):
+        await client.append("test/journal", b"content", suspend=Suspend.NO_RESUME)
+    assert (await client.append("test/journal", b"content")).end == 7
+    assert journal.spec.suspend.level == pb.JournalSpec.Suspend.NONE
+    assert [request.suspend for request in broker.requests] == [
+        pb.AppendRequest.SUSPEND_NOW,
+        pb.AppendRequest.SUSPEND_NO_RESUME,
+        pb.AppendRequest.SUSPEND_RESUME,
+    ]
+
+
+async def test_an_explicit_offset_recovers_from_lost_consistency(client: JournalClient, journal: FakeJournal) -> None:
+    journal.index_end = 1000
+    with pytest.raises(IndexHasGreaterOffset):
+        await client.append("test/journal", b"content")
+    assert await client.head("test/journal") == 1000
+    with pytest.raises(WrongAppendOffset):
+        await client.append("test/journal", b"", offset=999, suspend=Suspend.KEEP)
+    assert (await client.append("test/journal", b"", offset=1000, suspend=Suspend.KEEP)).end == 1000
+    assert (await client.append("test/journal", b"content")).begin == 1000

@@ -19,6 +19,7 @@ from coranto.errors import (
     NotAllowed,
     Outcome,
     RpcFailed,
+    StoreUnhealthy,
     Unavailable,
 )
 from coranto.labels import label_set
@@ -162,3 +163,21 @@ async def test_an_answer_without_a_revision_is_refused(
         await client.list()
     with pytest.raises(CorruptData, match="violated the protocol"):
         await client.apply([change("a/journal")])
+
+
+async def test_the_health_of_a_store(client: JournalClient, broker: FakeBroker) -> None:
+    await client.store_health("s3://bucket/path/", check_delete=True, check_delete_prefix="probe/")
+    assert broker.requests[-1] == pb.FragmentStoreHealthRequest(
+        fragment_store="s3://bucket/path/", check_delete=True, check_delete_prefix="probe/"
+    )
+    broker.at(CallPoint.STORE_HEALTH, pb.FRAGMENT_STORE_UNHEALTHY)
+    with pytest.raises(StoreUnhealthy, match="asked for, of s3://bucket/path/") as caught:
+        await client.store_health("s3://bucket/path/")
+    assert caught.value.detail == "asked for, of s3://bucket/path/"
+    broker.at(CallPoint.STORE_HEALTH, Break.CUT, grpc.StatusCode.UNAVAILABLE)
+    await client.store_health("s3://bucket/path/")
+    broker.at(CallPoint.STORE_HEALTH, grpc.StatusCode.INVALID_ARGUMENT)
+    with pytest.raises(RpcFailed):
+        await client.store_health("s3://bucket/path/")
+    with pytest.raises(InvalidInput):
+        await client.store_health("s3://bucket/path/", check_delete_prefix="probe/")

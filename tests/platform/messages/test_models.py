@@ -11,12 +11,11 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from google.protobuf import struct_pb2
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from coranto.errors import CorruptMessage, InvalidInput
-from coranto.messages.arrow_payload import UUID_KEY, ArrowPayload, arrow_frames, uuid_of
+from coranto.messages.arrow_payload import ArrowPayload, arrow_frames
 from coranto.messages.csv_rows import CsvRows, NamedRows
 from coranto.messages.fixed_frame import FixedFrame, encode_frame
 from coranto.messages.framing import Framing, JsonLines, iter_messages
@@ -24,13 +23,9 @@ from coranto.messages.models import ModelRows, Models, TypedLines
 from coranto.messages.payloads import OwnPayload, ProtobufJson, ProtobufPayload
 from coranto.messages.publisher import TransactionBuilder
 from coranto.messages.sequencer import Sequencer, read_committed
-from coranto.messages.uuids import Flags, ProducerClock, ProducerId, UuidParts, build_uuid, parse_uuid
-from coranto.wire import consumer_pb2
+from coranto.messages.uuids import ProducerClock
 from coranto.wire import protocol_pb2 as pb
-
-A = ProducerId(b"\x01AAAAA")
-UUID_1 = build_uuid(A, 160, Flags.CONTINUE_TXN)
-UUID_2 = build_uuid(A, 320, Flags.ACK_TXN)
+from tests.platform.messages.typed import BATCHES, UUID_1, UUID_2, A, Opaque
 
 
 class Meta(BaseModel):
@@ -74,41 +69,6 @@ class Row(TypedDict):
     a: int
 
 
-class Opaque:
-    """A class of its own, which holds its UUID before its text."""
-
-    def __init__(self, text: str) -> None:
-        self.uuid: UUID | None = None
-        self.text = text
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Opaque) and other.text == self.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def take_uuid(self, uuid: UUID) -> None:
-        self.uuid = uuid
-
-    def give_uuid(self) -> UUID | None:
-        return self.uuid
-
-    def to_bytes(self) -> bytes:
-        return (self.uuid.bytes if self.uuid else bytes(16)) + self.text.encode()
-
-    @classmethod
-    def from_bytes(cls, payload: bytes) -> Self:
-        if len(payload) < 16:
-            raise ValueError("too short")
-        message = cls(payload[16:].decode())
-        message.uuid = UUID(bytes=payload[:16])
-        return message
-
-    @classmethod
-    def acknowledgement(cls) -> Self:
-        return cls("")
-
-
 class OptedOut(Opaque):
     """A class that cannot represent UUIDs."""
 
@@ -125,8 +85,6 @@ class OptedOut(Opaque):
     def from_bytes(cls, payload: bytes) -> Self:
         return cls(payload.decode())
 
-
-BATCHES = [pa.record_batch({"a": [n, n + 1], "b": ["x", None]}) for n in range(3)]
 
 TYPES: dict[str, tuple[Framing[Any], list[Any]]] = {
     "dicts": (JsonLines(), [{"a": n} for n in range(3)]),
@@ -244,67 +202,6 @@ def test_messages_that_cannot_be_written_are_refused() -> None:
         CsvRows(ModelRows(Strict)).marshal(Strict(number=1), UUID_1)
     with pytest.raises(InvalidInput, match="required but has no place"):
         JsonLines(None, require_uuid=True)
-
-
-def test_the_uuid_of_a_protobuf_message_may_be_bytes_and_lie_deeper() -> None:
-    codec = ProtobufPayload(consumer_pb2.Checkpoint.Source.ProducerEntry, "id")
-    payload = codec.encode(None, UUID_1)
-    assert codec.decode(payload).id == UUID_1.bytes
-    assert codec.uuid_parts(payload) == parse_uuid(UUID_1)
-    deeper = ProtobufPayload(struct_pb2.Value, "string_value")
-    assert deeper.uuid_parts(deeper.encode(None, UUID_1)) == parse_uuid(UUID_1)
-
-
-@pytest.mark.parametrize("path", ["missing", "header", "header.missing", "journal.name", "offset"])
-def test_a_field_that_cannot_hold_a_uuid_is_refused(path: str) -> None:
-    with pytest.raises(InvalidInput, match=r"protocol.AppendRequest has no "):
-        ProtobufPayload(pb.AppendRequest, path)
-
-
-def test_a_nested_field_holds_the_uuid() -> None:
-    codec = ProtobufPayload(pb.ReplicateRequest, "header.process_id.suffix")
-    request = pb.ReplicateRequest(content=b"abc")
-    payload = codec.encode(request, UUID_1)
-    assert not request.HasField("header")
-    assert codec.decode(payload).header.process_id.suffix == str(UUID_1)
-    assert codec.uuid_parts(payload) == parse_uuid(UUID_1)
-    assert codec.uuid_parts(request.SerializeToString()) == UuidParts(ProducerId(bytes(6)), 0, 0)
-
-
-def test_batches_are_streams_that_any_arrow_reads() -> None:
-    batch = BATCHES[0].replace_schema_metadata({"origin": "here"})
-    payload = ArrowPayload().encode(batch, UUID_1)
-    assert pa.ipc.open_stream(payload).read_all().to_pydict() == batch.to_pydict()
-    read = ArrowPayload().decode(payload)
-    assert uuid_of(read) == UUID_1
-    assert read.schema.metadata == {b"origin": b"here", UUID_KEY: str(UUID_1).encode()}
-    assert uuid_of(batch) is None
-    again = ArrowPayload().decode(ArrowPayload().encode(read, UUID_2))
-    assert uuid_of(again) == UUID_2
-
-
-def test_payloads_that_are_no_single_batch_are_refused() -> None:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, BATCHES[0].schema) as writer:
-        writer.write_batch(BATCHES[0])
-        writer.write_batch(BATCHES[1])
-    payload = sink.getvalue().to_pybytes()
-    assert ArrowPayload().uuid_parts(payload) is None
-    with pytest.raises(InvalidInput, match="of one Arrow batch was expected, not of 2"):
-        ArrowPayload().decode(payload)
-    for call in (ArrowPayload().decode, ArrowPayload().uuid_parts):
-        with pytest.raises(InvalidInput, match="not a stream of Arrow batches"):
-            call(b"oops")
-
-
-def test_own_classes_take_the_uuid_themselves() -> None:
-    codec = OwnPayload(Opaque)
-    message = Opaque("text")
-    payload = codec.encode(message, UUID_1)
-    assert message.uuid == UUID_1
-    assert codec.decode(payload).give_uuid() == UUID_1
-    with pytest.raises(InvalidInput, match="not a Opaque: too short"):
-        codec.decode(b"")
 
 
 OPTED_OUT: list[tuple[Framing[Any], Any]] = [

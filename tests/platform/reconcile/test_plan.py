@@ -1,3 +1,5 @@
+"""None"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -8,7 +10,6 @@ import pytest
 from coranto.errors import InvalidInput
 from coranto.labels import label_set, parse_selector
 from coranto.reconcile import JOURNALS, PresentSpec, SpecAction, at_any_revision, make_plan, under_prefix
-from coranto.reconcile.differences import differences
 from coranto.wire import protocol_pb2 as pb
 
 Change = pb.ApplyRequest.Change
@@ -96,9 +97,6 @@ def test_the_digest_is_that_of_the_wanted_specs_alone() -> None:
     assert fresh.digest != make_plan(JOURNALS, [upsert("a/one"), upsert("a/two", replication=2)], {}).digest
 
 
-# -- Pruning -------------------------------------------------------------------------------------------------------
-
-
 def test_nothing_that_the_document_does_not_name_is_touched_unless_pruning_is_asked_for() -> None:
     there = present(("shop/kept", 3), ("shop/left", 4), ("other/one", 5))
     assert make_plan(JOURNALS, [upsert("shop/kept")], there).due == ()
@@ -123,9 +121,6 @@ def test_pruning_everything_is_refused() -> None:
         make_plan(JOURNALS, [], there, prune=parse_selector("name:prefix=a/"))
 
 
-# -- Transactions --------------------------------------------------------------------------------------------------
-
-
 def test_few_changes_are_one_transaction_and_many_are_several_with_deletions_last() -> None:
     there = present(("a/0-old", 1), ("a/5-changed", 2, {"replication": 3}))
     wanted = [delete("a/0-old"), *(upsert(f"a/new-{n}") for n in range(3)), upsert("a/5-changed", revision=-1)]
@@ -140,24 +135,6 @@ def test_a_journal_with_which_a_new_one_would_nest_is_deleted_in_a_transaction_b
     plan = make_plan(JOURNALS, [delete(old), delete("z/last"), upsert(new)], present((old, 1), ("z/last", 2)))
     names = [[step.name for step in steps] for steps in plan.transactions(128)]
     assert names == [[old], [new, "z/last"]]
-
-
-# -- Differences ---------------------------------------------------------------------------------------------------
-
-
-def test_differences_name_the_fields_that_differ() -> None:
-    old = spec("a/one", fragment=pb.JournalSpec.Fragment(length=1024, compression_codec=pb.GZIP, stores=["file:///"]))
-    new = spec("a/one", fragment=pb.JournalSpec.Fragment(length=2048, compression_codec=pb.ZSTANDARD), replication=3)
-    new.fragment.flush_interval.FromSeconds(60)
-    new.labels.CopyFrom(label_set({"app": "shop"}))
-    assert list(differences(old, new)) == [
-        "replication: 1 → 3",
-        "labels: none → app=shop",
-        "fragment.length: 1024 → 2048",
-        "fragment.compression_codec: GZIP → ZSTANDARD",
-        "fragment.stores: file:/// → none",
-        "fragment.flush_interval: 0s → 1m0s",
-    ]
 
 
 def test_a_prefix_moves_upserts_and_deletions() -> None:

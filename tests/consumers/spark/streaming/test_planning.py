@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coranto.errors import CorruptData
-from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.checkpoints import Source
 from coranto.messages.publisher import SyncPublisher
-from coranto.messages.uuids import ProducerClock, ProducerId, new_producer_id
+from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark.ranges import Range
-from coranto_consumers.spark.streaming.offsets import MAX_RESCAN, Position, begin_of, bounded, dumps, loads
+from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
 from coranto_consumers.spark.streaming.planning import BatchPlanner, ReadState, require_end
 from tests.consumers.spark.folding import FRAMING, Memory
 from tests.consumers.spark.histories import expected, histories
@@ -110,49 +110,3 @@ def test_a_batch_that_ends_elsewhere_than_before_is_an_error():
     require_end(J, batch, 8)
     with pytest.raises(CorruptData, match="ends at 9, and now at 8"):
         require_end(J, batch, 9)
-
-
-def producers(count: int) -> list[ProducerId]:
-    return [ProducerId(bytes([1, 0, 0, 0, 0, n])) for n in range(count)]
-
-
-def test_the_producers_listed_are_those_decided_longest_ago_and_the_content_tells_the_others():
-    one, two, three = producers(3)
-    states = {one: ProducerState(1), two: ProducerState(2, 150), three: ProducerState(3)}
-
-    shown, others, rescan = bounded(states, {one: 300, two: 100, three: 200}, 1000, 1)
-
-    assert (set(shown), set(others), rescan) == ({two}, {one, three}, 200)
-
-
-def test_idle_producers_beyond_the_list_are_forgotten_after_a_distance_but_never_open_transactions():
-    one, two, three = producers(3)
-    states = {one: ProducerState(1), two: ProducerState(2, 150), three: ProducerState(3)}
-
-    shown, others, rescan = bounded(states, {one: 300, two: 301, three: 302}, MAX_RESCAN + 5000, 0)
-
-    assert (shown, set(others), rescan) == ({}, {two}, 301)
-
-
-def test_producers_whose_last_decision_is_not_known_stay_listed():
-    one, two, _ = producers(3)
-
-    shown, others, rescan = bounded({one: ProducerState(1), two: ProducerState(2)}, {two: 5}, 10, 0)
-
-    assert (set(shown), set(others), rescan) == ({one}, {two}, 5)
-
-
-@pytest.mark.parametrize(
-    ("begun", "ended", "begin"),
-    [
-        (Position(5), Position(9), 5),
-        (Position(9), Position(9), 9),
-        (None, Position(9, since=3), 3),
-        (Position(7), Position(9, since=3), 3),  # `latest` was 3 when the batch was planned, and is 7 now.
-        (Position(12), Position(9), 9),
-        (None, Position(9), 9),
-        (Position(9, 4, since=3), Position(9, 4, since=3), 9),
-    ],
-)
-def test_a_batch_begins_where_it_did_when_it_was_planned_first(begun, ended, begin):
-    assert begin_of(begun, ended) == begin

@@ -1,44 +1,24 @@
-"""Recovery logs whose content was made to harm who plays them.
-
-Whoever can append to a log can forge its history, and with it the store's content. That must be all that they can do.
-"""
+"""Files of recovery logs that others have written."""
 
 from __future__ import annotations
 
 import os
 import resource
-import struct
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from structlog.testing import capture_logs
 
 from coranto.client import JournalClient
 from coranto.errors import CorruptData
-from coranto.messages.fixed_frame import MAGIC, encode_frame
 from coranto.testing.fake_broker import FakeBroker
-from coranto_consumers.recoverylog import Author, Hints, Player, RecordedOperation
+from coranto_consumers.recoverylog import Hints, Player
 from coranto_consumers.recoverylog.fnode_files import MAX_OPEN
-from coranto_consumers.recoverylog.lineage import HistoryPosition
 from coranto_consumers.recoverylog.operations import Change, Create, Fnode, Link, SetProperty, Write
 
 if TYPE_CHECKING:
     from .conftest import Owners
-
-LOG = "recovery/logs/one"
-FORGER = Author(0xBAD)
-
-
-def forged(*changes: Change, chain: HistoryPosition = HistoryPosition(1, 0)) -> bytes:
-    """A history from its beginning on, as anybody who may append can write one."""
-    content = []
-    for change in changes:
-        payload = RecordedOperation(chain.seq_no, chain.checksum, FORGER, change).to_payload()
-        content.append(encode_frame(payload) + (b"x" * change.length if isinstance(change, Write) else b""))
-        chain = chain.after(payload)
-    return b"".join(content)
+from tests.consumers.recoverylog.forged import LOG, forged
 
 
 def left_in(folder: Path) -> set[str]:
@@ -126,21 +106,3 @@ async def test_any_number_of_files_takes_few_descriptors(
     assert len(recovery.fsm.live_fnodes) == count
     assert {each.read_bytes() for each in (tmp_path / "played").iterdir()} == {b"x" * 6}
     assert (tmp_path / "played").stat().st_mode & 0o077 == 0
-
-
-async def test_what_looks_like_frames_is_passed_over_in_bounded_time(
-    client: JournalClient, broker: FakeBroker, tmp_path: Path
-) -> None:
-    """Each magic word claims a large frame. Looking at all of each would take minutes for every MiB of the log."""
-    length = 1 << 20
-    content = (MAGIC + struct.pack("<I", length)) * (length // 4)
-    await broker.write(LOG, content)
-    await broker.write(LOG, forged(Create("/fine")))
-    began = time.process_time()
-    with capture_logs() as logs:
-        async with Player(client, Hints(LOG), tmp_path / "played") as player:
-            recovery = await player.finish()
-    assert recovery.fsm.paths == {"/fine": Fnode(1)}
-    assert time.process_time() - began < 10
-    garbage = [each for each in logs if each["event"] == "recovery_log.garbage"]
-    assert 0 < len(garbage) < 1000, "it is told once for each piece that was read"

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from coranto.audit import audit_journal
-from coranto.client import ClientConfig, JournalClient, JournalInfo
-from coranto.client.values import Chunk, FragmentInfo
+from coranto.client import JournalClient, JournalInfo
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import InvalidInput
-from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
 from coranto.recovery import (
     ContentDoctor,
@@ -36,6 +34,7 @@ from coranto.recovery import (
 from coranto.wire import protocol_pb2 as pb
 
 pytestmark = pytest.mark.integration
+
 
 BROKERS = 3
 SIZE = 3000
@@ -222,9 +221,6 @@ async def test_content_that_a_store_loses_again_and_again_comes_back_from_its_br
     assert lost.read_bytes() == b"B" * SIZE
 
 
-# -- An operator at three in the morning -------------------------------------------------------------------------------
-
-
 async def flipped(journal: Journal, *numbers: int) -> JournalDoctor:
     """Damage stored fragments for good, once an audit has seen them, and return a doctor of the journal."""
     fragments = await journal.create(fragments=4)
@@ -301,54 +297,3 @@ async def test_a_file_that_somebody_has_made_good_meanwhile_is_not_set_aside(clu
     assert await doctor.act(plan.steps[0]) == "left it alone: it is good now"
     assert (await make_plan([doctor])).is_empty
     assert (await doctor.audit()).sound
-
-
-class Listed:
-    """A client whose brokers list these fragments, and serve their content."""
-
-    def __init__(self, contents: dict[Fragment, bytes]) -> None:
-        self.contents = contents
-        self.config = ClientConfig("127.0.0.1:1")
-
-    async def __aenter__(self) -> Listed:
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    async def head(self, journal: str) -> int:
-        return max(each.end for each in self.contents)
-
-    async def fragments(self, journal: str) -> list[FragmentInfo]:
-        return [FragmentInfo(each, "") for each in self.contents]
-
-    async def read(self, journal: str, offset: int, **options: object) -> AsyncGenerator[Chunk]:
-        for fragment, content in self.contents.items():
-            if fragment.begin == offset and content:
-                yield Chunk(offset, content, fragment.end)
-
-
-@pytest.mark.parametrize(
-    ("broker_has", "store_has", "restored"), [(True, False, True), (False, False, False), (True, True, False)]
-)
-async def test_only_what_a_store_has_lost_and_a_broker_has_is_stored_again(tmp_path, broker_has, store_has, restored):
-    stores = StoreRegistry(tmp_path)
-    contents = [bytes([65 + number]) * SIZE for number in range(3)]
-    first, second, live = [
-        Fragment("j", number * SIZE, (number + 1) * SIZE, sum_of(content), Codec.NONE)
-        for number, content in enumerate(contents)
-    ]
-    second = replace(second, backing_store="file:///")
-    await stores.get("file:///").put(second, contents[1])
-    if store_has:
-        await stores.get("file:///").put(first, contents[0])
-    listed = dict(zip((first, second, live), contents, strict=True))
-    spec = pb.JournalSpec(name="j", fragment=pb.JournalSpec.Fragment(stores=["file:///"]))
-    route = pb.Route(members=[pb.ProcessSpec.ID(zone="local", suffix="broker-0")], endpoints=["127.0.0.1:1"])
-    info = JournalInfo(spec, 1, 1, route)
-    serving = Listed(listed if broker_has else {**listed, first: b""})
-
-    doctor = ContentDoctor(Listed(listed), stores, [info], connect=lambda config: serving)
-    diagnosis = await doctor.diagnose()
-
-    assert [step.facts["begin"] for step in diagnosis.steps] == ([0] if restored else [])
-    assert not diagnosis.losses

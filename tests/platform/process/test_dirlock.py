@@ -1,0 +1,52 @@
+"""Directories that one process at a time may use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coranto.errors import DirectoryInUse
+from coranto.process.dirlock import DirectoryLock
+
+
+def test_a_directory_has_one_holder(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    with DirectoryLock(folder):
+        with pytest.raises(DirectoryInUse, match=f"process {os.getpid()}") as caught:
+            DirectoryLock(folder)
+        assert (caught.value.directory, caught.value.pid) == (folder, os.getpid())
+        DirectoryLock(folder, name="another").close()
+    again = DirectoryLock(folder)
+    again.close()
+    again.close()
+
+
+def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from coranto.process.dirlock import DirectoryLock\n"
+        "lock = DirectoryLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(DirectoryInUse, match=str(holder.pid)):
+            DirectoryLock(tmp_path)
+    finally:
+        holder.kill()
+        holder.communicate()
+    DirectoryLock(tmp_path).close()
+
+
+def test_a_directory_that_is_created_is_its_owner_s_alone(tmp_path: Path) -> None:
+    """Spools, fragments and etcd's data lie in it: content that others need a token to read."""
+    before = os.umask(0o022)
+    try:
+        DirectoryLock(tmp_path / "data").close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,129 @@
+"""A shop that publishes to journals on brokers, and clients that die or hear nothing."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from coranto.client import AppendResult, SyncJournalClient
+from coranto.client.committed import committed_messages
+from coranto.errors import AppendOutcomeUnknown
+from coranto.messages import JsonLines
+from coranto.publication import Publication, publish_once
+from coranto.testing import SyncCluster
+from coranto.wire import protocol_pb2 as pb
+
+ROWS = [{"order": number, "item": "x" * (number % 50)} for number in range(300)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SyncCluster]:
+    with SyncCluster(brokers=1) as cluster:
+        yield cluster
+
+
+class Killed(BaseException):
+    """The process died."""
+
+
+class DyingClient(SyncJournalClient):
+    """A client whose process dies at its `at`-th append: before it is sent, or when it was applied."""
+
+    at = 0
+    applied = False
+    appends = 0
+
+    def append(self, *arguments: Any, **options: Any) -> AppendResult:
+        self.appends += 1
+        if self.appends == self.at and self.applied:
+            super().append(*arguments, **options)
+        if self.at and self.appends >= self.at:
+            raise Killed
+        return super().append(*arguments, **options)
+
+
+class DeafClient(SyncJournalClient):
+    """A client that loses the answers to a number of appends to the ledger, which were applied or not."""
+
+    ledger = ""
+    times = 0
+    applied = True
+
+    def append(self, journal: str, content: Any, **options: Any) -> AppendResult:
+        if journal == self.ledger and content and self.times:
+            self.times -= 1
+            if self.applied:
+                super().append(journal, content, **options)
+            raise AppendOutcomeUnknown("the answer was lost")
+        return super().append(journal, content, **options)
+
+
+@dataclass(frozen=True)
+class Shop:
+    """The journals of one test, and a client of theirs."""
+
+    client: SyncJournalClient
+    name: str
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}/orders/part-{index:03}" for index in range(3))
+
+    @property
+    def ledger(self) -> str:
+        return f"{self.name}/orders-publications"
+
+    def publish(
+        self,
+        rows: Iterable[dict[str, Any]] = ROWS,
+        writer_id: str = "run-1",
+        *,
+        client: SyncJournalClient | None = None,
+        **options: Any,
+    ) -> Publication:
+        arguments: dict[str, Any] = {
+            "journals": self.group,
+            "writer_id": writer_id,
+            "key": lambda row: str(row["order"]).encode(),
+            "framing": JsonLines(),
+            "ledger": self.ledger,
+        }
+        return publish_once(client or self.client, messages=rows, **arguments | options)
+
+    def seen(self) -> Counter[int]:
+        """Return how often a reader of committed messages sees each order."""
+        envelopes = (committed_messages(self.client, name, JsonLines()) for name in self.group)
+        return Counter(envelope.message["order"] for envelope in chain.from_iterable(envelopes))
+
+    def dying(self, at: int, *, applied: bool) -> DyingClient:
+        client = DyingClient.of(self.client.config)
+        assert isinstance(client, DyingClient)
+        client.at, client.applied = at, applied
+        return client
+
+    def deaf(self, times: int, *, applied: bool) -> DeafClient:
+        client = DeafClient.of(self.client.config)
+        assert isinstance(client, DeafClient)
+        client.ledger, client.times, client.applied = self.ledger, times, applied
+        return client
+
+    def delete(self, journal: str) -> None:
+        (info,) = self.client.list(f"name={journal}").journals
+        self.client.apply([pb.ApplyRequest.Change(delete=journal, expect_mod_revision=info.mod_revision)])
+
+
+@pytest.fixture
+def shop(cluster: SyncCluster) -> Shop:
+    shop = Shop(cluster.client(), f"shop-{os.urandom(4).hex()}")
+    for name in shop.group:
+        cluster.create(name)
+    return shop
+
+
+ONCE = Counter(dict.fromkeys(range(300), 1))

@@ -1,0 +1,123 @@
+"""Publications: each is seen once, whoever dies and however often it is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput, JournalNotFound
+from coranto.messages import JsonLines
+from coranto.publication import Ledger, Publication
+from tests.platform.publication.conftest import ONCE, ROWS, Killed, Shop
+
+
+def test_a_publication_is_seen_once_and_repeating_it_adds_nothing(shop: Shop) -> None:
+    first = shop.publish()
+    heads = [shop.client.head(name) for name in (*shop.group, shop.ledger)]
+    second = shop.publish()
+    assert (first.messages, first.is_new, second.is_new) == (300, True, False)
+    assert (second.messages, second.time) == (first.messages, first.time)
+    assert [shop.client.head(name) for name in (*shop.group, shop.ledger)] == heads
+    assert shop.seen() == ONCE
+
+
+def test_messages_of_a_decided_publication_are_not_even_read(shop: Shop) -> None:
+    shop.publish()
+
+    def refuse() -> Iterator[dict[str, Any]]:
+        raise AssertionError("the messages were read")
+        yield {}
+
+    assert not shop.publish(refuse()).is_new
+
+
+def test_other_writer_ids_publish_beside_each_other(shop: Shop) -> None:
+    shop.publish(writer_id="run-1")
+    assert shop.publish(writer_id="run-2").is_new
+    assert set(shop.seen().values()) == {2}
+
+
+def test_a_publication_of_nothing_is_decided_too(shop: Shop) -> None:
+    assert shop.publish([]).messages == 0
+    assert not shop.publish().is_new
+    assert not shop.seen()
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_process_may_die_at_any_append(shop: Shop, applied: bool) -> None:
+    whole = shop.dying(0, applied=applied)
+    shop.publish(writer_id="first")  # It creates the ledger.
+    shop.publish(writer_id="count", client=whole)
+    for at in range(1, whole.appends + 1):
+        with pytest.raises(Killed):
+            shop.publish(writer_id=f"run-{at}", client=shop.dying(at, applied=applied))
+        shop.publish(writer_id=f"run-{at}")
+        assert not shop.publish(writer_id=f"run-{at}").is_new
+        assert set(shop.seen().values()) == {2 + at}
+    assert whole.appends > len(shop.group) + 2
+
+
+def test_a_decided_publication_is_completed_by_the_next_one(shop: Shop) -> None:
+    shop.publish([], writer_id="first")
+    with pytest.raises(Killed):  # After the look into the ledger, the decision and one acknowledgement.
+        shop.publish(client=shop.dying(3, applied=True))
+    assert 0 < shop.seen().total() < len(ROWS)
+    shop.publish([], writer_id="other")
+    assert shop.seen() == ONCE
+    assert not shop.publish().is_new
+
+
+def test_of_several_attempts_at_once_one_counts(shop: Shop) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(lambda _: shop.publish(client=SyncJournalClient.of(shop.client.config)), range(4)))
+    assert [outcome.messages for outcome in outcomes] == [300] * 4
+    assert sum(outcome.is_new for outcome in outcomes) == 1
+    assert shop.seen() == ONCE
+
+
+def test_several_publications_at_once_are_all_seen(shop: Shop) -> None:
+    def publish(number: int) -> Publication:
+        return shop.publish(writer_id=f"run-{number}", client=SyncJournalClient.of(shop.client.config))
+
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(publish, range(6)))
+    assert all(outcome.is_new for outcome in outcomes)
+    assert set(shop.seen().values()) == {6}
+
+
+def test_an_attempt_that_fails_leaves_nothing_that_is_seen(shop: Shop) -> None:
+    def broken() -> Iterator[dict[str, Any]]:
+        yield from ROWS[:200]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        shop.publish(broken())
+    assert not shop.seen()
+    assert shop.publish().is_new
+    assert shop.seen() == ONCE
+
+
+def test_a_deleted_journal_does_not_keep_others_from_publishing(shop: Shop) -> None:
+    shop.publish([], writer_id="first")
+    with pytest.raises(Killed):  # With the decision in the ledger.
+        shop.publish(client=shop.dying(2, applied=True))
+    shop.delete(shop.group[0])
+    assert shop.publish(writer_id="run-2", journals=shop.group[1:]).is_new
+    assert not list(Ledger.open(shop.client, shop.ledger, like=shop.group[1]).unacknowledged())
+
+
+def test_messages_without_uuids_are_refused(shop: Shop) -> None:
+    with pytest.raises(InvalidInput, match="UUIDs"):
+        shop.publish(framing=JsonLines(None))
+    assert not any(shop.client.head(name) for name in shop.group)
+
+
+def test_publishing_to_no_journal_or_to_the_ledger_is_refused(shop: Shop) -> None:
+    with pytest.raises(JournalNotFound):
+        shop.publish(journals=[])
+    with pytest.raises(InvalidInput, match="ledger"):
+        shop.publish(ledger=shop.group[0])

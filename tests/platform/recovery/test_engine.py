@@ -1,0 +1,51 @@
+"""The steps of an approved plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from coranto.audit import Report
+from coranto.audit.report import Depth
+from coranto.recovery import NotApproved, StepKind, carry_out, make_plan
+from tests.platform.recovery.sick import Sick
+
+
+async def audit() -> Report:
+    return Report("all", Depth.DEEP, 0, 1)
+
+
+async def test_only_the_approved_plan_is_carried_out():
+    doctor = Sick("a")
+    approved = (await make_plan([doctor])).hash
+    doctor.names.append("b")
+
+    with pytest.raises(NotApproved, match=f"and {approved} was approved") as refused:
+        await carry_out([doctor], approved, verify=audit)
+    assert doctor.taken == []
+
+    done = await carry_out([doctor], refused.value.plan.hash, verify=audit)
+    assert doctor.taken == ["a", "b"]
+    assert done.succeeded
+    assert done.remaining.is_empty
+    with pytest.raises(NotApproved, match="there is nothing to recover"):
+        await carry_out([doctor], refused.value.plan.hash)  # Approved twice.
+
+
+async def test_a_step_that_fails_stops_later_steps_of_its_subject_and_no_others():
+    heads, shards = Sick("a", "b"), Sick("a", "c", kind=StepKind.UNASSIGN_SHARD)
+    heads.failing.add("a")
+    told = []
+
+    done = await carry_out([heads, shards], (await make_plan([heads, shards])).hash, on_result=told.append)
+
+    assert heads.taken == ["b"]
+    assert shards.taken == ["c"]
+    assert [result.problem for result in done.results] == [
+        "it does not hold still",
+        "",
+        "an earlier step of it failed",
+        "",
+    ]
+    assert told == list(done.results)
+    assert not done.succeeded
+    assert [step.subject for step in done.remaining.steps] == ["a", "a"]
