@@ -134,7 +134,7 @@ class Broker:
         )
         self._former: set[tuple[str, int]] = set()
         self._folders = JournalFolders(stores, self._names_below)
-        copies = PeerCopies(keyspace, self.member, self.peers)
+        self.copies = PeerCopies(keyspace, self.member, self.peers)
         self.backlog = Backlog(
             clock,
             journal_bytes=settings.max_unpersisted_journal_bytes,
@@ -148,7 +148,7 @@ class Broker:
             self.metrics,
             judge=self._judge,
             folders=self._folders,
-            copies=copies,
+            copies=self.copies,
             backlog=self.backlog,
         )
         self.resolver = Resolver(keyspace, self.member, self)

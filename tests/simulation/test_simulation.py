@@ -30,6 +30,7 @@ from coranto_broker.append.states import TRANSITIONS, AppendEvent, State, Way
 from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.fragments.persister import FragmentPersister, _Reading
+from coranto_broker.handlers.gaps import GapReader
 from coranto_broker.recovery import residence, spool_recovery
 from coranto_broker.recovery.adoption import Adoption
 from coranto_broker.recovery.identity import ClusterIdentity
@@ -225,6 +226,16 @@ def test_a_replica_that_answers_before_its_disk_has_it_is_caught(monkeypatch: py
 
     monkeypatch.setattr(DurableSpool, "flush_commits", flush_nothing)
     assert is_caught("under-replicated-ack", faults=(), **POWER | {"brokers": 3, "replication": 3})
+
+
+def test_a_broker_that_does_not_read_from_peers_what_its_disk_lost_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(options_of(346)).sound  # A bit rots in a complete fragment that is not stored yet, which is rare.
+
+    async def nowhere(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(GapReader, "_elsewhere", nowhere)
+    assert "stuck" in {anomaly.name for anomaly in run(options_of(346)).anomalies}
 
 
 def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

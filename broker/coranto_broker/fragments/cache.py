@@ -25,7 +25,7 @@ from typing import IO, Any, Protocol
 from coranto.errors import CorruptFragment, Unavailable
 from coranto.fragments.codecs import check_file_length, check_plausible, decompress_into
 from coranto.fragments.fragment import Codec, Fragment
-from coranto.fragments.stores import FragmentStore, StoreRegistry
+from coranto.fragments.stores import StoreRegistry
 
 LITTLE_BYTES = 1 << 20
 LITTLE_TOTAL_BYTES = 64 << 20
@@ -48,6 +48,21 @@ class CachedContent(Protocol):
     def read_at(self, position: int, length: int) -> bytes: ...
 
 
+class FragmentSource(Protocol):
+    """A place that has fragments' files, such as a `FragmentStore`. `url` names it."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def read(self, fragment: Fragment) -> bytes:
+        """Return the verified content. Raises StoreError, CorruptFragment or Unavailable."""
+        ...
+
+    def stream(self, fragment: Fragment) -> AsyncIterator[bytes]:
+        """Yield the file in pieces. It is not verified."""
+        ...
+
+
 class FragmentCache:
     """A cache of stored fragments' content. Each fragment is fetched once while it stays in the cache."""
 
@@ -63,13 +78,13 @@ class FragmentCache:
         self._fetches = asyncio.Semaphore(FETCHES)
 
     @asynccontextmanager
-    async def open(self, fragment: Fragment) -> AsyncIterator[CachedContent]:
-        """Provide the whole content during the block. Raises StoreError, CorruptFragment or Unavailable.
+    async def open(self, fragment: Fragment, source: FragmentSource | None = None) -> AsyncIterator[CachedContent]:
+        """Provide the whole content during the block. `source` has it; None means the fragment's store.
 
-        Cancelling a reader does not stop a fetch that has begun.
+        Cancelling a reader does not stop a fetch that has begun. Raises StoreError, CorruptFragment or Unavailable.
         """
-        key = f"{fragment.backing_store} {fragment.content_path}"
-        store = self._stores.get(fragment.backing_store)
+        store = source if source is not None else self._stores.get(fragment.backing_store)
+        key = f"{store.url} {fragment.content_path}"
         little = fragment.length <= self._little_bytes
         shelf, fetch = (self._little, self._read) if little else (self._large, self._fetch)
         size = fragment.length + (ENTRY_BYTES if little else 0)
@@ -85,10 +100,10 @@ class FragmentCache:
         await self._little.close()
         await self._large.close()
 
-    async def _read(self, store: FragmentStore, fragment: Fragment) -> _Memory:
+    async def _read(self, store: FragmentSource, fragment: Fragment) -> _Memory:
         return _Memory(await store.read(fragment))
 
-    async def _fetch(self, store: FragmentStore, fragment: Fragment) -> _File:
+    async def _fetch(self, store: FragmentSource, fragment: Fragment) -> _File:
         async with self._fetches:
             file = await asyncio.to_thread(self._new_file)
             try:

@@ -46,6 +46,8 @@ READABLE_PATIENCE_SECONDS = 5.0
 
 The primary reports that within the latency of one message, unless it has just died.
 """
+SOUND_JUMP_SECONDS = 60.0
+"""Time for which reads may jump to an offset after no other broker had the content before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class IndexEntry:
     @property
     def end(self) -> int:
         return self.fragment.end
+
+    @property
+    def is_damaged(self) -> bool:
+        """True if the content is in no store, and its local file was found to be damaged and is not replaced yet."""
+        return self.content is not None and self.content.is_quarantined and not self.fragment.backing_store
 
     @property
     def local(self) -> SharedFile | None:
@@ -87,11 +94,16 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The answer to a query. `entry` is None when nothing is available at `offset` (yet)."""
+    """The answer to a query. `entry` is None when nothing is available at `offset` (yet).
+
+    `gap` is the span from the asked offset on that was written, but that nothing here covers. If there is an entry, the
+    read jumps over that span to it, or the span is in the entry and its local file is damaged.
+    """
 
     offset: int
     write_head: int
     entry: IndexEntry | None
+    gap: range = range(0)
 
 
 def find(entries: CoverSet[IndexEntry], offset: int, write_head: int, begin_mod_time: int, now: float) -> QueryResult:
@@ -143,6 +155,7 @@ class FragmentIndex:
         self._stored_again: set[int] = set()  # Begins of fragments in `_sealed`.
         self._noted_head = 0
         self._ahead = 0  # End of this replica's content that readers wait for.
+        self._jump = (-1, 0.0)  # The last jump that is known to skip nothing: its end, and when that was found out.
         self.changes = 0
         """Counts all changes of the index except growth of the fragment under construction."""
         self.appended_at = 0.0
@@ -331,11 +344,34 @@ class FragmentIndex:
                 del self._sealed[begin]
                 sealed.drop()
 
-    async def query(self, offset: int, *, block: bool, begin_mod_time: int = 0) -> QueryResult:
+    def jump_is_sound(self, offset: int) -> bool:
+        """Return True if a read may jump to `offset`, as `note_sound_jump` said a short while ago."""
+        end, at = self._jump
+        return end == offset and self._clock.monotonic() < at + SOUND_JUMP_SECONDS
+
+    def note_sound_jump(self, offset: int) -> None:
+        """Note that no broker has the content that reads skip which jump to `offset`."""
+        self._jump = offset, self._clock.monotonic()
+
+    def _gap(self, offset: int, found: QueryResult, begin_mod_time: int) -> range:
+        """Return the gap that a read of `offset` has met. Reads that skip old fragments jump over gaps unnoticed."""
+        entry = found.entry
+        if entry is not None and entry.is_damaged:
+            return range(found.offset, entry.end)
+        if entry is not None and (begin_mod_time or offset == -1):
+            return range(0)
+        begin = found.offset if entry is None else offset
+        position, covered = self._all.query(begin)
+        if covered:
+            return range(0)
+        # This may be content that is here and not shown yet. Another replica may know that all have it.
+        return range(begin, self._all[position].begin if position < len(self._all) else self._noted_head)
+
+    async def query(self, offset: int, *, block: bool, begin_mod_time: int = 0, until_gap: bool = False) -> QueryResult:
         """Find the entry to read `offset` (-1: the write head) from. With `block`, wait until there is one.
 
-        Even a non-blocking read waits a little for the first listing, because the content of the stores is unknown
-        before it, and for committed content that other replicas may not have yet.
+        With `until_gap`, waiting ends at a gap. Even a non-blocking read waits a little for the first listing, because
+        the content of the stores is unknown before it, and for committed content that other replicas may not have yet.
         Raises Unavailable when the replica is closed.
         """
         deadline = self._clock.monotonic() + FIRST_REFRESH_PATIENCE_SECONDS
@@ -345,6 +381,7 @@ class FragmentIndex:
         while True:
             self._check_open()
             found = find(self._all, offset, self.head, begin_mod_time, self._clock.now())
+            found = replace(found, gap=gap) if (gap := self._gap(offset, found, begin_mod_time)) else found
             if found.entry is not None:
                 return found
             ahead = self._all.end_offset <= found.offset < self._ahead
@@ -352,7 +389,7 @@ class FragmentIndex:
                 self._on_gap()
             if offset == -1:
                 offset = found.offset  # Stay at the first head, even if the head moves on.
-            if block:
+            if block and not (until_gap and found.gap):
                 await self.changed()
             elif not self.refreshed and self._clock.monotonic() < deadline:
                 await self.wait_refreshed(deadline - self._clock.monotonic())

@@ -17,7 +17,7 @@ from coranto.specs.validation import ANY_REVISION, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.errors import Context
 from coranto_broker.handlers.nesting import nesting_pair, with_guards
-from coranto_broker.handlers.store_folders import folder_conflict
+from coranto_broker.handlers.store_folders import folder_conflict, folder_guards, unchanged_since
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -135,6 +135,8 @@ class _Transaction:
     expected: dict[str, int] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)
     """New names, which must not nest."""
+    guards: list[Compare] = field(default_factory=list)
+    """Conditions by which no other journal gets a folder of these meanwhile."""
 
 
 def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, claims: Claims) -> _Transaction:
@@ -160,7 +162,24 @@ def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, 
             wanted.created.append(name)
         elif change.expect_mod_revision == ANY_REVISION and claims.by_name_alone:  # If now gone, it would be created.
             wanted.compares.append(Compare(key, CompareTarget.CREATE_REVISION, 0, Relation.GREATER))
+    guards = folder_guards(state, [change.upsert for change in request.changes if change.HasField("upsert")])
+    wanted.guards = guards.compares
+    wanted.ops += guards.puts
     return wanted
+
+
+def _compares(state: JournalState, wanted: _Transaction) -> list[Compare]:
+    """Return all conditions of a transaction. Raises InvalidInput if it does not fit into one."""
+    compares = with_guards(state, wanted.created, [*wanted.compares, *wanted.guards])
+    if len(compares) > MAX_TXN_OPS and wanted.guards:
+        compares = with_guards(state, wanted.created, [*wanted.compares, unchanged_since(state)])
+    if max(len(compares), len(wanted.ops)) > MAX_TXN_OPS:
+        raise InvalidInput(
+            f"with the conditions that keep journals' folders apart, the changes need more than the {MAX_TXN_OPS} "
+            "operations that one transaction can hold; apply them in smaller batches",
+            field="ApplyRequest.changes",
+        )
+    return compares
 
 
 async def _attempt(
@@ -192,8 +211,7 @@ async def _attempt(
     response = pb.ApplyResponse(status=pb.OK, header=broker.unrouted_header(state))
     if not wanted.ops:
         return response
-    compares = with_guards(state, wanted.created, wanted.compares)
-    result = await broker.coordinator.txn(compares, wanted.ops, otherwise=list(wanted.expected))
+    result = await broker.coordinator.txn(_compares(state, wanted), wanted.ops, otherwise=list(wanted.expected))
     revisions = zip(wanted.expected.values(), result.found, strict=False)
     if not result.succeeded and any(want != (kv.mod_revision if kv is not None else 0) for want, kv in revisions):
         return _failed(broker, result.header.revision)

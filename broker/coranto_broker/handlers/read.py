@@ -7,7 +7,7 @@ content in chunks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import structlog
@@ -20,9 +20,9 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.cache import CachedContent
 from coranto_broker.fragments.index import FragmentIndex, IndexEntry
 from coranto_broker.handlers.errors import concerns
+from coranto_broker.handlers.gaps import GapReader
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.rpc.source import MessageSink
-from coranto_broker.spool.shared_file import SharedFile
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -61,32 +61,34 @@ async def serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, c
 async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink) -> None:
     index = resolution.require_replica.index
     broker.metrics.reads.inc()
+    reader = GapReader(broker, resolution, request)
     header: pb.Header | None = resolution.header
     offset = request.offset
     end = request.end_offset
     while True:
-        found = await index.query(offset, block=request.block, begin_mod_time=request.begin_mod_time)
-        metadata = pb.ReadResponse(offset=found.offset, write_head=found.write_head, header=header)
-        header = None
-        entry = found.entry
-        if entry is None:
-            metadata.status = pb.OFFSET_NOT_YET_AVAILABLE
-            await context.write(metadata)
-            return
-        metadata.fragment.CopyFrom(entry.fragment.to_wire())
-        with ExitStack() as loans, _lacking(index):
-            local = entry.local
-            if local is not None:
-                # Borrow before anything suspends us: from now on the file stays, even if the fragment is removed.
-                loans.enter_context(local.borrow())
-            if entry.fragment.backing_store:
-                metadata.fragment_url = await _signed_url(broker, entry.fragment)
-            await context.write(metadata)
-            offset = found.offset
-            if request.metadata_only or (local is None and request.do_not_proxy) or (end and offset >= end):
+        async with AsyncExitStack() as loans:
+            found = await reader.find(offset, loans)
+            metadata = pb.ReadResponse(offset=found.offset, write_head=found.write_head, header=header)
+            header = None
+            entry = found.entry
+            if entry is None:
+                metadata.status = pb.OFFSET_NOT_YET_AVAILABLE
+                await context.write(metadata)
                 return
-            stop = min(entry.end, end) if end else entry.end
-            await _send(broker, entry, local, offset, stop, context)
+            metadata.fragment.CopyFrom(entry.fragment.to_wire())
+            with _lacking(index):
+                content = found.copy
+                if entry.local is not None:
+                    # Borrow before anything suspends us: from now on the file stays, even if the fragment is removed.
+                    content = loans.enter_context(entry.local.borrow())
+                if entry.fragment.backing_store:
+                    metadata.fragment_url = await _signed_url(broker, entry.fragment)
+                await context.write(metadata)
+                offset = found.offset
+                if request.metadata_only or (content is None and request.do_not_proxy) or (end and offset >= end):
+                    return
+                stop = min(found.end, end) if end else found.end
+                await _send(broker, entry, content, offset, stop, context)
         offset = stop
         if offset == end:
             return
@@ -105,11 +107,11 @@ def _lacking(index: FragmentIndex) -> Iterator[None]:
 
 
 async def _send(
-    broker: Broker, entry: IndexEntry, local: SharedFile | None, offset: int, stop: int, context: MessageSink
+    broker: Broker, entry: IndexEntry, here: CachedContent | None, offset: int, stop: int, context: MessageSink
 ) -> None:
-    """Send the content of [offset, stop) in chunks, from the local file if there is one, otherwise from the store."""
-    if local is not None:
-        await _send_from(broker, local, entry, offset, stop, context)
+    """Send the entry's content of [offset, stop) in chunks, from `here` if it is given, otherwise from the store."""
+    if here is not None:
+        await _send_from(broker, here, entry, offset, stop, context)
         return
     async with broker.fragments.open(entry.fragment) as content:
         await _send_from(broker, content, entry, offset, stop, context)

@@ -4,16 +4,24 @@ A journal's folder is its name below the store's prefix. So `a/b` in `s3://bucke
 same folder, and each would take the fragments of the other for its own. The same holds if one folder is within the
 other. Names in one store are compared by `nesting`. Stores with `find` and `replace` are not compared: these options
 say where a journal's files are.
+
+The mirrored key space has the stores as of a revision. Conditions of the transaction let etcd check that no journal has
+got such a folder since. If two brokers give journals one folder at the same time, one of them loses. A transaction that
+brings a new prefix into a bucket requires that no journal has changed at all, and writes the bucket's key if the bucket
+had other prefixes. One that uses prefixes that are there already requires that this key has not been written, and that
+no journal has changed whose name leads to the same folder by one of the other prefixes.
 """
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from coranto.coordination.etcd import Compare, CompareTarget, Put, Relation
 from coranto.errors import InvalidInput
 from coranto.fragments.store_urls import parse_store_url
 from coranto.names import names_above
@@ -30,6 +38,13 @@ class FolderConflict(NamedTuple):
     store: str
     other: str
     other_store: str
+
+
+class FolderGuards(NamedTuple):
+    """Conditions of a transaction by which no other journal gets a folder of its journals meanwhile, and its puts."""
+
+    compares: list[Compare]
+    puts: list[Put]
 
 
 @lru_cache(maxsize=1024)
@@ -78,6 +93,52 @@ def folder_conflict(
                     if other != spec.name and _place(other_url) != _place(url):
                         return FolderConflict(spec.name, url, other, other_url)
     return None
+
+
+def folder_guards(state: JournalState, upserts: Sequence[pb.JournalSpec]) -> FolderGuards:
+    """Return the guards of a transaction of `upserts`, among which `folder_conflict` has found none as of `state`."""
+    new: dict[tuple[str, ...], set[tuple[str, str]]] = defaultdict(set)
+    for spec in upserts:
+        item = state.item(spec.name)
+        present = item.spec.fragment.stores if item is not None else ()
+        for url in spec.fragment.stores:
+            if url not in present and (place := _place(url)) is not None:
+                new[place[0]].add((place[1], spec.name))
+    known: dict[tuple[str, ...], set[str]] = {bucket: set() for bucket in new}
+    for url in {url for item in state.items for url in item.spec.fragment.stores} if new else ():
+        if (place := _place(url)) is not None and place[0] in known:
+            known[place[0]].add(place[1])
+    introduced = {bucket for bucket, found in new.items() if not known[bucket].issuperset(each for each, _ in found)}
+    if introduced:
+        # Whoever does not know a bucket that had no prefix needs the same condition, and so will notice.
+        puts = [Put(_bucket_key(state, bucket), repr(bucket).encode()) for bucket in introduced if known[bucket]]
+        return FolderGuards([unchanged_since(state)], puts)
+    compares = [_unchanged(state, _bucket_key(state, bucket)) for bucket in new]
+    for bucket, found in new.items():
+        for prefix, name in found:
+            folder = prefix + name
+            for other in known[bucket] - {prefix}:
+                if other.startswith(f"{folder}/"):
+                    return FolderGuards([unchanged_since(state)], [])
+                if folder.startswith(other):
+                    key = state.layout.items + folder.removeprefix(other)
+                    above = [state.layout.items + each for each in names_above(folder.removeprefix(other))]
+                    compares += [_unchanged(state, each) for each in (*above, key)]
+                    compares.append(_unchanged(state, f"{key}/", prefix=True))
+    return FolderGuards(list(dict.fromkeys(compares)), [])
+
+
+def unchanged_since(state: JournalState) -> Compare:
+    """Return the condition that no journal was created or changed since `state`. It implies all that guards require."""
+    return _unchanged(state, state.layout.items, prefix=True)
+
+
+def _unchanged(state: JournalState, key: str, *, prefix: bool = False) -> Compare:
+    return Compare(key, CompareTarget.MOD_REVISION, state.revision + 1, Relation.LESS, prefix)
+
+
+def _bucket_key(state: JournalState, bucket: tuple[str, ...]) -> str:
+    return state.layout.bucket_key(hashlib.sha1(repr(bucket).encode(), usedforsecurity=False).hexdigest())
 
 
 def _folders(spec: pb.JournalSpec, buckets: Collection[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], str, str]]:

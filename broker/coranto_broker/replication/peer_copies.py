@@ -1,18 +1,25 @@
-"""Copies of a fragment that peers hold in local files."""
+"""Copies of content that the other brokers of a journal's Route hold in local files.
+
+They are asked as a client that reads, by calls that they do not pass on. So they tell only what readers may see, and
+only if they hold the journal as of the etcd revision that this broker knows.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
-import grpc
-import grpc.aio
 import structlog
 
+from coranto.client.responses import check_well_formed
+from coranto.coordination.etcd import EtcdHeader
 from coranto.coordination.layout import MemberId
-from coranto.errors import CorantoError, Unavailable
-from coranto.fragments.fragment import Fragment
+from coranto.errors import CorantoError, CorruptFragment, Unavailable
+from coranto.fragments.fragment import Codec, Fragment
 from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.replication.peers import Peers
@@ -20,11 +27,16 @@ from coranto_broker.spool.shared_file import SharedFile
 
 PATIENCE_SECONDS = 30.0
 """The longest wait for the next part of a peer's answer."""
+ASKING_SECONDS = 5.0
+"""The longest wait for a peer to tell which fragment it has."""
 _log = structlog.get_logger(__name__)
 
 
 class Routes(Protocol):
     """The part of the key space's `KeySpaceView` that tells who holds a journal."""
+
+    @property
+    def header(self) -> EtcdHeader: ...
 
     def route_of(self, item: str) -> pb.Route: ...
 
@@ -36,8 +48,47 @@ class KeySpaceView(Protocol):
     def state(self) -> Routes: ...
 
 
+class _Peer(NamedTuple):
+    """Another broker of a journal's Route, and the header of calls to it."""
+
+    name: str
+    endpoint: str
+    header: pb.Header
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCopy:
+    """A fragment from which a peer reads `offset`. As a source of `FragmentCache`, it reads the peer's local file.
+
+    The fragment's `backing_store` is "" unless the peer says that a store has it.
+    """
+
+    offset: int
+    fragment: Fragment
+    broker: str
+    _peer: _Peer
+    _copies: PeerCopies
+
+    url = "copies of peers"
+    """The same for all peers, since equal fragments have equal content."""
+
+    @property
+    def uncompressed(self) -> Fragment:
+        """The fragment as the peer's local file has it."""
+        return replace(self.fragment, codec=Codec.NONE, backing_store="", mod_time=0, path_postfix="", file_bytes=None)
+
+    async def read(self, fragment: Fragment) -> bytes:
+        return b"".join([piece async for piece in self.stream(fragment)])
+
+    async def stream(self, fragment: Fragment) -> AsyncIterator[bytes]:
+        async with aclosing(self._copies.pieces(fragment, self._peer)) as pieces:
+            async for piece in pieces:
+                yield piece
+        _log.warning("fragment.read_from_peer", fragment=fragment.content_path, broker=self.broker)
+
+
 class PeerCopies:
-    """Fetches fragments from the other brokers of a journal's Route, which read only their local copies."""
+    """Reads from the other brokers of a journal's Route, which use only their local files."""
 
     def __init__(self, keyspace: KeySpaceView, me: MemberId, peers: Peers) -> None:
         self._keyspace = keyspace
@@ -45,48 +96,106 @@ class PeerCopies:
         self._peers = peers
 
     async def fetch(self, fragment: Fragment, target: SharedFile) -> str:
-        route = self._keyspace.state.route_of(fragment.journal)
-        for member, endpoint in zip(route.members, route.endpoints, strict=True):
-            name = f"{member.zone}#{member.suffix}"
-            if MemberId(member.zone, member.suffix) == self._me:
-                continue
+        for peer in self._others(fragment.journal):
+            length = 0
             try:
                 target.truncate(0)
-                await self._read(fragment, endpoint, target)
-            except (CorantoError, TimeoutError) as error:
-                reason = str(error) or "it did not answer in time"
-                _log.info("fragment.no_copy_at_peer", fragment=fragment.content_path, broker=name, reason=reason)
+                async with aclosing(self.pieces(fragment, peer)) as pieces:
+                    async for piece in pieces:
+                        target.write_at(length, piece)
+                        length += len(piece)
+            except CorantoError as error:
+                _log.info(
+                    "fragment.no_copy_at_peer", fragment=fragment.content_path, broker=peer.name, reason=str(error)
+                )
                 continue
-            return name
+            return peer.name
         return ""
 
-    async def _read(self, fragment: Fragment, endpoint: str, target: SharedFile) -> None:
-        """Write the verified content to `target`. Raises Unavailable if that broker does not have it."""
-        stub = self._peers.stub_at(endpoint)
-        request = pb.ReadRequest(
-            journal=fragment.journal, offset=fragment.begin, end_offset=fragment.end, do_not_proxy=True
-        )
-        call = stub.Read(request, metadata=self._peers.metadata(Capability.READ, fragment.journal))
-        digest, length, loop = hashlib.sha1(usedforsecurity=False), 0, asyncio.get_running_loop()
+    async def find(self, journal: str, offset: int, begin_mod_time: int) -> tuple[list[PeerCopy], bool]:
+        """Ask all peers at once for the fragment from which they read this offset, or a later one if they jump.
+
+        Returns what they have, and True if all of them have answered.
+        """
+        asked = [self._ask(peer, journal, offset, begin_mod_time) for peer in self._others(journal)]
+        answers = await asyncio.gather(*asked)
+        return [each for each in answers if isinstance(each, PeerCopy)], False not in answers
+
+    def _others(self, journal: str) -> list[_Peer]:
+        state = self._keyspace.state
+        route = state.route_of(journal)
+        found = []
+        for member, endpoint in zip(route.members, route.endpoints, strict=True):
+            if MemberId(member.zone, member.suffix) != self._me:
+                header = pb.Header(process_id=member, route=route, etcd=state.header.to_wire())
+                found.append(_Peer(f"{member.zone}#{member.suffix}", endpoint, header))
+        return found
+
+    async def _ask(self, peer: _Peer, journal: str, offset: int, begin_mod_time: int) -> PeerCopy | bool:
+        """Return the peer's fragment. Without one, returns True if the peer has said so, or False if it has not."""
+        request = pb.ReadRequest(journal=journal, offset=offset, begin_mod_time=begin_mod_time, metadata_only=True)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS) as patience:
-                async for response in call:
-                    patience.reschedule(loop.time() + PATIENCE_SECONDS)
-                    if response.status != pb.OK:
-                        raise Unavailable(f"it answered {pb.Status.Name(response.status)}")
-                    content = response.content
-                    if not content:
-                        continue
-                    if response.offset != fragment.begin + length or length + len(content) > fragment.length:
-                        raise Unavailable(f"it sent content at {response.offset} instead")
-                    digest.update(content)
-                    target.write_at(length, content)
-                    length += len(content)
-        except grpc.aio.AioRpcError as error:
-            raise Unavailable(f"it answered {error.code().name}: {error.details()}") from error
-        finally:
-            call.cancel()
+            async with aclosing(self._answers(peer, request, ASKING_SECONDS)) as answers:
+                async for answer in answers:
+                    if answer.status == pb.OFFSET_NOT_YET_AVAILABLE:
+                        return True
+                    fragment = Fragment.from_wire(answer.fragment)
+                    at = answer.offset
+                    if fragment.journal != journal or at < offset or not fragment.begin <= at < fragment.end:
+                        raise Unavailable(f"it reads {at} from {fragment.content_path}")
+                    return PeerCopy(at, fragment, peer.name, peer, self)
+            raise Unavailable("it answered nothing")
+        except CorantoError as error:
+            _log.info("journal.peer_not_asked", journal=journal, offset=offset, broker=peer.name, reason=str(error))
+            return False
+
+    async def pieces(self, fragment: Fragment, peer: _Peer) -> AsyncGenerator[bytes]:
+        """Yield a fragment's content from the peer's local files.
+
+        Raises Unavailable if that broker does not have it, and at the end CorruptFragment if that was other content.
+        """
+        request = pb.ReadRequest(journal=fragment.journal, offset=fragment.begin, end_offset=fragment.end)
+        digest, length = hashlib.sha1(usedforsecurity=False), 0
+        async with aclosing(self._answers(peer, request, PATIENCE_SECONDS)) as answers:
+            async for answer in answers:
+                content = answer.content
+                if not content:
+                    continue
+                if answer.offset != fragment.begin + length or length + len(content) > fragment.length:
+                    raise Unavailable(f"it sent content at {answer.offset} instead")
+                digest.update(content)
+                length += len(content)
+                yield content
         if length != fragment.length:
             raise Unavailable(f"it has {length} of {fragment.length} bytes in local files")
         if digest.digest() != fragment.sum:
-            raise Unavailable(f"its copy has the SHA-1 {digest.hexdigest()}: it is damaged, too")
+            raise CorruptFragment(
+                f"the copy of {fragment.content_path} at {peer.name} has the SHA-1 {digest.hexdigest()}: it is "
+                "damaged, too"
+            )
+
+    async def _answers(
+        self, peer: _Peer, request: pb.ReadRequest, patience_seconds: float
+    ) -> AsyncGenerator[pb.ReadResponse]:
+        """Yield the answers of a peer that reads local files. Raises CorantoError for a failure or a refusal."""
+        request.header.CopyFrom(peer.header)
+        request.do_not_proxy = True
+        metadata = self._peers.metadata(Capability.READ, request.journal)
+        call = self._peers.stub_at(peer.endpoint).Read(request, metadata=metadata)
+        answers = aiter(call)
+        try:
+            while True:
+                with self._peers.calling(peer.header):
+                    try:
+                        async with asyncio.timeout(patience_seconds):
+                            answer = await anext(answers)
+                    except StopAsyncIteration:
+                        return
+                check_well_formed(answer, f"read of {request.journal} at {peer.name}")
+                if answer.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
+                    raise Unavailable(f"it answered {pb.Status.Name(answer.status)}")
+                yield answer
+        except TimeoutError:
+            raise Unavailable(f"{peer.name} did not answer in time") from None
+        finally:
+            call.cancel()

@@ -14,6 +14,7 @@ from coranto.coordination.etcd import MAX_TXN_OPS
 from coranto.errors import CorantoError, InvalidInput
 from coranto.labels import parse_selector
 from coranto.reconcile import SpecAccess, SpecChange, SpecKind, SpecPlan, SpecReconciler, SpecStep, at_any_revision
+from coranto.reconcile.reconciler import BATCH_CHANGES
 from coranto.telemetry import progress
 
 ChangesT = TypeVar("ChangesT", bound=Sequence[SpecChange])
@@ -43,7 +44,7 @@ MaxTxnSize = Annotated[
         "--max-txn-size",
         min=0,
         max=MAX_TXN_OPS,
-        help=f"Most changes of one transaction. 0 is as many as etcd takes, which is {MAX_TXN_OPS}.",
+        help=f"Most changes of one transaction, up to {MAX_TXN_OPS}. 0 means {BATCH_CHANGES}.",
     ),
 ]
 

@@ -13,6 +13,7 @@ Some keys are Coranto's alone. They are outside of any prefix (prefixes begin wi
 
     coranto/in-sync<prefix>#<item>                     the replicas that hold all that was acknowledged
     coranto/cluster<prefix>                            the cluster's identity, and whether etcd was restored
+    coranto/stores<prefix>#<bucket>                    the last time that a bucket of stores got another prefix
     coranto/broker<prefix>#<zone>#<suffix>             a broker's last use of the cluster: time and data directory
 """
 
@@ -96,6 +97,10 @@ class Layout:
     def in_sync_records(self) -> str:
         """The common prefix of the keys of all in-sync records."""
         return f"coranto/in-sync{self.prefix}{SEPARATOR}"
+
+    def bucket_key(self, bucket: str) -> str:
+        """Return the key of a bucket of fragment stores, which is written when journals get another prefix in it."""
+        return f"coranto/stores{self.prefix}{SEPARATOR}{_part('bucket', bucket)}"
 
     @property
     def cluster_key(self) -> str:

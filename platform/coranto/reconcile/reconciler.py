@@ -12,6 +12,8 @@ from coranto.reconcile.kinds import SpecAccess, SpecChange, SpecKind
 from coranto.reconcile.plan import SpecPlan, SpecStep, make_plan
 from coranto.wire import protocol_pb2 as pb
 
+BATCH_CHANGES: Final = 100
+"""Changes of one transaction, unless something else is asked for. Brokers add conditions of their own."""
 _ATTEMPTS: Final = 5
 """Most attempts in a row of which none succeeds."""
 _PAUSE: Final = 0.05
@@ -24,7 +26,7 @@ class SpecReconciler:
 
     `source` is the document's name in errors. Every change expects the revision at which it was compared. If somebody
     else is faster, or an answer is lost, specs are compared again. A document of more changes than `size` takes several
-    transactions; after an interruption, applying it again goes on with what is left.
+    transactions (0 means BATCH_CHANGES); after an interruption, applying it again goes on with what is left.
     """
 
     def __init__(
@@ -35,14 +37,14 @@ class SpecReconciler:
         *,
         source: str,
         prune: pb.LabelSelector | None = None,
-        size: int = MAX_TXN_OPS,
+        size: int = 0,
     ) -> None:
         self._kind = kind
         self._specs = specs
         self._wanted = tuple(wanted)
         self._source = source
         self._prune = prune
-        self.size = min(size or MAX_TXN_OPS, MAX_TXN_OPS)
+        self.size = min(size or BATCH_CHANGES, MAX_TXN_OPS)
         self._done: dict[str, SpecStep] = {}
 
     async def plan(self) -> SpecPlan:

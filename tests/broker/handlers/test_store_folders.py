@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Callable
 
 import grpc
@@ -11,12 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import EtcdHeader, KeyValue
+from coranto.coordination.etcd import MAX_TXN_OPS, EtcdHeader, KeyValue, Op, Put
 from coranto.coordination.keyspace_state import Entries, Item, KeySpaceState
 from coranto.coordination.layout import Layout
+from coranto.testing.sim.etcd import SimEtcd
+from coranto.testing.sim.loop import simulated
+from coranto.testing.sim.network import Delays, Network
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.handlers.store_folders import folder_conflict
-from coranto_broker.testing.running import RawClient, create
+from coranto_broker.handlers.store_folders import folder_conflict, folder_guards
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.testing.running import RawClient, create, running_broker
 
 LAYOUT = Layout("/cluster")
 MakeSpec = Callable[..., pb.JournalSpec]
@@ -27,11 +33,12 @@ def journal(name: str, *stores: str) -> pb.JournalSpec:
     return pb.JournalSpec(name=name, fragment=pb.JournalSpec.Fragment(stores=stores))
 
 
-def state_of(*specs: pb.JournalSpec) -> State:
-    def decode(kv: KeyValue) -> Item[pb.JournalSpec]:
-        spec = pb.JournalSpec.FromString(kv.value)
-        return Item(spec.name, spec, kv)
+def decode(kv: KeyValue) -> Item[pb.JournalSpec]:
+    spec = pb.JournalSpec.FromString(kv.value)
+    return Item(spec.name, spec, kv)
 
+
+def state_of(*specs: pb.JournalSpec) -> State:
     kvs = [KeyValue(LAYOUT.item_key(spec.name), spec.SerializeToString(), 1, 1, 1, 0) for spec in specs]
     return KeySpaceState(EtcdHeader(1, 1, 1, 1), Entries.load(kvs, decode), LAYOUT, JournalEntities())
 
@@ -87,6 +94,81 @@ def test_whatever_shares_a_folder_is_found(before: list[pb.JournalSpec], upserts
         for f in [folder(other.name, one)]
     )
     assert conflicts(before, *upserts) == expected
+
+
+def put(*specs: pb.JournalSpec) -> list[Op]:
+    return [Put(LAYOUT.item_key(spec.name), spec.SerializeToString()) for spec in specs]
+
+
+@given(SPECS, SPECS, SPECS)
+def test_of_two_transactions_that_give_one_folder_etcd_takes_one(
+    before: list[pb.JournalSpec], one: list[pb.JournalSpec], two: list[pb.JournalSpec]
+) -> None:
+    if conflicts([], *before) or conflicts(before, *one) or conflicts(before, *two):
+        return
+    with simulated(1) as loop:
+        etcd = SimEtcd(loop, Network(loop, loop.rng, Delays()))
+        etcd.txn([], put(*before), [])
+        kvs = etcd.prefixed(LAYOUT.items)
+        state = KeySpaceState(etcd.header, Entries.load(kvs, decode), LAYOUT, JournalEntities())
+        first, second = folder_guards(state, one), folder_guards(state, two)
+        assert etcd.txn(first.compares, [*put(*one), *first.puts], []).succeeded
+        taken = etcd.txn(second.compares, [*put(*two), *second.puts], []).succeeded
+    after = {spec.name: spec for spec in [*before, *one]}
+    if {spec.name for spec in one}.isdisjoint(spec.name for spec in two) and conflicts([*after.values()], *two):
+        assert not taken
+
+
+def test_transactions_that_share_a_prefix_do_not_disturb_each_other() -> None:
+    state = state_of(journal("a/b", "s3://bucket/"), journal("c/d", "s3://bucket/x/"))
+    guards = folder_guards(state, [journal(f"new/{number}", "s3://bucket/") for number in range(100)])
+    assert not guards.puts
+    assert [compare.key for compare in guards.compares] == [
+        LAYOUT.bucket_key(guards.compares[0].key.rpartition("#")[2])
+    ], "no name of these begins with the other prefix"
+    assert folder_guards(state, [journal("a/b", "s3://bucket/")]) == ([], [])
+    assert folder_guards(state, [journal("e/f")]) == ([], [])
+
+
+@pytest.mark.integration
+async def test_of_two_applies_at_one_time_one_is_refused(
+    broker_settings: BrokerSettings, spec: MakeSpec, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other_settings = broker_settings.model_copy(update={"id": "broker-1", "data_dir": tmp_path_factory.mktemp("other")})
+    rng, refusals = random.Random(1), list[str]()
+    async with running_broker(broker_settings) as (_, one), running_broker(other_settings) as (_, two):
+
+        async def applied(client: RawClient, name: str, store: str) -> bool:
+            await asyncio.sleep(rng.uniform(0, 0.002))
+            try:
+                return (await client.apply(spec(name, stores=(store,)))).status == pb.OK
+            except grpc.aio.AioRpcError as error:
+                refusals.append(error.details() or "")
+                return False
+
+        # At first neither prefix is known, then one of them, then both.
+        for number in range(24):
+            folder = f"deep-{number // 3}"
+            outcomes = await asyncio.gather(
+                applied(one, f"{folder}/test/{number}", "file:///"),
+                applied(two, f"test/{number}", f"file:///{folder}/"),
+                applied(two, f"beside/{number}", "file:///"),
+            )
+            assert outcomes[:2] in ([True, False], [False, True]), refusals
+            assert outcomes[2], refusals
+    assert len(refusals) == 24
+    assert all("would share a folder with" in each for each in refusals)
+
+
+@pytest.mark.integration
+async def test_as_many_journals_with_stores_as_one_transaction_can_hold(client: RawClient, spec: MakeSpec) -> None:
+    first = [spec(f"first/{number:03}", stores=("file:///",)) for number in range(MAX_TXN_OPS)]
+    assert (await client.apply(*first)).status == pb.OK
+    assert (await client.apply(*(spec(f"more/{n:03}", stores=("file:///",)) for n in range(MAX_TXN_OPS)))).status == 0
+    with pytest.raises(grpc.aio.AioRpcError, match="apply them in smaller batches"):
+        await client.apply(*(spec(f"other/{n:03}", stores=("file:///x/",)) for n in range(MAX_TXN_OPS)))
+    other = [spec(f"other/{number:03}", stores=("file:///x/",)) for number in range(MAX_TXN_OPS - 1)]
+    assert (await client.apply(*other)).status == pb.OK
 
 
 @pytest.mark.integration

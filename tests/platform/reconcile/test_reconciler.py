@@ -83,7 +83,7 @@ async def test_more_changes_than_a_transaction_holds_are_applied_in_several() ->
     specs = MemorySpecs()
     run = Run(specs, tree(300))
     plan = await run()
-    assert [len(each) for each in specs.transactions] == [128, 128, 44]
+    assert [len(each) for each in specs.transactions] == [100, 100, 100]
     assert len(run.told) == len(plan.due) == len(specs.journals) == 300
     await Run(specs, tree(300))()
     assert len(specs.transactions) == 3, "nothing was left to do"
@@ -92,13 +92,13 @@ async def test_more_changes_than_a_transaction_holds_are_applied_in_several() ->
 async def test_after_an_interruption_the_same_tree_continues_with_the_rest() -> None:
     specs = MemorySpecs()
     specs.before[1] = fail(InvalidInput("the broker refuses"))
-    with pytest.raises(CorantoError, match=r"The first 128 of 300 changes were applied\. Apply again"):
+    with pytest.raises(CorantoError, match=r"The first 100 of 300 changes were applied\. Apply again"):
         await Run(specs, tree(300))()
-    assert len(specs.journals) == 128
+    assert len(specs.journals) == 100
     rest = Run(specs, tree(300))
     await rest()
-    assert [len(each) for each in specs.transactions] == [128, 128, 44]
-    assert rest.told[0] == "create a/0128"
+    assert [len(each) for each in specs.transactions] == [100, 100, 100]
+    assert rest.told[0] == "create a/0100"
 
 
 async def test_concurrent_changes_are_compared_again() -> None:
@@ -151,7 +151,7 @@ async def test_an_answer_that_got_lost_is_found_out() -> None:
     specs.after[0] = fail(ApplyOutcomeUnknown("apply: connection lost"))
     run = Run(specs, tree(200))
     plan = await run()
-    assert [len(each) for each in specs.transactions] == [128, 72]
+    assert [len(each) for each in specs.transactions] == [100, 100]
     assert len(run.told) == len(plan.due) == 200
 
 
