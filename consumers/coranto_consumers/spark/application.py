@@ -65,14 +65,18 @@ class Application(Protocol):
 
     @property
     def value_schema(self) -> str:
-        """The DDL of the columns that messages are parsed into, such as `carrier STRING, arr_delay DOUBLE`."""
+        """The DDL of the columns that messages are parsed into, such as `carrier STRING, arr_delay DOUBLE`.
+
+        With `_commit_offset BIGINT`, rows also tell where in their journal they became committed.
+        """
         ...
 
     def outputs(self, committed: DataFrame) -> Outputs:
         """Return the output for the committed messages of one transaction. Each message is there exactly once.
 
         The columns of `committed` are the columns of `value_schema`, and `_journal`, `_offset`, `_producer` and
-        `_clock`. The output may be evaluated several times, also for transactions that are then abandoned. So it must
-        have no side effects.
+        `_clock`. Within a journal, messages became committed in the order of `_commit_offset` and `_offset`, and those
+        of later transactions after all of this one. The output may be evaluated several times, also for transactions
+        that are then abandoned. So it must have no side effects.
         """
         ...

@@ -37,9 +37,9 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,7 +48,7 @@ import structlog
 from coranto.errors import CorantoError
 from coranto.messages.columnar import Int32s, RangeScanner
 from coranto.messages.framing import JsonLines
-from coranto.messages.outlines import Limit, limited_mask, resolve_outlines
+from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
 from coranto_consumers.spark.scanning import RangeSummarizer, RangeSummary
@@ -58,19 +58,35 @@ HELD_BYTES: Final = 64 << 20
 _KEPT_SECONDS: Final = 3600.0
 """The time in seconds for which the scans of a read are kept after its last task began."""
 _LIMITS: Final = pa.schema([("range", pa.int32()), ("segment", pa.int32()), ("lo", pa.uint64()), ("hi", pa.uint64())])
+_ACKNOWLEDGED: Final = pa.schema([("range", pa.int32()), ("segment", pa.int32()), ("offset", pa.int64())])
 
 _log = structlog.get_logger(__name__)
+
+
+class RangeDecision(NamedTuple):
+    """The decisions about one range's segments."""
+
+    limits: tuple[Limit, ...]
+    acknowledged: tuple[SegmentCommit, ...]
 
 
 class CommittedReader:
     """Reads the committed content of ranges, which together are one contiguous part of a journal.
 
-    `shared` is a folder that the tasks of one read, and of one journal in it, share; None if they share nothing.
+    `shared` is a folder that the tasks of one read, and of one journal in it, share; None if they share nothing. With
+    `commits`, lines tell where they became committed.
     """
 
     def __init__(
-        self, content: JournalContent, ranges: Sequence[Range], framing: JsonLines, shared: Path | None = None
+        self,
+        content: JournalContent,
+        ranges: Sequence[Range],
+        framing: JsonLines,
+        shared: Path | None = None,
+        *,
+        commits: bool = False,
     ) -> None:
+        self._commits = commits
         self._content = content
         self._ranges = ranges
         self._framing = framing
@@ -86,14 +102,17 @@ class CommittedReader:
         def scan(wanted: int) -> RangeSummary:
             return self._scan(wanted, held if wanted == number else None)
 
-        limits = self._limits(number, scan)
+        limits, acknowledged = self._decided(number, scan)
         for lines, row_segment in held or self._again(number):
-            yield lines.where(limited_mask(row_segment, limits, lines.clocks))
+            committed = limited_mask(row_segment, limits, lines.clocks)
+            if self._commits:
+                lines = replace(lines, commits=commit_offsets(row_segment, acknowledged, lines.begins))
+            yield lines.where(committed)
 
-    def _limits(self, number: int, scan: Callable[[int], RangeSummary]) -> list[Limit]:
+    def _decided(self, number: int, scan: Callable[[int], RangeSummary]) -> RangeDecision:
         if self._shared is not None:
             try:
-                return _SharedScans(self._shared, len(self._ranges), scan, self._resolve).limits(number)
+                return _SharedScans(self._shared, len(self._ranges), scan, self._resolve).decided(number)
             except CorantoError:
                 raise
             except OSError as error:
@@ -103,7 +122,7 @@ class CommittedReader:
     def _scan(self, number: int, held: list[tuple[Lines, Int32s]] | None) -> RangeSummary:
         """Scan a range, and hold its lines if there is a list for them, and they are few enough."""
         part = self._ranges[number]
-        scan = RangeSummarizer(number, part.begin)
+        scan = RangeSummarizer(number, part.begin, commits=self._commits)
         if held is not None:
             held.clear()
         for lines in read_lines(self._content, part, self._framing):
@@ -118,14 +137,14 @@ class CommittedReader:
         for lines in read_lines(self._content, self._ranges[number], self._framing):
             yield lines, scanner.feed(lines.producers, lines.clocks, lines.flags, lines.begins)
 
-    def _resolve(self, summaries: Sequence[RangeSummary]) -> list[list[Limit]]:
-        """Return the limits of each range. Raises CorruptData if a message between two ranges is missing."""
+    def _resolve(self, summaries: Sequence[RangeSummary]) -> list[RangeDecision]:
+        """Return what is decided about each range. Raises CorruptData if a message between two ranges is missing."""
         found = {part: summary for part, summary in zip(self._ranges, summaries, strict=True) if summary.rows}
         if found:
             first = min(found)
             read_end(first.journal, found[first].first, found)
-        limits = resolve_outlines([summary.outline for summary in summaries], {}, replayed=()).limits
-        return [list(each) for each in limits]
+        resolution = resolve_outlines([summary.outline for summary in summaries], {}, replayed=())
+        return [RangeDecision(*each) for each in zip(resolution.limits, resolution.acknowledged, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +154,23 @@ class _SharedScans:
     folder: Path
     count: int
     scan: Callable[[int], RangeSummary]
-    resolve: Callable[[Sequence[RangeSummary]], list[list[Limit]]]
+    resolve: Callable[[Sequence[RangeSummary]], list[RangeDecision]]
 
-    def limits(self, number: int) -> list[Limit]:
-        """Return the limits of a range, once all ranges are scanned. Raises OSError if the folder cannot be used."""
+    def decided(self, number: int) -> RangeDecision:
+        """Return what is decided of a range, once all are scanned. Raises OSError if the folder cannot be used."""
         _open_folder(self.folder)
-        resolved = self.folder / "limits"
-        if not resolved.exists():
+        limits, acknowledged = self.folder / "limits", self.folder / "acknowledged"
+        if not limits.exists():
             self._scan_what_is_missing(number)
             with self._lock("limits", wait=True):
-                if not resolved.exists():
-                    scans = [RangeSummary.loads(self._path(each).read_bytes()) for each in range(self.count)]
-                    _write(resolved, _dump_limits(self.resolve(scans)))
-        return _load_limits(resolved, number)
+                if not limits.exists():
+                    found = self.resolve([RangeSummary.loads(self._path(n).read_bytes()) for n in range(self.count)])
+                    _write(acknowledged, _dump(_ACKNOWLEDGED, [each.acknowledged for each in found]))
+                    _write(limits, _dump(_LIMITS, [each.limits for each in found]))  # The last, as others look for it.
+        return RangeDecision(
+            tuple(Limit(*row) for row in _load(limits, number)),
+            tuple(SegmentCommit(*row) for row in _load(acknowledged, number)),
+        )
 
     def _scan_what_is_missing(self, own: int) -> None:
         begun_by_others = []
@@ -208,19 +231,19 @@ def _write(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _dump_limits(ranges: Sequence[Sequence[Limit]]) -> bytes:
-    rows = [(number, *limit) for number, limits in enumerate(ranges) for limit in limits]
-    columns: Any = zip(*rows, strict=True) if rows else [[]] * len(_LIMITS)
+def _dump(schema: Any, ranges: Sequence[Sequence[tuple[int, ...]]]) -> bytes:
+    """Return rows of ranges as an Arrow stream. The first column is the range's number."""
+    rows = [(number, *row) for number, rows in enumerate(ranges) for row in rows]
+    columns: Any = zip(*rows, strict=True) if rows else [[]] * len(schema)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, _LIMITS) as stream:
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, _LIMITS, strict=True)]
-        stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=_LIMITS))
+    with pa.ipc.new_stream(sink, schema) as stream:
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
     return bytes(sink.getvalue())
 
 
-def _load_limits(path: Path, number: int) -> list[Limit]:
+def _load(path: Path, number: int) -> list[tuple[int, ...]]:
+    """Return the rows of a range from a file of `_dump`."""
     table = pa.ipc.open_stream(pa.BufferReader(path.read_bytes())).read_all()
-    numbers = table.column("range").to_numpy()
-    begin, end = np.searchsorted(numbers, [number, number + 1]).tolist()
-    columns = [table.column(name).slice(begin, end - begin).to_pylist() for name in ("segment", "lo", "hi")]
-    return [Limit(*row) for row in zip(*columns, strict=True)]
+    begin, end = np.searchsorted(table.column("range").to_numpy(), [number, number + 1]).tolist()
+    return list(zip(*(column.slice(begin, end - begin).to_pylist() for column in table.columns[1:]), strict=True))

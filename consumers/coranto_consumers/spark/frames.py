@@ -16,17 +16,19 @@ from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.spark.options import Isolation, client_options
 from coranto_consumers.spark.parsing import is_parsed
 from coranto_consumers.spark.ranges import Range, ReadPlan
-from coranto_consumers.spark.rows import FIELDS, LINE, PARSED_PREFIX, PIECE, Misfits
+from coranto_consumers.spark.rows import COMMIT_OFFSET, FIELDS, LINE, PARSED_PREFIX, PIECE, Misfits
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
-from coranto_consumers.spark.sequencing import PieceLimit
+from coranto_consumers.spark.sequencing import PieceCommit, PieceLimit
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
 """Metadata columns of committed rows."""
+COMMITTED_AT = PARSED_PREFIX + COMMIT_OFFSET
+"""The metadata column of committed rows that applications have to ask for."""
 
 _TEXT = "_coranto_corrupt"
 """The column with the text of lines that Spark's parser has to look at."""
 _PARSED = "_coranto_parsed"
-_LOW, _HIGH = "_coranto_low", "_coranto_high"
+_LOW, _HIGH, _COMMIT = "_coranto_low", "_coranto_high", "_coranto_commit"
 _PIECE = PARSED_PREFIX + PIECE.name
 _LINE = PARSED_PREFIX + LINE.name
 
@@ -67,20 +69,31 @@ def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSumma
     return {part: summaries[number] for part, number in plan.numbers.items()}
 
 
-def choose_committed(spark: SparkSession, rows: DataFrame, limits: Sequence[PieceLimit]) -> DataFrame:
-    """Return the committed messages among sequenced rows, each once: all that are within the limits of their pieces."""
+def choose_committed(
+    spark: SparkSession, rows: DataFrame, limits: Sequence[PieceLimit], commits: Sequence[PieceCommit] | None
+) -> DataFrame:
+    """Return the committed messages among sequenced rows, each once: all that are within the limits of their pieces.
+
+    With `commits`, they have the column `COMMITTED_AT`.
+    """
     messages = rows.where(F.col(_PIECE) != SUMMARY_PIECE)
-    if not limits:
-        return messages.drop(_PIECE)
-    pieces, lows, highs = zip(*((limit.piece, limit.lo, limit.hi) for limit in limits), strict=True)
-    limited = spark.createDataFrame(pa.table({_PIECE: pieces, _LOW: lows, _HIGH: highs}))
+    own_offset = [] if commits is None else [F.col("_offset").alias(COMMITTED_AT)]
+    if not limits and not commits:
+        return messages.drop(_PIECE).select("*", *own_offset)
+    pieces: dict[int, dict[str, int]] = {limit.piece: {_LOW: limit.lo, _HIGH: limit.hi} for limit in limits}
+    for piece, offset in commits or ():
+        pieces.setdefault(piece, {})[_COMMIT] = offset
+    known = [{_PIECE: piece, **values} for piece, values in pieces.items()]
+    table = pa.Table.from_pylist(known, pa.schema([(name, pa.int64()) for name in (_PIECE, _LOW, _HIGH, _COMMIT)]))
+    joined = messages.join(F.broadcast(spark.createDataFrame(table)), _PIECE, "left")
     within = (F.col("_clock") > F.col(_LOW)) & (F.col("_clock") <= F.col(_HIGH))
-    joined = messages.join(F.broadcast(limited), _PIECE, "left")
-    return joined.where(F.col(_LOW).isNull() | within).drop(_PIECE, _LOW, _HIGH)
+    committed = joined.where(F.col(_LOW).isNull() | within)
+    offset_column = [F.coalesce(_COMMIT, "_offset").alias(COMMITTED_AT) for _ in own_offset]
+    return committed.select("*", *offset_column).drop(_PIECE, _LOW, _HIGH, _COMMIT)
 
 
 def parse_schema(ddl: str) -> StructType:
-    """Return the columns of an application's `value_schema`. Raises InvalidInput."""
+    """Return the columns of an application's `value_schema`, which may ask for `COMMITTED_AT`. Raises InvalidInput."""
     try:
         schema = StructType.fromDDL(ddl)
     except PySparkException as error:
@@ -91,7 +104,10 @@ def parse_schema(ddl: str) -> StructType:
         raise InvalidInput(
             f"{ddl!r} is a type, not a list of columns; write it as `id BIGINT, name STRING`", field="value_schema"
         )
-    own = {PARSED_PREFIX + name for name in FIELDS}
+    asked = {name: schema[name].dataType.simpleString() for name in schema.names if name == COMMITTED_AT}
+    if asked.get(COMMITTED_AT, "bigint") != "bigint":
+        raise InvalidInput(f"column {COMMITTED_AT} is a BIGINT, not {asked[COMMITTED_AT]}", field="value_schema")
+    own = {PARSED_PREFIX + name for name in FIELDS} - asked.keys()
     reserved = sorted(name for name in schema.names if name in own or name.startswith("_coranto_"))
     if reserved:
         raise InvalidInput(f"column {reserved[0]} is reserved; give yours another name", field="value_schema")
@@ -100,7 +116,7 @@ def parse_schema(ddl: str) -> StructType:
 
 def parsed_values(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return rows with the application's columns, of which workers have parsed all values."""
-    return rows.select(*(_column(name) for name in schema.names), *METADATA)
+    return rows.select(*(_column(name) for name in schema.names), *_metadata(rows))
 
 
 def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
@@ -121,7 +137,11 @@ def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
         ]
     columns = [value.alias(name) for name, value in zip(schema.names, values, strict=True)]
     line = F.when(misfit, F.coalesce(F.col(_LINE), F.col(_TEXT).cast("binary")))
-    return rows.withColumn(_PARSED, parsed).select(*columns, *METADATA, line.alias(_LINE))
+    return rows.withColumn(_PARSED, parsed).select(*columns, *_metadata(rows), line.alias(_LINE))
+
+
+def _metadata(rows: DataFrame) -> list[str]:
+    return [*METADATA, *(name for name in rows.columns if name == COMMITTED_AT)]
 
 
 def _column(name: str) -> Column:

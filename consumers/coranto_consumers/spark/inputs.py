@@ -20,6 +20,7 @@ from coranto.messages.pruning import Pruning
 from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import ProducerId
 from coranto_consumers.spark.frames import (
+    COMMITTED_AT,
     choose_committed,
     collect_summaries,
     parse_values,
@@ -94,7 +95,8 @@ class InputReader:
         register(spark)  # For executors that have Coranto from an archive of the session.
         self._spark = spark
         self._client = client
-        self._schema = schema
+        self._commits = COMMITTED_AT in schema.names
+        self._schema = StructType([field for field in schema.fields if field.name != COMMITTED_AT])
         self._max_partition_bytes = max_partition_bytes
         self._skew: dict[str, SkewWatch] = {}
 
@@ -145,7 +147,8 @@ class InputReader:
         count = sum(summary.rows for summary in summaries)
         counts = [result.messages for result in results.values()]
         limits = [limit for result in results.values() for limit in result.limits]
-        chosen = choose_committed(self._spark, rows, limits)
+        commits = [commit for result in results.values() for commit in result.commits] if self._commits else None
+        chosen = choose_committed(self._spark, rows, limits, commits)
         after = _after(sources, results)
         if parsed_by_workers(self._schema) and not any(summary.left for summary in summaries) and None not in counts:
             messages = sum(each or 0 for each in counts)
@@ -227,7 +230,7 @@ class InputReader:
     ) -> ReadPlan:
         max_slices = _SLICES_PER_CORE * cores(self._spark)  # Executors come and go.
         slices = plan_slices(ranges, max_bytes=self._max_partition_bytes, max_slices=max_slices, cuts=cuts)
-        return ReadPlan(tuple(slices), first_number, replay or {})
+        return ReadPlan(tuple(slices), first_number, replay or {}, self._commits)
 
     def _plan_replays(
         self, results: Mapping[str, Sequenced], cuts: Mapping[str, Sequence[int]], first_number: int

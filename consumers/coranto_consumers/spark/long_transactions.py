@@ -23,7 +23,7 @@ from coranto.messages.outlines import resolve_outlines
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.scanning import RangeSummary, piece_of
-from coranto_consumers.spark.sequencing import PieceLimit, Sequenced, read_end
+from coranto_consumers.spark.sequencing import PieceLimit, Sequenced, commits_of, read_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ def sequence_part(
     ]
     decided = min(max([state.last_ack, *clocks]), resolution.states[long.producer].last_ack)
     after: ProducerState = replace(state, last_ack=decided, begin=end)
+    commits = commits_of(summaries, resolution.acknowledged[:-1])
     return Sequenced(
-        Source(source.read_through, {**source.producers, long.producer: after}), limits, messages, (), None, {}
+        Source(source.read_through, {**source.producers, long.producer: after}), limits, messages, (), None, {}, commits
     )

@@ -143,6 +143,8 @@ class NumberedRange:
     range: Range
     replay: Mapping[str, int] = field(default_factory=dict)
     """The only producers whose messages count, unless empty: begin offsets, by producer id in hex."""
+    commits: bool = False
+    """True if the summary is to tell where each segment was acknowledged."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ class ReadPlan:
     first_number: int = 0
     replay: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """The only producers whose messages count, unless empty: begin offsets, by journal and producer id in hex."""
+    commits: bool = False
+    """True if summaries are to tell where each segment was acknowledged."""
 
     @functools.cached_property
     def numbers(self) -> dict[Range, int]:
@@ -163,7 +167,10 @@ class ReadPlan:
     def numbered(self) -> list[tuple[NumberedRange, ...]]:
         """Return the slices with all that a task needs to read one of them."""
         return [
-            tuple(NumberedRange(self.numbers[part], part, self.replay.get(part.journal, {})) for part in slice_)
+            tuple(
+                NumberedRange(self.numbers[part], part, self.replay.get(part.journal, {}), self.commits)
+                for part in slice_
+            )
             for slice_ in self.slices
         ]
 
@@ -177,7 +184,7 @@ class ReadPlan:
         try:
             raw = json.loads(text)
             slices = tuple(tuple(Range(**part) for part in slice_) for slice_ in raw["slices"])
-            return cls(slices, raw["first_number"], raw["replay"])
+            return cls(slices, raw["first_number"], raw["replay"], raw["commits"])
         except (TypeError, ValueError, KeyError) as error:
             raise InvalidInput(
                 f"not a plan of slices: {error}; pass on what the planner returned", field="option slices"

@@ -45,6 +45,8 @@ class Lines:
     """An Arrow binary array of the lines with their newlines."""
     unreadable: Mask | None = None
     """The lines whose UUID cannot be read; None without any. They count as messages without a UUID."""
+    commits: Int64s | None = None
+    """The offsets at which the messages became committed, if they were asked for."""
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -67,6 +69,7 @@ class Lines:
             self.flags[mask],
             self.content.filter(pa.array(mask)),
             None if self.unreadable is None else self.unreadable[mask],
+            None if self.commits is None else self.commits[mask],
         )
 
 

@@ -31,8 +31,11 @@ FIELDS: Final[Mapping[str, StructField]] = {
         StructField("clock", LongType()),
         StructField("flags", IntegerType()),
         StructField("value", StringType()),
+        StructField("commit_offset", LongType()),
     )
 }
+COMMIT_OFFSET: Final = "commit_offset"
+"""The field with the offset at which a message became committed: that of its acknowledgement, or its own."""
 PIECE: Final = StructField("coranto_piece", LongType())
 """The column of sequenced reads that holds a row's range and segment (see `scanning.py`)."""
 LINE: Final = StructField("coranto_line", BinaryType())
@@ -64,6 +67,11 @@ class RowLayout:
     text: str = ""
     """The column with the text of lines that do not fit, if there is one."""
     misfits: Misfits = Misfits.PERMISSIVE
+
+    @property
+    def has_commits(self) -> bool:
+        """True if a column tells where messages became committed."""
+        return COMMIT_OFFSET in self.own.values()
 
 
 def raw_layout(schema: StructType, *, sequenced: bool) -> RowLayout:
@@ -150,6 +158,7 @@ class BatchBuilder:
             "producer": lambda kind: producer_ids(lines.producers),
             "clock": lambda kind: pa.array(lines.clocks.view(np.int64), kind),
             "flags": lambda kind: pa.array(lines.flags.astype(np.int32), kind),
+            COMMIT_OFFSET: lambda kind: pa.array(lines.commits, kind),
             "value": lambda kind: lines.values if kind == pa.binary() else as_text(lines),
             PIECE.name: lambda kind: pa.array(pieces, kind),
             LINE.name: lambda kind: _where(lines.values, unlike_text(lines)),

@@ -29,7 +29,7 @@ from coranto.messages.columnar import (
     replay_mask,
 )
 from coranto.messages.framing import JsonLines
-from coranto.messages.outlines import BorderSegment, Limit, Outline, outline
+from coranto.messages.outlines import BorderSegment, Limit, Outline, SegmentCommit, outline
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.ranges import NumberedRange
 from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
@@ -60,6 +60,7 @@ _SCHEMA: Final = pa.schema(
                 )
             ),
         ),
+        ("acknowledged", pa.list_(pa.struct([("segment", pa.int32()), ("offset", pa.int64())]))),
         ("limits", pa.list_(pa.struct([("segment", pa.int32()), ("lo", pa.uint64()), ("hi", pa.uint64())]))),
         (
             "resets",
@@ -120,6 +121,7 @@ class RangeSummary:
             "border": border,
             "limits": [limit._asdict() for limit in self.outline.limits],
             "resets": [reset._asdict() for reset in self.outline.resets],
+            "acknowledged": [each._asdict() for each in self.outline.acknowledged],
         }
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, _SCHEMA) as stream:
@@ -139,11 +141,13 @@ class RangeSummary:
                 f"not a range's summary: {error}; all processes must run one version of Coranto"
             ) from error
         border, limits, resets = row.pop("border"), row.pop("limits"), row.pop("resets")
+        acknowledged = row.pop("acknowledged")
         return cls(
             outline=Outline(
                 tuple(BorderSegment(each["number"], _segment(each)) for each in border),
                 tuple(Limit(**each) for each in limits),
                 tuple(ClockReset(**{**each, "producer": ProducerId(each["producer"])}) for each in resets),
+                tuple(SegmentCommit(**each) for each in acknowledged),
             ),
             border_rows=tuple(each["rows"] for each in border),
             **row,
@@ -167,10 +171,14 @@ def _segment(row: dict[str, Any]) -> RowSegment:
 
 
 class RangeSummarizer:
-    """Scans one range, line by line, and summarizes it."""
+    """Scans one range, line by line, and summarizes it.
 
-    def __init__(self, number: int, begin: int) -> None:
+    With `commits`, the summary tells where each segment was acknowledged.
+    """
+
+    def __init__(self, number: int, begin: int, *, commits: bool = False) -> None:
         self._number = number
+        self._commits = commits
         self._first = self._end = begin
         self._rows = self._always = 0
         self._scanner = RangeScanner()
@@ -193,7 +201,7 @@ class RangeSummarizer:
     def summary(self, left: int = 0) -> RangeSummary:
         """Return the summary of all lines so far. `left` is the number of those that are left to Spark's parser."""
         segments = self._scanner.segments()
-        found = outline(segments)
+        found = outline(segments, acknowledged=self._commits)
         counts: Int64s = np.zeros(len(segments), dtype=np.int64)
         counts[: len(self._counts)] = self._counts
         numbers = [number for number, _ in found.border]
@@ -221,7 +229,7 @@ def read_sequenced(
     Duplicates and acknowledgements are left out. Raises CorruptMessage and OffsetJump.
     """
     replay = {ProducerId(bytes.fromhex(name)): ProducerState(0, begin) for name, begin in numbered.replay.items()}
-    scan = RangeSummarizer(numbered.number, numbered.range.begin)
+    scan = RangeSummarizer(numbered.number, numbered.range.begin, commits=numbered.commits)
     for lines in read_lines(content, numbered.range, framing):
         scan.saw(lines)
         if replay:

@@ -5,13 +5,14 @@ Pure: it handles summaries (`scanning.py`), never rows. It uses the rules of `co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.columnar import ClockReset
-from coranto.messages.outlines import resolve_outlines
+from coranto.messages.outlines import SegmentCommit, resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.ranges import Range
@@ -25,6 +26,13 @@ class PieceLimit:
     piece: int
     lo: int
     hi: int
+
+
+class PieceCommit(NamedTuple):
+    """The offset of the acknowledgement that committed a piece's rows."""
+
+    piece: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,8 @@ class Sequenced:
     replay: tuple[Range, Mapping[ProducerId, ProducerState]] | None
     acknowledged: Mapping[ProducerId, int]
     """The offset of the acknowledgement of each producer in `replay`."""
+    commits: tuple[PieceCommit, ...]
+    """The pieces that were acknowledged. All of them only if the ranges were scanned with `commits`."""
 
 
 def sequence(
@@ -84,7 +94,20 @@ def sequence(
         replay = Range(journal, begin, entry.read_through, entry.read_through), resolution.replay
     states = resolution.states if pruning is None else pruning.prune(journal, resolution.states, read_through)
     acknowledged = {producer: _acknowledged_at(producer, parts) for producer in resolution.replay}
-    return Sequenced(Source(read_through, states), limits, messages, resolution.resets, replay, acknowledged)
+    commits = commits_of(summaries, resolution.acknowledged)
+    source = Source(read_through, states)
+    return Sequenced(source, limits, messages, resolution.resets, replay, acknowledged, commits)
+
+
+def commits_of(
+    summaries: Sequence[RangeSummary], acknowledged: Sequence[Sequence[SegmentCommit]]
+) -> tuple[PieceCommit, ...]:
+    """Return the acknowledged segments of ranges as pieces."""
+    return tuple(
+        PieceCommit(piece_of(summary.number, segment), offset)
+        for summary, found in zip(summaries, acknowledged, strict=True)
+        for segment, offset in found
+    )
 
 
 def _acknowledged_at(producer: ProducerId, parts: Mapping[Range, RangeSummary]) -> int:

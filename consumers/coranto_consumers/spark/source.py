@@ -32,6 +32,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
+from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
@@ -42,6 +43,7 @@ from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan
 from coranto_consumers.spark.reading import read_lines
 from coranto_consumers.spark.rows import (
+    COMMIT_OFFSET,
     FIELDS,
     PIECE,
     UUID_FIELDS,
@@ -83,6 +85,7 @@ class JournalDataSource(DataSource):
         with told_to_driver():
             options = SourceOptions.parse(given)
         names = [name for name in FIELDS if options.include_uuid or name not in UUID_FIELDS]
+        names.remove(COMMIT_OFFSET)  # It costs something, so it must be asked for.
         fields = [FIELDS[name] for name in names]
         if options.isolation is Isolation.SEQUENCED:
             fields.append(PIECE)
@@ -126,10 +129,20 @@ class JournalDataSource(DataSource):
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:
     """Return the layout of a schema, and the options with the framing that suits it."""
     if not options.parses_lines and is_raw(schema):
-        return options, raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED)
+        return options, _with_commits(raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED), options)
     if options.misfits is Misfits.PERMISSIVE:
         options = replace(options, framing=JsonLines(options.framing.pointer, tolerant=True))
-    return options, parsed_layout(schema, options.text_column, options.misfits)
+    return options, _with_commits(parsed_layout(schema, options.text_column, options.misfits), options)
+
+
+def _with_commits(layout: RowLayout, options: SourceOptions) -> RowLayout:
+    """Return the layout. Raises InvalidInput if it asks an uncommitted read where messages became committed."""
+    if layout.has_commits and options.isolation is not Isolation.READ_COMMITTED:
+        raise InvalidInput(
+            f"only committed reads know the column {COMMIT_OFFSET}; set isolation to read_committed, or leave it out",
+            field="schema",
+        )
+    return layout
 
 
 def register(spark: SparkSession) -> None:
@@ -187,7 +200,13 @@ class JournalReader(DataSourceReader):
                     yield from batches.build(lines.where(span.mask(lines.clocks)))
             case Isolation.READ_COMMITTED:
                 journal = numbered.range.journal
-                reader = CommittedReader(client, self._ranges[journal], framing, self._shared_folder(journal))
+                reader = CommittedReader(
+                    client,
+                    self._ranges[journal],
+                    framing,
+                    self._shared_folder(journal),
+                    commits=self._layout.has_commits,
+                )
                 for lines in reader.read(numbered.number):
                     yield from batches.build(lines.where(span.mask(lines.clocks)))
             case Isolation.SEQUENCED:

@@ -29,6 +29,7 @@ from coranto.messages.columnar import (
     ClockReset,
     CommittedWindows,
     Int32s,
+    Int64s,
     Mask,
     RowSegment,
     UInt64s,
@@ -43,6 +44,14 @@ class Limit(NamedTuple):
     segment: int
     lo: int
     hi: int
+
+
+class SegmentCommit(NamedTuple):
+    """A segment whose rows an acknowledgement committed, or some of them."""
+
+    segment: int
+    offset: int
+    """The offset of the acknowledgement."""
 
 
 class BorderSegment(NamedTuple):
@@ -62,6 +71,8 @@ class Outline:
     """Of the segments that are not part of the border, by number."""
     resets: tuple[ClockReset, ...] = ()
     """The resets by acknowledgements that are not the first of their producers in the range."""
+    acknowledged: tuple[SegmentCommit, ...] = ()
+    """The acknowledged segments that are not part of the border, by number, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +84,15 @@ class OutlinesResult:
     states: dict[ProducerId, ProducerState]
     replay: dict[ProducerId, ProducerState]
     resets: tuple[ClockReset, ...]
+    acknowledged: tuple[tuple[SegmentCommit, ...], ...]
+    """For each range, its acknowledged segments by number. Without those that outlines leave out."""
 
 
-def outline(segments: Sequence[RowSegment]) -> Outline:
-    """Return the outline of a range with these segments."""
+def outline(segments: Sequence[RowSegment], *, acknowledged: bool = False) -> Outline:
+    """Return the outline of a range with these segments.
+
+    With `acknowledged`, it tells where each segment was acknowledged, and grows with the number of transactions.
+    """
     first: dict[ProducerId, int] = {}
     last: dict[ProducerId, int] = {}
     for number, segment in enumerate(segments):
@@ -96,7 +112,10 @@ def outline(segments: Sequence[RowSegment]) -> Outline:
     found = _limits(map(BorderSegment, range(len(segments)), segments), windows)
     limits = tuple(limit for limit in found if limit.segment not in outer)
     first_offsets = {segments[number].first_offset for number in first.values()}
-    return Outline(border, limits, tuple(reset for reset in resolution.resets if reset.offset not in first_offsets))
+    resets = tuple(reset for reset in resolution.resets if reset.offset not in first_offsets)
+    at = enumerate(resolution.acknowledged_at[0]) if acknowledged else ()
+    inner = (SegmentCommit(number, offset) for number, offset in at if offset >= 0 and number not in outer)
+    return Outline(border, limits, resets, tuple(inner))
 
 
 def resolve_outlines(
@@ -118,7 +137,11 @@ def resolve_outlines(
     resets = [reset for reset in resolution.resets if reset.offset in firsts]
     resets += (reset for each in ranges for reset in each.resets)
     resets.sort(key=lambda reset: reset.offset)
-    return OutlinesResult(limits, resolution.states, resolution.replay, tuple(resets))
+    acknowledged = tuple(
+        tuple(sorted((*_acknowledged(each.border, offsets), *each.acknowledged)))
+        for each, offsets in zip(ranges, resolution.acknowledged_at, strict=True)
+    )
+    return OutlinesResult(limits, resolution.states, resolution.replay, tuple(resets), acknowledged)
 
 
 def limited_mask(row_segment: Int32s, limits: Sequence[Limit], clocks: UInt64s) -> Mask:
@@ -132,6 +155,28 @@ def limited_mask(row_segment: Int32s, limits: Sequence[Limit], clocks: UInt64s) 
         low, high = np.array(lows, dtype=np.uint64)[place[rows]], np.array(highs, dtype=np.uint64)[place[rows]]
         committed[rows] = (clocks[rows] > low) & (clocks[rows] <= high)
     return committed
+
+
+def commit_offsets(row_segment: Int32s, acknowledged: Sequence[SegmentCommit], offsets: Int64s) -> Int64s:
+    """Return for each committed row of a range the offset at which it became committed.
+
+    That is the offset of its acknowledgement, or its own if it was in no transaction. `acknowledged` are the range's
+    segments, all of those that were acknowledged.
+    """
+    found = offsets.copy()
+    if acknowledged:
+        segments, commits = zip(*acknowledged, strict=True)
+        known = np.array(segments, dtype=np.int64)
+        place = np.minimum(np.searchsorted(known, row_segment), len(known) - 1)
+        rows = np.flatnonzero(known[place] == row_segment)
+        found[rows] = np.array(commits, dtype=np.int64)[place[rows]]
+    return found
+
+
+def _acknowledged(border: Iterable[BorderSegment], offsets: Sequence[int]) -> Iterator[SegmentCommit]:
+    for (number, _), offset in zip(border, offsets, strict=True):
+        if offset >= 0:
+            yield SegmentCommit(number, offset)
 
 
 def _limits(segments: Iterable[BorderSegment], windows: CommittedWindows) -> Iterator[Limit]:

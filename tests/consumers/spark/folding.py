@@ -55,13 +55,15 @@ def run(memory: Memory, plan: ReadPlan) -> tuple[dict[Range, RangeSummary], list
     return summaries, rows
 
 
-def choose(rows, limits) -> list[tuple[str, int]]:
-    by_piece = {limit.piece: limit for limit in limits}
-    return sorted(
-        (journal, offset)
+def choose(rows, limits, commits) -> list[tuple[str, int]]:
+    """The committed rows of each journal, in the order in which they became committed."""
+    by_piece, committed_at = {limit.piece: limit for limit in limits}, dict(commits)
+    found = sorted(
+        (journal, committed_at.get(piece, offset), offset)
         for journal, offset, piece, clock in rows
         if piece not in by_piece or by_piece[piece].lo < clock <= by_piece[piece].hi
     )
+    return [(journal, offset) for journal, _, offset in found]
 
 
 def transaction(
@@ -82,7 +84,7 @@ def transaction(
         heads = long.ends(heads)
     planned = plan_transaction({j: (sources[j].read_through, heads[j]) for j in sources}, max_bytes)
     slices = plan_slices(planned, max_bytes=max_bytes, max_slices=max_slices)
-    plan = ReadPlan(tuple(slices))
+    plan = ReadPlan(tuple(slices), commits=True)
     summaries, rows = run(memory, plan)
     results = []
     for journal, source in sources.items():
@@ -95,13 +97,17 @@ def transaction(
             whole, producers = result.replay
             begins = {journal: {producer.hex(): state.begin for producer, state in producers.items()}}
             number = 1000 + 100 * len(results)
-            replay = ReadPlan((tuple(split(whole, max(1, max_bytes // 2))),), number, begins)
+            replay = ReadPlan((tuple(split(whole, max(1, max_bytes // 2))),), number, begins, commits=True)
             replayed, more = run(memory, replay)
             rows += more
             result = sequence(journal, source, parts, replayed, producers, pruning=Pruning(NOW))
             assert result.replay is None
         results.append((journal, result))
-    delivered = choose(rows, [limit for _, result in results for limit in result.limits])
+    delivered = choose(
+        rows,
+        [limit for _, result in results for limit in result.limits],
+        [commit for _, result in results for commit in result.commits],
+    )
     counts = [result.messages for _, result in results]
     assert None in counts or sum(counts) == len(delivered)
     return {journal: result.source for journal, result in results}, delivered
@@ -116,8 +122,8 @@ def replayed_part(
     assert whole.length <= max_bytes
     [acknowledgement] = run(memory, ReadPlan(((long.acknowledgement(heads[long.journal]),),)))[0].values()
     begins = {long.journal: {long.producer.hex(): source.producers[long.producer].begin}}
-    parts, rows = run(memory, ReadPlan((tuple(split(whole, max(1, max_bytes // 2))),), 1, begins))
+    parts, rows = run(memory, ReadPlan((tuple(split(whole, max(1, max_bytes // 2))),), 1, begins, commits=True))
     result = sequence_part(long, source, acknowledgement, parts)
-    delivered = choose(rows, result.limits)
+    delivered = choose(rows, result.limits, result.commits)
     assert result.messages in (None, len(delivered))
     return {**sources, long.journal: result.source}, delivered

@@ -39,6 +39,12 @@ def rows(reader: CommittedReader, number: int) -> list[int]:
     return [offset for lines in reader.read(number) for offset in lines.begins.tolist()]
 
 
+def rows_with_commits(reader: CommittedReader, number: int) -> list[tuple[int, int]]:
+    """Rows as pairs of the offset of the commit and their own."""
+    read = reader.read(number)
+    return [row for found in read for row in zip(found.commits.tolist(), found.begins.tolist(), strict=True)]
+
+
 @given(
     content=histories(),
     chunk=st.integers(50, 500),
@@ -55,12 +61,13 @@ def test_any_cut_yields_the_rows_of_the_uncut_read(content, chunk, max_bytes, ex
     order.shuffle(numbers)
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(tasks) as pool:
         folders = [Path(folder, "scans", str(executor)) for executor in range(executors)] or [None]
-        readers = [CommittedReader(memory, parts, FRAMING, order.choice(folders)) for _ in numbers]
-        found = list(pool.map(rows, readers, numbers))
+        readers = [CommittedReader(memory, parts, FRAMING, order.choice(folders), commits=True) for _ in numbers]
+        found = list(pool.map(rows_with_commits, readers, numbers))
 
     by_number = dict(zip(numbers, found, strict=True))
-    together = [offset for number in range(len(parts)) for offset in by_number[number]]
-    assert together == sorted(expected("j/j", content))
+    together = [row for number in range(len(parts)) for row in by_number[number]]
+    assert [offset for _, offset in together] == sorted(expected("j/j", content))
+    assert [offset for _, offset in sorted(together)] == expected("j/j", content), "the order of commits"
 
 
 def lines(count: int) -> bytes:

@@ -26,6 +26,7 @@ from coranto_consumers.spark import (
     Max,
     Outputs,
     Quotient,
+    Replace,
     SparkConsumer,
     Step,
     TableOutput,
@@ -294,6 +295,46 @@ def test_a_transaction_that_stays_open_over_many_is_delivered_once_it_commits(sp
     world.check(sqlite_url)
     assert (first.messages + rest.messages, first.rows, rest.rows) == (30, 0, 1)
     assert world.broker.fake.count("Read") > before
+
+
+LATEST = Table(
+    "latest", MetaData(), Column("carrier", String(20), primary_key=True), Column("n", BigInteger, nullable=False)
+)
+
+
+class Latest:
+    """Keeps the message of each carrier that was committed last."""
+
+    name = "latest"
+    sources = f"name={SOURCES[0]}"
+    value_schema = "n BIGINT, carrier STRING, _commit_offset BIGINT"
+
+    def outputs(self, committed):
+        last = F.max_by("n", F.struct("_commit_offset", "_offset")).alias("n")
+        rows = committed.groupBy("carrier").agg(last)
+        return Outputs(tables=[TableOutput(LATEST, rows, keys=["carrier"], merge={"n": Replace()})])
+
+
+def test_the_last_write_of_a_key_wins_in_the_order_of_commits(spark, world, sqlite_url):
+    """Transactions overlap, so messages that were written first may be committed last, in a transaction or a later."""
+    open_for_long, early, late = world.publisher(), world.publisher(), world.publisher()
+    write = world.broker.write
+    for publisher, n, carrier in ((open_for_long, 1, "UA"), (late, 2, "AA"), (early, 3, "AA"), (late, 4, "B6")):
+        publisher.add(SOURCES[0], {"n": n, "carrier": carrier})
+        publisher.flush()
+    early.commit()
+    write(SOURCES[0], b'{"n": 5, "carrier": "B6"}\n{"n": 6, "carrier": "UA"}\n')
+    late.commit()
+    runner = SparkConsumer(Latest(), world.broker.config, sqlite_url, spark)
+
+    def latest() -> dict[str, int]:
+        runner.run_until_caught_up()
+        with SqlStore(sqlite_url).engine.connect() as connection:
+            return dict(connection.execute(select(LATEST)).tuples().all())
+
+    assert latest() == {"AA": 2, "B6": 4, "UA": 6}
+    open_for_long.commit()
+    assert latest() == {"AA": 2, "B6": 4, "UA": 1}
 
 
 def corrupt_after(world, spark, store_url, line: bytes) -> CorruptMessage:

@@ -104,6 +104,14 @@ def test_a_committed_read_of_one_journal_may_have_many_tasks(spark, topic, optio
 def test_columns_can_be_chosen_and_values_be_bytes(spark, topic):
     reader = spark.read.format("journal").option("endpoint", topic.endpoint).option("selector", "name:prefix=a/topic/")
 
+    acknowledgement = topic.content(ONE).index(b'"}}\n')  # The first one has no fields behind the UUID.
+    asked = reader.schema("n INT, _journal STRING, _commit_offset BIGINT").load().where(f"_journal = '{ONE}'").collect()
+    assert [(row.n, topic.content(ONE).find(b'"}}\n', row._commit_offset)) for row in asked] == [
+        (n, acknowledgement) for n in range(10)
+    ]
+    with pytest.raises(PySparkException, match="only committed reads know the column commit_offset"):
+        reader.option("isolation", "read_uncommitted").schema("_commit_offset BIGINT").load().count()
+    reader.option("isolation", "read_committed")
     assert load(spark, topic, includeUuid="false").columns == ["journal", "offset", "next_offset", "value"]
     frame = reader.schema("value BINARY, offset BIGINT").load()
     row = frame.orderBy("offset").first()

@@ -22,7 +22,7 @@ from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.columnar import replay_mask
 from coranto.messages.framing import JsonLines
-from coranto.messages.outlines import Limit, limited_mask, resolve_outlines
+from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.ranges import NumberedRange, Range, split
@@ -44,6 +44,8 @@ class StreamPart:
     numbered: NumberedRange
     limits: tuple[Limit, ...] | None = None
     """By segment. None in an uncommitted read, where every line counts."""
+    acknowledged: tuple[SegmentCommit, ...] | None = None
+    """The acknowledged segments, if lines are to tell where they became committed."""
 
     @property
     def length(self) -> int:
@@ -57,7 +59,10 @@ class StreamPart:
         first = piece_of(self.numbered.number, 0)
         for lines, pieces in read_sequenced(content, self.numbered, framing):
             segments = np.where(pieces < 0, pieces, pieces - first).astype(np.int32)
-            yield lines.where(limited_mask(segments, self.limits, lines.clocks))
+            committed = limited_mask(segments, self.limits, lines.clocks)
+            if self.acknowledged is not None:
+                lines = replace(lines, commits=commit_offsets(segments, self.acknowledged, lines.begins))
+            yield lines.where(committed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,8 @@ class BatchPlanner:
     framing: JsonLines
     committed: bool
     part_bytes: int
+    commits: bool = False
+    """True if tasks are to tell where messages became committed."""
 
     def plan(
         self,
@@ -134,11 +141,15 @@ class BatchPlanner:
         limits: dict[int, list[Limit]] = {}
         for limit in sequenced.limits:
             limits.setdefault(limit.piece >> 32, []).append(Limit(limit.piece & 0xFFFFFFFF, limit.lo, limit.hi))
+        acknowledged: dict[int, list[SegmentCommit]] = {}
+        for piece, offset in sequenced.commits:
+            acknowledged.setdefault(piece >> 32, []).append(SegmentCommit(piece & 0xFFFFFFFF, offset))
         begins = {producer.hex(): state.begin for producer, state in replays.items()}
         parts = tuple(
             StreamPart(
                 NumberedRange(summary.number, part, begins if part in replayed else {}),
                 tuple(limits.get(summary.number, ())),
+                tuple(acknowledged.get(summary.number, ())) if self.commits else None,
             )
             for part, summary in [*replayed.items(), *summaries.items()]
         )
@@ -191,7 +202,7 @@ class BatchPlanner:
         replay: Mapping[ProducerId, ProducerState] | None = None,
         max_messages: int | None = None,
     ) -> RangeSummary:
-        scan, rows = RangeSummarizer(number, part.begin), 0
+        scan, rows = RangeSummarizer(number, part.begin, commits=self.commits), 0
         for lines in read_lines(self.content, part, self.framing):
             if max_messages is not None and rows + len(lines) > max_messages:
                 lines = lines.where(np.arange(len(lines)) < max_messages - rows)

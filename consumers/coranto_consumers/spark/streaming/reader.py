@@ -267,7 +267,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return a planner of batches of `total` bytes."""
         source = self._options.source
         part_bytes = min(source.max_bytes, max(1, total // source.min_partitions) if total else source.max_bytes)
-        return BatchPlanner(self._journals.client, source.framing, self._options.committed, part_bytes)
+        commits = self._layout.has_commits
+        return BatchPlanner(self._journals.client, source.framing, self._options.committed, part_bytes, commits)
 
     # -- Reading ---------------------------------------------------------------------------------------------------
 
