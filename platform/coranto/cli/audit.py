@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -14,14 +13,15 @@ from typer.core import TyperGroup
 
 from coranto.audit import AuditOptions, Depth, Report, Severity, audit_journals
 from coranto.audit.journals import DEFAULT_BUDGET
-from coranto.audit.signing import sign_report, verify_report
+from coranto.audit.signing import REPORT, sign_report, verify_report
 from coranto.cli.connect import Endpoint, find_cluster, with_client
 from coranto.cli.output import Format, note, print_table
 from coranto.cli.reports import print_report
+from coranto.cli.selectors import selector_of
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput
 from coranto.fragments.stores import StoreRegistry
-from coranto.security.tokens import Keys
+from coranto.security.documents import environment_keys
 from coranto.telemetry import amount, progress
 
 DEFAULT_COMMAND: Final = "run"
@@ -54,16 +54,6 @@ def size_of(text: str) -> int | None:
     if found is None or not int(found[1]):
         raise InvalidInput(f"{text!r} is not a size: write a number of bytes, or 64M, or all", field="--budget")
     return int(found[1]) * _UNITS[found[2].upper()]
-
-
-def selector_of(text: str) -> str:
-    """Return a selector of labels. A path stands for the journal of that name or, with a slash at its end, for all
-    journals below it.
-    """
-    text = text.strip()
-    if "/" not in text or re.search(r"[=!,() ]", text):
-        return text
-    return f"name:prefix={text}" if text.endswith("/") else f"name={text}"
 
 
 @app.command(DEFAULT_COMMAND)
@@ -110,7 +100,7 @@ def run(
     """Audit journals. The exit code is 0 if they are sound, and 1 if not or if they could not be examined."""
     if output is Format.YAML:
         raise typer.BadParameter("a report is a table or JSON", param_hint="--output")
-    keys = _keys() if sign else None
+    keys = environment_keys(REPORT) if sign else None
     options = AuditOptions(
         Depth.DEEP if deep else Depth.CHEAP, size_of(budget), memory, allow_empty=allow_empty, accept=accept.strip()
     )
@@ -142,17 +132,10 @@ def verify(
     The exit code is 0 if it is genuine and sound, and 1 if not.
     """
     signed = sys.stdin.read() if str(report) == "-" else report.read_text()
-    found = verify_report(signed, _keys())
+    found = verify_report(signed, environment_keys(REPORT))
     _show(found, as_json=output is Format.JSON)
     note("the signature is good")
     raise typer.Exit(0 if found.sound else 1)
-
-
-def _keys() -> Keys:
-    text = os.environ.get("CORANTO_AUTH_KEYS", "")
-    if not text.strip():
-        raise InvalidInput("is not set: it has the keys that reports are signed with", field="$CORANTO_AUTH_KEYS")
-    return Keys.parse(text)
 
 
 def _show(report: Report, *, as_json: bool = False, err: bool = False) -> None:

@@ -53,12 +53,12 @@ class DirectReader:
 
         Raises StoreError when the URL cannot be read, and CorruptFragment when its content is not the fragment's.
         """
-        content = await asyncio.to_thread(self._fetch, fragment, url)
+        content = await asyncio.to_thread(self.content, fragment, url)
         for start in range(begin - fragment.begin, end - fragment.begin, _PIECE_BYTES):
             yield bytes(content[start : min(start + _PIECE_BYTES, end - fragment.begin)])
 
-    def _fetch(self, fragment: Fragment, url: str) -> memoryview:
-        """Return the fragment's verified content."""
+    def content(self, fragment: Fragment, url: str) -> memoryview:
+        """Return the fragment's verified content. It blocks, and raises the errors of `read`."""
         try:
             kept = self._cache and self._cache.content(fragment, functools.partial(self._fill, fragment, url))
             return memoryview(kept or self._unkept(fragment, url))

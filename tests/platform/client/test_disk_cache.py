@@ -72,7 +72,7 @@ def test_threads_that_want_the_same_wait_for_the_first(tmp_path: Path) -> None:
 
 def read_in_process(folder: Path, root: Path, go: object) -> bytes:
     go.wait()  # type: ignore[attr-defined]
-    return bytes(DirectReader(root, DiskCache(folder))._fetch(fragment_of(1), "file:///one"))
+    return bytes(DirectReader(root, DiskCache(folder)).content(fragment_of(1), "file:///one"))
 
 
 def test_processes_share_fetched_fragments(tmp_path: Path) -> None:
@@ -152,11 +152,11 @@ def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(compress(Codec.ZSTANDARD, content_of(1)))
     cache = DiskCache(tmp_path / "file" / "folder")
     assert Fetches(cache).get(1) is None
-    assert bytes(DirectReader(tmp_path, cache)._fetch(fragment_of(1), "file:///one")) == content_of(1)
+    assert bytes(DirectReader(tmp_path, cache).content(fragment_of(1), "file:///one")) == content_of(1)
 
 
 def test_damaged_content_is_neither_delivered_nor_kept(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(compress(Codec.ZSTANDARD, content_of(2)))
     with pytest.raises(CorruptFragment, match="which is not that of its name"):
-        DirectReader(tmp_path, DiskCache(tmp_path / "kept"))._fetch(fragment_of(1), "file:///one")
+        DirectReader(tmp_path, DiskCache(tmp_path / "kept")).content(fragment_of(1), "file:///one")
     assert not list((tmp_path / "kept").glob("*.content"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from coranto.cli.journals import appending, applying, editing, fragments, listing, pruning, reading, upkeep
+from coranto.cli.journals import appending, applying, editing, fragments, listing, manifest, pruning, reading, upkeep
 
 __all__ = ["app"]
 
@@ -16,6 +16,7 @@ app.command("edit")(editing.edit)
 app.command("append")(appending.append)
 app.command("read")(reading.read)
 app.command("fragments")(fragments.fragments)
+app.command("manifest")(manifest.manifest)
 app.command("prune")(pruning.prune)
 app.command("suspend")(upkeep.suspend)
 app.command("reset-head")(upkeep.reset_head)

@@ -11,25 +11,25 @@ from coranto.effects import LocalDisk
 from coranto.errors import InvalidInput
 
 
-def load_offsets(path: Path) -> dict[str, int]:
-    """Return the offsets in a file. Raises InvalidInput if the file is missing or of another format."""
+def load_offsets(path: Path, option: str = "--offsets") -> dict[str, int]:
+    """Return the offsets in a file. Raises InvalidInput, which names the option, if it is missing or malformed."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise InvalidInput(
-            f"there is no file {path}; for a first run omit --offsets, or create the file with {{}} in it",
-            field="--offsets",
+            f"there is no file {path}; for a first run omit {option}, or create the file with {{}} in it",
+            field=option,
         ) from error
     except ValueError as error:
-        raise InvalidInput(f"{path} is not JSON: {error}", field="--offsets") from error
+        raise InvalidInput(f"{path} is not JSON: {error}", field=option) from error
     if not isinstance(content, dict):
         raise InvalidInput(
-            f"{path} is not a JSON object of journals and offsets, such as {{'a/journal': 0}}}}", field="--offsets"
+            f"{path} is not a JSON object of journals and offsets, such as {{'a/journal': 0}}}}", field=option
         )
     for journal, offset in content.items():
         if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
             raise InvalidInput(
-                f"{path} has the offset {offset!r} for {journal}; give a whole number of 0 or more", field="--offsets"
+                f"{path} has the offset {offset!r} for {journal}; give a whole number of 0 or more", field=option
             )
     return content
 

@@ -9,13 +9,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from coranto.client import SyncJournalClient
+from coranto.client.publishing import sync_publisher
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import IndexHasGreaterOffset
 from coranto.fragments import codecs
 from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.lake import load_manifest, scan
+from coranto.messages import JsonLines
 from coranto.testing.command_line import CommandLine
 from coranto.wire import protocol_pb2 as pb
 
@@ -251,3 +255,33 @@ def test_lost_heads_are_reset(cluster: EmbeddedCluster, run: Run, client: SyncJo
 
 def test_stores_are_tried(run: Run) -> None:
     assert run("store-health", "file:///", "--check-delete-prefix", "probe/") == "file:///: healthy\n"
+
+
+def test_a_manifest_is_scanned_and_read_by_duckdb_alone(
+    run: Run, client: SyncJournalClient, folder: str, tmp_path: Path
+) -> None:
+    journal, path = f"{folder}/part-000", tmp_path / "manifest.json"
+    publisher = sync_publisher(client, JsonLines())
+    for number in range(60):
+        publisher.add(journal, {"n": number, "text": "x" * 30})
+    publisher.commit()
+    publisher.add(journal, {"n": -1})
+    publisher.flush()
+
+    def stored() -> bool:
+        client.append(journal, b'{"n":-2}\n')
+        path.write_text(run("manifest", f"{folder}/"))
+        return load_manifest(path).journals[0].end > acknowledged
+
+    acknowledged = client.head(journal)
+    until(stored)
+    first, second = load_manifest(path).journals
+    assert (first.begin, second.begin, second.end) == (0, 0, 0)
+    assert first.unstored_end == client.head(journal)
+    with duckdb.connect() as connection:
+        totals = "SELECT sum(n), count(*) FROM {} WHERE n >= -1"
+        connection.register("scanned", scan(path, {"n": "int64"}))
+        assert connection.sql(totals.format("scanned")).fetchall() == [(59 * 30, 60)]
+        files = [each.url for each in load_manifest(path).fragments]
+        lines = f"read_json({files}, format='nd', columns={{n: 'BIGINT'}})"
+        assert connection.sql(totals.format(lines)).fetchall() == [(59 * 30 - 1, 61)], "all lines, committed or not"

@@ -1,0 +1,184 @@
+"""Manifests: lists of the stored fragments of journals, complete for the content that they name. Pure.
+
+A manifest claims, for each of its journals, the content [begin, end): every byte of it is in a listed fragment.
+Content behind `end` that brokers have acknowledged but not stored yet is told apart, as `unstored`. A manifest is a
+snapshot: its fragments never change, so whoever reads it twice reads the same bytes, as long as retention keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pydantic
+
+from coranto.errors import InvalidInput
+from coranto.fragments.cover_set import CoverSet
+from coranto.fragments.fragment import Codec, Fragment
+
+FORMAT: Final = 1
+"""The version of the manifest's JSON. A reader refuses later ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFragment:
+    """A stored fragment: the journal's content [begin, end) as one file.
+
+    `length` is that of the content in bytes; the file may be shorter, by its `codec`. `sha1` is the SHA-1 of the
+    content in hexadecimal. `url` is a path of a file, or the URL of an object; a signed one may be read by anybody
+    until the manifest's `urls_expire_at`. `stored_at` is the time at which the store received it, in Unix seconds.
+    """
+
+    journal: str
+    begin: int
+    end: int
+    length: int
+    sha1: str
+    codec: str
+    stored_at: int
+    store: str
+    path_postfix: str
+    url: str
+
+    @classmethod
+    def of(cls, fragment: Fragment, url: str) -> ListedFragment:
+        return cls(
+            fragment.journal,
+            fragment.begin,
+            fragment.end,
+            fragment.length,
+            fragment.sum.hex(),
+            fragment.codec.name.lower(),
+            fragment.mod_time,
+            fragment.backing_store,
+            fragment.path_postfix,
+            url,
+        )
+
+    @property
+    def fragment(self) -> Fragment:
+        """The fragment. Raises InvalidInput when the fields are no fragment's."""
+        try:
+            codec, digest = Codec[self.codec.upper()], bytes.fromhex(self.sha1)
+        except (KeyError, ValueError):
+            raise InvalidInput(f"{self.codec!r} and {self.sha1!r} are not a codec and a SHA-1 sum") from None
+        if self.length != self.end - self.begin:
+            raise InvalidInput(f"[{self.begin}, {self.end}) has not the length {self.length}")
+        return Fragment(
+            self.journal, self.begin, self.end, digest, codec, self.store, self.stored_at, self.path_postfix
+        ).validated()
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPart:
+    """The part of a journal that a manifest claims: the content [begin, end), all of it in `fragments`.
+
+    The first and the last fragment may reach beyond it. Content [end, unstored_end) was acknowledged when the manifest
+    was made, and no store had it yet. `revision` is the etcd revision that created the journal: a journal of the same
+    name that was created anew has another one.
+    """
+
+    journal: str
+    begin: int
+    end: int
+    unstored_end: int
+    content_type: str
+    revision: int
+    fragments: Sequence[ListedFragment] = ()
+
+    @property
+    def unstored(self) -> int:
+        """The bytes that were acknowledged and not stored yet."""
+        return self.unstored_end - self.end
+
+    def check(self) -> None:
+        """Raise InvalidInput unless the fragments hold every byte of [begin, end)."""
+        if not 0 <= self.begin <= self.end <= self.unstored_end:
+            raise InvalidInput(
+                f"{self.journal}: [{self.begin}, {self.end}) and {self.unstored_end} are not ascending offsets",
+                field="manifest",
+            )
+        for each in self.fragments:
+            try:
+                _ = each.fragment
+            except InvalidInput as error:
+                raise InvalidInput(
+                    f"{self.journal}: the fragment at {each.begin} is not valid: {error.message}", field="manifest"
+                ) from None
+            if each.journal != self.journal:
+                raise InvalidInput(f"{self.journal}: lists a fragment of {each.journal}", field="manifest")
+        at = self.begin
+        for each in self.chain():
+            if each.begin > at:
+                break
+            at = each.end
+        if at < self.end:
+            raise InvalidInput(
+                f"{self.journal}: no fragment of the manifest has the content at {at}, and it claims all up to "
+                f"{self.end}. It was changed: make it again with `coranto journals manifest`",
+                field="manifest",
+            )
+
+    def chain(self) -> list[ListedFragment]:
+        """Return the fragments to read in order, each of which has content that none before it has."""
+        return list(CoverSet(self.fragments))
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The stored fragments of the journals that `selector` chose. Times are Unix seconds.
+
+    With `as_of`, scans leave out messages that are later, by the times of their UUIDs. `urls_expire_at` is None if
+    nothing in it expires.
+    """
+
+    selector: str
+    made_at: float
+    journals: Sequence[JournalPart]
+    as_of: float | None = None
+    urls_expire_at: float | None = None
+    cluster: str = ""
+    format: int = FORMAT
+
+    @property
+    def fragments(self) -> list[ListedFragment]:
+        """The fragments of all journals."""
+        return [fragment for part in self.journals for fragment in part.fragments]
+
+    @property
+    def unstored(self) -> int:
+        """The bytes of all journals that were acknowledged and not stored yet."""
+        return sum(part.unstored for part in self.journals)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        return _MANIFEST.dump_json(self, indent=indent).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Manifest:
+        """Return the manifest of its JSON. Raises InvalidInput for other text, and if it lacks content it claims."""
+        try:
+            manifest = _MANIFEST.validate_json(text)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise InvalidInput(
+                f"is not a manifest, or one of a later version: {where or 'the text'}: {first['msg']}",
+                field="manifest",
+            ) from None
+        if manifest.format > FORMAT:
+            raise InvalidInput(
+                f"has format {manifest.format}, and this version reads up to {FORMAT}: use the version that wrote it",
+                field="manifest",
+            )
+        names = [part.journal for part in manifest.journals]
+        if len(set(names)) < len(names):
+            raise InvalidInput(
+                "names a journal twice; make it again with `coranto journals manifest`", field="manifest"
+            )
+        for part in manifest.journals:
+            part.check()
+        return manifest
+
+
+_MANIFEST: Final = pydantic.TypeAdapter(Manifest)

@@ -1,0 +1,205 @@
+"""Scans of manifests: committed messages, each once, as typed columns for Arrow, Polars and DuckDB.
+
+A scan reads again whenever it is used, so it may be used any number of times. It needs pyarrow and numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coranto.errors import InvalidInput
+from coranto.lake.content import ManifestContent, require_lines
+from coranto.lake.manifest import JournalPart, Manifest
+from coranto.lake.signing import load_manifest
+from coranto.lake.values import Misfits, TypedLines
+from coranto.messages.checkpoints import Source
+from coranto.messages.columnar_sequencer import ColumnarSequencer
+from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
+from coranto.messages.sequencer import ReplayRange
+from coranto.messages.uuids import clock_from_ns, clock_to_ns
+from coranto.security.tokens import Keys
+
+if TYPE_CHECKING:
+    import duckdb
+    import polars
+
+__all__ = ["Misfits", "Scan", "scan"]
+
+OWN: Final = pa.schema(
+    [
+        pa.field("_journal", pa.string(), nullable=False),
+        pa.field("_offset", pa.int64(), nullable=False),  # The journal offset at which the message begins.
+        pa.field("_next_offset", pa.int64(), nullable=False),  # The journal offset at which it ends, exclusive.
+        pa.field("_time", pa.timestamp("us", tz="UTC")),  # That of its UUID; null without one.
+    ]
+)
+"""The columns of every scan."""
+VALUE: Final = pa.field("_value", pa.string(), nullable=False)
+"""The line, for scans without a schema."""
+
+Types = Mapping[str, "pa.DataType | str"]
+
+
+def scan(
+    manifest: Manifest | Path | str,
+    schema: pa.Schema | Types | None = None,
+    *,
+    keys: Keys | None = None,
+    file_root: Path | None = None,
+    misfits: Misfits | str = Misfits.ERROR,
+    uuid_pointer: str | None = DEFAULT_UUID_POINTER,
+) -> Scan:
+    """Return a scan of a manifest, or of the manifest in a file (`load_manifest` tells of `keys`).
+
+    `schema` has the fields of messages to read: an Arrow schema, or types by name, such as `{"cents": "int64"}`.
+    Without one, `_value` has each line. `misfits` says what becomes of messages that do not fit. `file_root` is the
+    root folder of `file:///` stores, for manifests that were made without it. Raises InvalidInput and Unauthenticated.
+    """
+    if not isinstance(manifest, Manifest):
+        manifest = load_manifest(manifest, keys)
+    elif keys is not None:
+        raise InvalidInput("are for files; a Manifest object is what you have verified or made", field="keys")
+    require_lines(manifest)
+    return Scan(manifest, _schema(schema), Misfits(misfits), file_root, JsonLines(uuid_pointer))
+
+
+class Scan:
+    """The committed messages of a manifest, each once, with the columns of `OWN` and the fields of a schema.
+
+    Messages of a journal come in the order in which they were committed. What is not committed in the content of the
+    manifest is left out. A message is *once* within the manifest: whether it was also there before, a manifest that
+    begins later cannot know.
+
+    Whatever reads Arrow streams reads a scan (`pyarrow.table(scan)`, `polars.DataFrame(scan)`, DuckDB's
+    `FROM scan`). Content that is missing or was changed ends the read with an error.
+    """
+
+    def __init__(
+        self, manifest: Manifest, fields: pa.Schema | None, misfits: Misfits, file_root: Path | None, framing: JsonLines
+    ) -> None:
+        self.manifest = manifest
+        self.schema: pa.Schema = pa.schema([*OWN, *([VALUE] if fields is None else fields)])
+        self._fields = fields
+        self._misfits = misfits
+        self._file_root = file_root
+        self._framing = framing
+
+    def __repr__(self) -> str:
+        return f"Scan(journals={len(self.manifest.journals)}, columns={self.schema.names})"
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.reader().__arrow_c_stream__(requested_schema)
+
+    def reader(self) -> pa.RecordBatchReader:
+        """Return a new reader of the batches."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches())
+
+    def arrow(self) -> pa.Table:
+        """Read all messages into memory."""
+        return self.reader().read_all()
+
+    def polars(self) -> polars.LazyFrame:
+        """Return a LazyFrame that reads when it is collected, and parses only the columns that are needed."""
+        import polars
+        from polars.io.plugins import register_io_source
+
+        def read(
+            columns: list[str] | None, predicate: polars.Expr | None, rows: int | None, batch_size: int | None
+        ) -> Iterator[polars.DataFrame]:
+            left = rows
+            for batch in self.batches(columns):
+                frame = polars.DataFrame(batch)
+                if predicate is not None:
+                    frame = frame.filter(predicate)
+                if left is not None:
+                    frame = frame.head(left)
+                    left -= len(frame)
+                yield frame
+                if left == 0:
+                    return
+
+        return register_io_source(read, schema=polars.DataFrame(self.schema.empty_table()).schema)
+
+    def duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
+        """Return a relation that reads whenever it is executed; by default of DuckDB's own connection."""
+        import duckdb
+
+        return (connection or duckdb.default_connection()).from_arrow(self)
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the committed messages, by default with all columns, in the order of `schema`.
+
+        Raises CorruptMessage, CorruptFragment, StoreError and InvalidInput.
+        """
+        wanted = [field for field in self.schema if columns is None or field.name in columns]
+        fields = pa.schema([field for field in wanted if self._fields is not None and field.name in self._fields.names])
+        # Without fields nothing is parsed. With others, every message is checked, whichever columns are wanted.
+        checked = fields if self._misfits is Misfits.NULLS else self._fields
+        typed = TypedLines(checked, self._misfits) if checked is not None and len(checked) else None
+        content = ManifestContent(self.manifest, self._file_root)
+        for part in self.manifest.journals:
+            for committed in self._committed(content, part):
+                parsed = {} if typed is None else typed.parse(committed)
+                arrays = [
+                    parsed[field.name] if field.name in fields.names else _own(committed, field.name)
+                    for field in wanted
+                ]
+                yield from pa.Table.from_arrays(arrays, schema=pa.schema(wanted)).to_batches()
+
+    def _committed(self, content: ManifestContent, part: JournalPart) -> Iterator[pa.RecordBatch]:
+        """Yield the committed lines of a journal, those in the order in which they were committed."""
+
+        def again(wanted: ReplayRange) -> Iterator[pa.RecordBatch]:
+            return map(self._in_time, content.lines(part, self._framing, wanted.begin, wanted.end))
+
+        sequencer = ColumnarSequencer(again, {part.journal: Source(part.begin)})
+        for lines in content.lines(part, self._framing, part.begin, part.end):
+            committed = sequencer.feed(self._in_time(lines))
+            if committed.num_rows:
+                yield committed
+
+    def _in_time(self, lines: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the lines that were there at the manifest's time. The others count as if they were never written."""
+        if self.manifest.as_of is None:
+            return lines
+        first_later = clock_from_ns(int(self.manifest.as_of * 1e9)) + 16
+        return lines.filter(pc.less(lines.column("clock"), pa.scalar(first_later, pa.uint64())))
+
+
+def _own(lines: pa.RecordBatch, name: str) -> Any:
+    match name:
+        case "_journal":
+            return lines.column("journal")
+        case "_offset":
+            return lines.column("offset")
+        case "_next_offset":
+            return lines.column("end")
+        case "_time":
+            clocks = lines.column("clock").to_numpy(zero_copy_only=False)
+            ticks = (clocks >> np.uint64(4)).astype(np.int64) + clock_to_ns(0) // 100
+            return pa.array(ticks // 10, pa.timestamp("us", tz="UTC"), mask=clocks == 0)
+        case _:
+            return pc.binary_slice(lines.column("content"), 0, -1).cast(pa.string())
+
+
+def _schema(given: pa.Schema | Types | None) -> pa.Schema | None:
+    """Return the fields as an Arrow schema. Raises InvalidInput for types that there are not, and for taken names."""
+    if given is None:
+        return None
+    try:
+        schema = given if isinstance(given, pa.Schema) else pa.schema(list(given.items()))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"{error}; give an Arrow schema, or types by name", field="schema") from None
+    if taken := [name for name in schema.names if name in OWN.names]:
+        raise InvalidInput(f"{', '.join(taken)}: every scan has this column; leave it out", field="schema")
+    if len(set(schema.names)) < len(schema.names):
+        raise InvalidInput("has a name twice", field="schema")
+    if not len(schema):
+        raise InvalidInput("has no fields; leave it out to read each line as a text", field="schema")
+    return schema

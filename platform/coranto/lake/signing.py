@@ -1,0 +1,46 @@
+"""Signed manifests (`coranto.security.documents`), and the files that manifests are kept in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from coranto.errors import InvalidInput, Unauthenticated
+from coranto.lake.manifest import Manifest
+from coranto.security.documents import DocumentKind, environment_keys, sign_document, verify_document
+from coranto.security.tokens import Keys
+
+MANIFEST: Final = DocumentKind("coranto-manifest", "manifest", "coranto journals manifest --sign")
+
+
+def sign_manifest(manifest: Manifest, keys: Keys) -> str:
+    """Return the manifest, signed with the first key."""
+    return sign_document(MANIFEST, manifest.to_json().encode(), keys)
+
+
+def verify_manifest(signed: str, keys: Keys) -> Manifest:
+    """Return the manifest of a signed text.
+
+    Raises Unauthenticated if none of the keys signed it or if it was changed, and InvalidInput if it is no manifest.
+    """
+    return Manifest.from_json(verify_document(MANIFEST, signed, keys))
+
+
+def load_manifest(path: Path | str, keys: Keys | None = None) -> Manifest:
+    """Return the manifest in a file: JSON, or a signed one, which is verified.
+
+    With `keys` the file must be signed with one of them. Without, a signed file is verified with those of
+    $CORANTO_AUTH_KEYS. Raises InvalidInput if there is no such file, or no manifest in it, and Unauthenticated if its
+    signature is not good or missing.
+    """
+    try:
+        text = Path(path).read_text().strip()
+    except (FileNotFoundError, IsADirectoryError):
+        raise InvalidInput(f"there is no file {path}; write one with `{MANIFEST.command}`", field="manifest") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path} is not text", field="manifest") from None
+    if not text.startswith("{"):
+        return verify_manifest(text, keys or environment_keys(MANIFEST))
+    if keys is not None:
+        raise Unauthenticated(f"{path} is not signed, and keys are given: write it with `{MANIFEST.command}`")
+    return Manifest.from_json(text)
