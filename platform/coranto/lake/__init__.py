@@ -14,16 +14,16 @@ from coranto.lazy import lazy_names
 
 if TYPE_CHECKING:
     from coranto.lake.listing import make_manifest as make_manifest
-    from coranto.lake.scanning import Misfits as Misfits
     from coranto.lake.scanning import Scan as Scan
+    from coranto.lake.scanning import ScanMisfits as ScanMisfits
     from coranto.lake.scanning import scan as scan
 
 __all__ = [
     "JournalPart",
     "ListedFragment",
     "Manifest",
-    "Misfits",
     "Scan",
+    "ScanMisfits",
     "load_manifest",
     "make_manifest",
     "scan",
@@ -35,7 +35,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "Misfits": "coranto.lake.scanning",
+        "ScanMisfits": "coranto.lake.scanning",
         "Scan": "coranto.lake.scanning",
         "make_manifest": "coranto.lake.listing",
         "scan": "coranto.lake.scanning",

@@ -17,7 +17,7 @@ from coranto.errors import InvalidInput
 from coranto.lake.content import ManifestContent, require_lines
 from coranto.lake.manifest import JournalPart, Manifest
 from coranto.lake.signing import load_manifest
-from coranto.lake.values import Misfits, TypedLines
+from coranto.lake.values import FieldParser, ScanMisfits
 from coranto.messages.checkpoints import Source
 from coranto.messages.columnar_sequencer import ColumnarSequencer
 from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import duckdb
     import polars
 
-__all__ = ["Misfits", "Scan", "scan"]
+__all__ = ["Scan", "ScanMisfits", "scan"]
 
 OWN: Final = pa.schema(
     [
@@ -52,7 +52,7 @@ def scan(
     *,
     keys: Keys | None = None,
     file_root: Path | None = None,
-    misfits: Misfits | str = Misfits.ERROR,
+    misfits: ScanMisfits | str = ScanMisfits.ERROR,
     uuid_pointer: str | None = DEFAULT_UUID_POINTER,
 ) -> Scan:
     """Return a scan of a manifest, or of the manifest in a file (`load_manifest` tells of `keys`).
@@ -66,7 +66,7 @@ def scan(
     elif keys is not None:
         raise InvalidInput("are for files; a Manifest object is what you have verified or made", field="keys")
     require_lines(manifest)
-    return Scan(manifest, _schema(schema), Misfits(misfits), file_root, JsonLines(uuid_pointer))
+    return Scan(manifest, _schema(schema), ScanMisfits(misfits), file_root, JsonLines(uuid_pointer))
 
 
 class Scan:
@@ -81,7 +81,12 @@ class Scan:
     """
 
     def __init__(
-        self, manifest: Manifest, fields: pa.Schema | None, misfits: Misfits, file_root: Path | None, framing: JsonLines
+        self,
+        manifest: Manifest,
+        fields: pa.Schema | None,
+        misfits: ScanMisfits,
+        file_root: Path | None,
+        framing: JsonLines,
     ) -> None:
         self.manifest = manifest
         self.schema: pa.Schema = pa.schema([*OWN, *([VALUE] if fields is None else fields)])
@@ -140,8 +145,8 @@ class Scan:
         wanted = [field for field in self.schema if columns is None or field.name in columns]
         fields = pa.schema([field for field in wanted if self._fields is not None and field.name in self._fields.names])
         # Without fields nothing is parsed. With others, every message is checked, whichever columns are wanted.
-        checked = fields if self._misfits is Misfits.NULLS else self._fields
-        typed = TypedLines(checked, self._misfits) if checked is not None and len(checked) else None
+        checked = fields if self._misfits is ScanMisfits.NULLS else self._fields
+        typed = FieldParser(checked, self._misfits) if checked is not None and len(checked) else None
         content = ManifestContent(self.manifest, self._file_root)
         for part in self.manifest.journals:
             for committed in self._committed(content, part):

