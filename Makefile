@@ -18,7 +18,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java browser chromium mariadb demo ui airflow up test test-airflow test-install check unit lint format types imports bench proto faces dist clean
+.PHONY: help setup java browser chromium mariadb demo ui airflow up test test-airflow test-install check unit lint format types imports bench proto faces docs dist clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -72,11 +72,12 @@ check: lint types imports ## Everything but the tests
 unit: setup ## Only the fast tests
 	@$(BIN)/python -m pytest -m "not integration and not system and not browser"
 
-lint: $(STAMP) ## Ruff, and whether generated code is current
+lint: $(STAMP) ## Ruff, whether generated code is current, and whether links in the documents lead somewhere
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/generate_proto.py --check
 	@$(BIN)/python tools/generate_blocking.py --check
+	@$(BIN)/python tools/check_links.py
 
 format: $(STAMP) ## Let ruff fix and format
 	@$(BIN)/ruff check --fix .
@@ -97,9 +98,12 @@ proto: $(STAMP) ## Generate the protobuf and gRPC stubs
 faces: $(STAMP) ## Generate the blocking faces of asynchronous classes
 	@$(BIN)/python tools/generate_blocking.py
 
+docs: ## Build the documentation site into site/, in an environment of its own
+	@PYTHON="$(PYTHON)" sh tools/docs.sh
+
 dist: $(STAMP) ## Build the wheel and the sdist into dist/
 	@$(BIN)/python -m build --no-isolation --outdir $(DIST) .
 
 clean: ## Remove the virtual environment, caches and the demo's data
-	rm -rf $(VENV) $(AIRFLOW_VENV) .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AIRFLOW_VENV) .venv-docs site .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,6 +16,7 @@ import structlog
 
 from coranto.effects import LocalDisk
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.handlers.heads import VERSION
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.running import RawClient, create, eventually, running_broker
@@ -49,7 +50,7 @@ async def test_a_broker_that_serves_is_ready_and_alive(watched: BrokerSettings, 
         assert "coranto_append_bytes_total 7.0" in text
         assert 'coranto_appends_total{outcome="finished"}' in text
         for line in (
-            'coranto_broker_info{fsync="never",id="broker-0",zone="local"} 1.0',
+            f'coranto_broker_info{{fsync="never",id="broker-0",version="{VERSION}",zone="local"}} 1.0',
             "coranto_journals 1.0",
             "coranto_fragments_pending 0.0",
             'coranto_calls{method="Append"} 0.0',
