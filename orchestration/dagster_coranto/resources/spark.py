@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, field_validator
+
+from dagster_coranto.resources.hidden import hide, reveal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_SECRET: Final = re.compile("(?i)secret|password|token|access[.]?key")
+"""The settings that Spark itself shows to nobody (its default `spark.redaction.regex`)."""
 
 
 class _SharedSession:
@@ -45,7 +52,8 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
 
     Runs in one process share a session, which stops with the last of them. A session that the process had before is
     used as it is, and left running. Use an executor that runs steps in one process: sessions take seconds to start.
-    Java 17 or later is needed.
+    Java 17 or later is needed. Dagster shows `settings`, but not the values of secret ones, such as
+    `spark.hadoop.fs.s3a.secret.key`.
     """
 
     master: str = Field(default="local[2]", description="Spark's master URL.")
@@ -54,10 +62,19 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
 
     _session: SparkSession | None = PrivateAttr(default=None)
 
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _hide(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        secret = {name: each for name, each in value.items() if isinstance(each, str) and _SECRET.search(str(name))}
+        return {**value, **{name: hide(each) for name, each in secret.items()}}
+
     def session(self) -> SparkSession:
         """Return the session. Raises InvalidInput without Java."""
         if self._session is None:
-            self._session = _SHARED.acquire(self.master, self.settings, self.short)
+            settings = {name: reveal(value) for name, value in self.settings.items()}
+            self._session = _SHARED.acquire(self.master, settings, self.short)
         return self._session
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:

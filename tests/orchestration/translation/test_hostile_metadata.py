@@ -15,7 +15,8 @@ from markdown_it import MarkdownIt
 from coranto.audit import Depth, Finding, Kind, Report, Severity, Subject
 from coranto.errors import InvalidInput
 from coranto.security.tokens import BearerToken
-from dagster_coranto import JournalResource
+from dagster_coranto import JournalResource, SparkResource, SqlStoreResource
+from dagster_coranto.resources import spark
 from dagster_coranto.resources.hidden import hide, reveal
 from dagster_coranto.translation.metadata import verbatim
 from dagster_coranto.verification.checks import as_result
@@ -67,7 +68,12 @@ def test_literal_secrets_of_a_resource_are_in_nothing_that_dagster_stores_or_sen
         assert auth == BearerToken.parse("header.secret-claims.signature"), "the asset itself has the token"
 
     resource = JournalResource(endpoint="127.0.0.1:1", auth_token="header.secret-claims.signature")
-    definitions = dg.Definitions(assets=[look], resources={"journals": resource})
+    others = {
+        "store": SqlStoreResource(url="postgresql+psycopg://shop:secret-claims@db.example/shop"),
+        "spark": SparkResource(settings={"spark.hadoop.fs.s3a.secret.key": "secret-claims", "spark.app.id": "shown"}),
+    }
+    seen.append(f"{others!r} {[each.model_dump() for each in others.values()]}")
+    definitions = dg.Definitions(assets=[look], resources={"journals": resource, **others})
     repository = definitions.get_repository_def()
     job = definitions.resolve_implicit_global_asset_job_def()
     seen += [
@@ -82,6 +88,16 @@ def test_literal_secrets_of_a_resource_are_in_nothing_that_dagster_stores_or_sen
     assert len(seen) > 5
     assert not [text for text in seen if "secret-claims" in text]
     assert re.search(r"\[hidden( \d+)?\]", seen[0]), "the stand-in shows that there is a secret"
+    assert any("db.example" in text and "shown" in text for text in seen)
+
+
+def test_spark_gets_its_secret_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str] = {}
+    resource = SparkResource(settings={"spark.ssl.keyPassword": "secret-of-spark", "spark.ui.port": "4041"})
+    assert resource.settings["spark.ssl.keyPassword"] != "secret-of-spark"
+    monkeypatch.setattr(spark._SHARED, "acquire", lambda master, settings, short: given.update(settings))
+    resource.session()
+    assert given == {"spark.ssl.keyPassword": "secret-of-spark", "spark.ui.port": "4041"}
 
 
 def test_two_secrets_have_two_stand_ins_and_variables_keep_their_names() -> None:
