@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
+from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._serdes import serialize_value
 
 from benchmarks.runner import Figure, in_turns
 from coranto.client import SyncJournalClient
@@ -36,6 +38,8 @@ from dagster_coranto import (
 SIZES = (100, 1_000, 10_000)
 WRITTEN = 100
 """The journals of each size that have content."""
+BATCH = 1_000
+"""Journals that are created at a time."""
 PATIENCE_SECONDS = 600.0
 """Ten thousand new journals take their time to be assigned."""
 
@@ -48,8 +52,8 @@ def _name(number: int) -> str:
     return f"bench/region-{number % 10}/part-{number:05}"
 
 
-def _create(cluster: EmbeddedCluster, first: int, end: int) -> None:
-    """Create journals with these numbers in etcd, so that the broker assigns all of them at once when it starts."""
+def _create(cluster: EmbeddedCluster, client: SyncJournalClient, first: int, end: int) -> None:
+    """Create journals with these numbers in etcd, some at a time, and wait until the broker serves all of them."""
     layout = Layout(cluster.info.etcd_prefix)
     ops: list[Op] = []
     for number in range(first, end):
@@ -58,22 +62,16 @@ def _create(cluster: EmbeddedCluster, first: int, end: int) -> None:
         spec = pb.JournalSpec(name=_name(number), replication=1, fragment=fragment)
         ops.append(Put(layout.item_key(spec.name), spec.SerializeToString()))
 
-    async def put() -> None:
+    async def put(batch: Sequence[Op]) -> None:
         async with EtcdCoordinator(cluster.info.etcd) as coordinator:
-            for begin in range(0, len(ops), MAX_TXN_OPS):
-                await coordinator.txn([], ops[begin : begin + MAX_TXN_OPS])
+            for begin in range(0, len(batch), MAX_TXN_OPS):
+                await coordinator.txn([], batch[begin : begin + MAX_TXN_OPS])
 
-    cluster.stop_broker()
-    asyncio.run(put())
-    cluster.start_broker()
-
-
-def _fill(client: SyncJournalClient, names: Sequence[str]) -> None:
-    """Wait until the broker serves all journals, and append to some."""
-    while client.heads("name:prefix=bench/").unknown:
-        time.sleep(0.5)
-    for name in names:
-        client.append(name, b"x" * 100)
+    for begin in range(0, len(ops), BATCH):
+        asyncio.run(put(ops[begin : begin + BATCH]))
+        # A broker lists each journal's store once, and calls wait for that a while.
+        while not all(each.known and each.listed for each in client.heads("name:prefix=bench/")):
+            time.sleep(0.5)
 
 
 def _rate(count: int, work: Callable[[], object]) -> Callable[[], float]:
@@ -85,13 +83,29 @@ def _rate(count: int, work: Callable[[], object]) -> Callable[[], float]:
     return once
 
 
-def _tick(sensor: dg.SensorDefinition, instance: dg.DagsterInstance, repository: dg.RepositoryDefinition) -> int:
-    """Evaluate a sensor that has seen nothing yet, and store what it reports, as the daemon does."""
+def _evaluated(
+    sensor: dg.SensorDefinition, instance: dg.DagsterInstance, repository: dg.RepositoryDefinition
+) -> SensorExecutionData:
+    """Evaluate a sensor that has seen nothing yet."""
     context = dg.build_sensor_context(instance=instance, repository_def=repository, sensor_name=sensor.name)
-    result = sensor.evaluate_tick(context)
-    for event in result.asset_events:
+    return sensor.evaluate_tick(context)
+
+
+def _tick(sensor: dg.SensorDefinition, instance: dg.DagsterInstance, repository: dg.RepositoryDefinition) -> None:
+    """Evaluate a sensor that has seen nothing yet, and store what it reports, as the daemon does."""
+    for event in _evaluated(sensor, instance, repository).asset_events:
         instance.report_runless_asset_event(event)
-    return len(result.run_requests or ()) + len(result.asset_events)
+
+
+def _state(
+    sensor: dg.SensorDefinition, what: str, instance: dg.DagsterInstance, repository: dg.RepositoryDefinition
+) -> str:
+    """Tell the size of what Dagster keeps of a tick: the cursor, of which there is one, and events, which stay."""
+    result = _evaluated(sensor, instance, repository)
+    if len(result.run_requests or ()) + len(result.asset_events) != 1:
+        raise AssertionError(f"the {what} sensor has not one thing to say")
+    events = sum(len(serialize_value(event)) for event in result.asset_events)
+    return f"Dagster keeps a cursor of {len(result.cursor or ''):,} bytes, and {events:,} bytes of events a report"
 
 
 def _load_journals(listed: Sequence[JournalInfo]) -> dg.RepositoryDefinition:
@@ -119,14 +133,13 @@ def run(rounds: int) -> list[Figure]:
         with SyncJournalClient.of(config) as client, dg.instance_for_test() as instance:
             made = 0
             for size in SIZES:
-                _create(cluster, made, size)
-                _fill(client, [_name(number) for number in range(made, made + min(WRITTEN, size - made))])
+                _create(cluster, client, made, size)
+                for number in range(made, made + min(WRITTEN, size - made)):
+                    client.append(_name(number), b"x" * 100)
                 made = size
                 call = _rate(size, lambda: client.heads(group.selector))
                 for sensor, what in ((polling, "polling"), (observing, "observing")):
-                    if _tick(sensor, instance, repository) != 1:
-                        raise AssertionError(f"the {what} sensor has nothing to say of {size:,} journals")
-                    _forget(instance)
+                    note = _state(sensor, what, instance, repository)
                     tick = _rate(size, lambda sensor=sensor: _tick(sensor, instance, repository))  # type: ignore[misc]
                     rates, floors = in_turns(rounds, call, tick)
                     seconds = size / statistics.median(rates)
@@ -137,8 +150,10 @@ def run(rounds: int) -> list[Figure]:
                             rates,
                             floors,
                             "the call for all heads, alone",
+                            note,
                         )
                     )
+                    _forget(instance)
                 listed = client.list(label_selector(include={"name:prefix": f"{group.name}/"})).journals
                 rates, floors = in_turns(
                     rounds,

@@ -103,13 +103,17 @@ def drift(plan: SpecPlan) -> dg.AssetCheckResult:
     drifted, named = len(plan.due) - pruned, len(plan.steps) - pruned
     specs = plan.kind.plural
     parts = [f"{drifted} of {named} {specs} are not as the document says"] if drifted else []
-    parts += [f"{pruned} {specs} are not in the document"] if pruned else []
+    parts += [f"{_are(pruned, plan)} not in the document"] if pruned else []
     return dg.AssetCheckResult(
         passed=not plan.due and not plan.conflicts,
         severity=dg.AssetCheckSeverity.WARN,
-        description="; ".join([*parts, *plan.conflicts]) or f"{named} {specs} are as the document says",
+        description="; ".join([*parts, *plan.conflicts]) or f"{_are(named, plan)} as the document says",
         metadata=plan_metadata(plan),
     )
+
+
+def _are(count: int, plan: SpecPlan) -> str:
+    return f"1 {plan.kind.noun} is" if count == 1 else f"{count} {plan.kind.plural} are"
 
 
 def plan_metadata(plan: SpecPlan) -> dict[str, Any]:

@@ -178,8 +178,12 @@ def as_result(report: Report, severity: dg.AssetCheckSeverity) -> dg.AssetCheckR
         passed=not problems,
         severity=severity if report.errors else dg.AssetCheckSeverity.WARN,
         metadata=namespaced(metadata),
-        description=str(problems[0]) if problems else f"{len(report.subjects)} journals are sound",
+        description=str(problems[0]) if problems else _sound(len(report.subjects)),
     )
+
+
+def _sound(journals: int) -> str:
+    return "1 journal is sound" if journals == 1 else f"{journals} journals are sound"
 
 
 def _row(report: Report, name: str) -> JournalRow:

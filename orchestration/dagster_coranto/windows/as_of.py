@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import dagster as dg
 
 from coranto.errors import InvalidInput
+from coranto.fragments.windows import find
 from coranto.telemetry import amount
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
@@ -88,6 +89,19 @@ class AsOf:
         if found is None:
             raise InvalidInput(f"consumer {consumer!r} has no checkpoint in the store", field="consumer")
         return cls.offsets(found)
+
+    @classmethod
+    def window(cls, store: SqlStoreResource, consumer: str, name: str) -> Self:
+        """Return the content of a window of a consumer by windows, or of the larger one that it was merged into.
+
+        So assets with the consumer's partitions read the same bytes for a partition each time. Raises InvalidInput if
+        there is no such window.
+        """
+        from coranto_consumers.stores.windows import WindowLog
+
+        spans = find([each.window for each in WindowLog(bound(store).store(), consumer).load()], name).spans
+        ends = {journal: span.end for journal, span in spans.items()}
+        return cls.offsets(ends, {journal: span.begin for journal, span in spans.items()})
 
     @classmethod
     def _latest(cls, found: Iterable[dg.AssetMaterialization], store: SqlStoreResource | None, otherwise: str) -> Self:

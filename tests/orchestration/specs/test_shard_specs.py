@@ -76,8 +76,8 @@ def test_shards_are_applied_drift_and_are_pruned() -> None:
     shorter = SHARDS.replace("1s", "2s").partition("- {id: totals-001")[0]
     assert check(shorter) == (
         False,
-        "1 of 1 shards are not as the document says; 1 shards are not in the document",
+        "1 of 1 shards are not as the document says; 1 shard is not in the document",
     )
     assert materialize(shorter) == {"created": 0, "changed": 1, "deleted": 0, "unchanged": 0}
     assert materialize(shorter, prune=True) == {"created": 0, "changed": 0, "deleted": 1, "unchanged": 1}
-    assert check(shorter) == (True, "1 shards are as the document says")
+    assert check(shorter) == (True, "1 shard is as the document says")

@@ -120,7 +120,7 @@ def test_journals_that_left_the_tree_are_deleted_only_when_the_run_asks_for_it(
     materialize(journals)
     shorter = TREE.replace("  - name: flights/events/part-000\n", "")
     assert materialize(journals, shorter)["deleted"] == 0
-    assert check(journals, shorter)[:2] == (False, "1 journals are not in the document")
+    assert check(journals, shorter)[:2] == (False, "1 journal is not in the document")
     assert len(broker.journals) == 2
     assert materialize(journals, shorter, prune=True)["deleted"] == 1
     assert list(broker.journals) == ["flights/events/part-001"]

@@ -75,7 +75,7 @@ def findings(evaluation: dg.AssetCheckEvaluation) -> str:
 def test_sound_journals_pass_and_are_shown(journals: JournalResource, journal: FakeJournal) -> None:
     evaluation = run_check(journals)
     assert evaluation.passed
-    assert evaluation.description == "1 journals are sound"
+    assert evaluation.description == "1 journal is sound"
     assert row_of(evaluation) == {
         "journal": PART,
         "first": 0,

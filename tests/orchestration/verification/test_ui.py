@@ -1,4 +1,4 @@
-"""A shop's journals in Dagster's UI, in headless Chromium: a failed check, and an approved recovery."""
+"""A shop's journals in Dagster's UI, in headless Chromium: a backfill, a failed check, and an approved recovery."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from playwright.sync_api import Page, expect
+from dagster._core.execution.backfill import BulkActionStatus
+from playwright.sync_api import Locator, Page, TimeoutError, expect
 
 from coranto.audit import Report, audit_journals
 from coranto.client import JournalClient
@@ -25,13 +26,18 @@ from dagster_coranto.flights.ui import DagsterUi
 from tests.orchestration.flights.test_ui import (
     PATIENCE_MS,
     ROOT,
+    RUN_SECONDS,
     browser,
     page,
     pytestmark,
 )
+from tests.orchestration.metadata import own
 
 __all__ = ["browser", "page", "pytestmark"]
 
+LOOK_MS = 10_000
+QUEUE = "class: QueuedRunCoordinator\n  config: {max_concurrent_runs: 2, dequeue_interval_seconds: 1}"
+"""Runs wait for one another, as Dagster advises for backfills."""
 ORDERS = ("shop/orders/part-000", "shop/orders/part-001")
 
 
@@ -39,6 +45,8 @@ ORDERS = ("shop/orders/part-000", "shop/orders/part-001")
 def ui(cluster_dir: Path) -> Iterator[DagsterUi]:
     """The UI over a cluster with the shop's orders, of which an audit knows."""
     place_orders()
+    home = cluster_dir / "dagster" / "dagster.yaml"
+    home.write_text(home.read_text().replace("class: DefaultRunCoordinator", QUEUE))
     definitions = Path(__file__).with_name("shop_definitions.py")
     (cluster_dir / "workspace.yaml").write_text(
         f"load_from: [python_file: {{relative_path: {definitions}, location_name: shop}}]"
@@ -110,7 +118,43 @@ def launch(page: Page, ui: DagsterUi, job: str, config: str = "") -> dict[str, A
             if each.dagster_event is not None and each.dagster_event.is_successful_output
         )
     metadata: Any = output.metadata  # type: ignore[union-attr]
-    return {name: value.value for name, value in metadata.items()}
+    return own(metadata)
+
+
+def open_until(page: Page, url: str, shown: Locator) -> None:
+    """Open a page anew until it shows something: a UI that has just started does not look again for new assets."""
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while True:
+        page.goto(url)
+        try:
+            shown.wait_for(timeout=LOOK_MS)
+        except TimeoutError:
+            assert time.monotonic() < deadline
+        else:
+            return
+
+
+def test_a_backfill_of_windows_is_launched_by_clicking(ui: DagsterUi, page: Page) -> None:
+    page.set_viewport_size({"width": 1400, "height": 1000})
+    partitions = f"{ui.url}/assets/order_counts?view=partitions"
+    open_until(page, partitions, page.get_by_text(re.compile(r"Missing \(2\)")))
+    page.get_by_role("button").filter(has_text=re.compile("^Materialize…$")).click()
+    page.get_by_role("button").filter(has_text=re.compile("^All$")).click()
+    begin = page.get_by_role("button").filter(has_text=re.compile("^Launch backfill|^Launch 2-run backfill"))
+    expect(begin).to_be_enabled()
+    picture(page, "dagster-backfill-launch")
+    begin.click()
+    with dg.DagsterInstance.get() as instance:
+        deadline = time.monotonic() + RUN_SECONDS
+        while not (backfills := instance.get_backfills()) or not backfills[0].status.value.startswith("COMPLETED"):
+            assert time.monotonic() < deadline, backfills
+            page.wait_for_timeout(500)
+        assert backfills[0].status is BulkActionStatus.COMPLETED_SUCCESS
+    page.goto(f"{partitions}&partition=00000002")
+    expect(page.get_by_text(re.compile(r"Materialized \(2\)"))).to_be_visible()
+    row = page.locator("tr").filter(has=page.get_by_text("orders", exact=True))
+    expect(row.locator("td").nth(1)).to_have_text(re.compile("^[1-9]"))
+    picture(page, "dagster-backfill")
 
 
 def test_a_failed_check_tells_what_is_gone_and_a_recovery_is_approved_by_clicking(

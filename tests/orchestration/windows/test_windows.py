@@ -239,3 +239,17 @@ def test_as_of_a_checkpoint_and_of_offsets(shop: Shop) -> None:
     for ends, begins in (({}, {}), ({JOURNAL: 3}, {JOURNAL: 4}), ({JOURNAL: -1}, {}), ({JOURNAL: 3}, {"x": 1})):
         with pytest.raises(InvalidInput):
             AsOf.offsets(ends, begins)
+
+
+def test_as_of_a_window_has_its_bytes_also_when_it_was_merged(shop: Shop) -> None:
+    for cents in (1, 2, 3, 4):
+        shop.order(cents)
+    shop.tick()
+    assert shop.partitions() == ["00000001-00000002", "00000003", "00000004"]
+    size = len('{"customer": "ada", "cents": 1}\n')
+    for name, begin, end in (("00000002", 0, 2), ("00000001-00000002", 0, 2), ("00000003", 2, 3)):
+        found = AsOf.window(shop.store, windowed.name, name)
+        assert found == AsOf({JOURNAL: end * size}, {JOURNAL: begin * size})
+    for consumer, name in ((windowed.name, "00000009"), ("nobody", "00000001")):
+        with pytest.raises(InvalidInput):
+            AsOf.window(shop.store, consumer, name)
