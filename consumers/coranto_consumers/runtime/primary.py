@@ -101,6 +101,8 @@ class Primary:
         self._aborted = False
         self._acknowledging = False
         """The transaction that is being completed has committed."""
+        self._may_repeat = False
+        """An append since the prior transaction was done may appear in its journal again."""
         self._resets = 0
         self.store: Store | None = None
         self.ready = asyncio.Event()
@@ -331,6 +333,9 @@ class Primary:
         self._acknowledging = True
         gate.set_result(None)
         ends = await self._acknowledged(acknowledged)
+        if self._may_repeat:
+            self._may_repeat = False
+            self._publisher.replace_prior_producer()
         self._transactions.acknowledged(self._now())
         offsets = {journal: source.read_through for journal, source in checkpoint.sources.items()}
         self._metrics.completed(self._shard.id, self._transactions.completing)
@@ -406,7 +411,9 @@ class Primary:
     async def _append(self, journal: str, pieces: Any) -> AppendResult:
         # Messages carry UUIDs, so one that is appended twice is read once. Brokers that cannot be reached are waited
         # for, because committed messages must be acknowledged.
-        return await self._client.append(journal, pieces, retry_unknown=True, patience=_FOREVER)
+        result = await self._client.append(journal, pieces, retry_unknown=True, patience=_FOREVER)
+        self._may_repeat |= result.may_repeat
+        return result
 
     async def _read(self, journal: str, offset: int) -> None:
         """Read a source for as long as the shard lives, with a bounded number of messages ahead."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coranto.messages import Flags, Framing, JsonLines, ProducerClock, ProducerId, format_uuid
+from coranto.messages import Flags, Framing, JsonLines, ProducerClock, ProducerId, format_uuid, successor
 from coranto.names import validate_journal
 
 DEFAULT_FRAMING: Framing[Any] = JsonLines()
@@ -13,11 +13,17 @@ DEFAULT_FRAMING: Framing[Any] = JsonLines()
 class ShardPublisher:
     """Publishes messages as part of the current transaction. They commit, or are rolled back, with it.
 
-    Every run of a shard's primary has a producer of its own.
+    Every run of a shard's primary has two producers of its own, and transactions take turns with them. A reader that
+    meets an acknowledgement once more drops its producer's pending messages. So a transaction does not have the
+    producer of the one before it, whose acknowledgements are still being appended.
     """
 
     def __init__(self, producer: ProducerId, clock: ProducerClock) -> None:
         self.producer = producer
+        """The producer of the current transaction."""
+        self._other = successor(producer)
+        """The producer of the prior transaction, and of the next one."""
+        self._newest = self._other
         self._clock = clock
         self._staged: list[tuple[str, bytes]] = []
         self._journals: dict[str, Framing[Any]] = {}
@@ -44,9 +50,18 @@ class ShardPublisher:
         return [(journal, b"".join(contents)) for journal, contents in joined.items()]
 
     def ack_intents(self) -> dict[str, bytes]:
-        """End the transaction, and return the acknowledgements that commit its messages, by journal."""
+        """End the transaction, and return the acknowledgements that commit its messages, by journal.
+
+        The transaction before must be done.
+        """
         journals, self._journals = self._journals, {}
-        return {
+        intents = {
             journal: framing.acknowledgement(format_uuid(self.producer, self._clock.tick(), Flags.ACK_TXN))
             for journal, framing in journals.items()
         }
+        self.producer, self._other = self._other, self.producer
+        return intents
+
+    def replace_prior_producer(self) -> None:
+        """Never use the prior transaction's producer again: one of its acknowledgements may be appended once more."""
+        self._other = self._newest = successor(self._newest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -45,19 +45,27 @@ def commit_outputs(
         transaction.commit(checkpoint)
 
 
-def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> int:
-    """Append acknowledgements, and return the number of journals.
+class Acknowledged(NamedTuple):
+    """The outcome of appending acknowledgements."""
+
+    journals: int
+    may_repeat: bool
+    """True if one of them may appear in its journal again, however late."""
+
+
+def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> Acknowledged:
+    """Append acknowledgements to their journals.
 
     Each one is tried: a failure of one journal does not keep the others from theirs. Then the client's first error is
     raised. Acknowledgements are in the committed checkpoint, so the next start appends them again.
     """
-    appended = 0
+    appended, may_repeat = 0, False
     failure: CorantoError | None = None
     for journal, content in sorted(intents.items()):
         # Brokers that are away for long may be away for all journals.
         patience = None if failure is None else min(_PATIENCE_AFTER_FAILURE, client.config.patience)
         try:
-            client.append(journal, content, retry_unknown=True, patience=patience)
+            may_repeat |= client.append(journal, content, retry_unknown=True, patience=patience).may_repeat
         except JournalNotFound:
             _log.warning("source.pending_messages_gone", journal=journal)
         except CorantoError as error:
@@ -67,7 +75,7 @@ def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> int:
             appended += 1
     if failure is not None:
         raise failure
-    return appended
+    return Acknowledged(appended, may_repeat)
 
 
 @contextmanager

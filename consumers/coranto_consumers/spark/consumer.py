@@ -161,7 +161,7 @@ class SparkConsumer:
         fence, checkpoint = self._store.raise_fence(self._application.name)
         self._ids.begin(fence)
         self._hooks.reached(Step.FENCED)
-        replayed = acknowledge(client, checkpoint.ack_intents)
+        replayed = acknowledge(client, checkpoint.ack_intents).journals
         delete_stale_rows(self._store, self._application.name, fence)
         self._hooks.reached(Step.RECOVERED)
         return ConsumeReport(0, 0, 0, 0, {}, {}, replayed, fence), checkpoint.sources
@@ -296,8 +296,8 @@ class SparkConsumer:
                 checkpoint = Checkpoint(read.sources, published.intents)
                 commit_outputs(self._store, self._application.name, report.fence, staged, checkpoint, merged)
             self._hooks.reached(Step.COMMITTED)
-            acknowledge(client, published.intents)
-            self._ids.settle(published.uses)
+            if not acknowledge(client, published.intents).may_repeat:
+                self._ids.settle(published.uses)
             self._hooks.reached(Step.ACKNOWLEDGED)
         report = replace(
             report,

@@ -152,8 +152,8 @@ class _Batches:
                 with rolled_back_on_failure(client, published) as committing:
                     self._commit(query, fence, staged, published.intents, committing)
                 self._hooks.reached(Step.COMMITTED)
-                acknowledge(client, published.intents)
-                self._ids.settle(published.uses)
+                if not acknowledge(client, published.intents).may_repeat:
+                    self._ids.settle(published.uses)
         self._hooks.reached(Step.ACKNOWLEDGED)
 
     def _commit(

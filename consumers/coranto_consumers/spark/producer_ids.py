@@ -6,7 +6,8 @@ the same time, and no acknowledgement of an earlier use may arrive during a late
 - An id belongs to the executor that made it. Its tasks **take** ids from a folder by renaming files, so only one of
   them gets each. A task that finds none makes a new id.
 - An id is free again when the driver says that its last use is **settled**: the transaction has committed, and its
-  acknowledgements are appended. An attempt that failed or lost is never settled, so its id is never used again.
+  acknowledgements are appended, each by a single attempt. An attempt that failed or lost is never settled, so its id is
+  never used again.
 - Only one instance of a consumer uses a folder, under fences without a gap between them. Another instance may append
   the last acknowledgements again when it starts, even late, so an instance that was interrupted begins a new folder.
 

@@ -239,9 +239,9 @@ class JournalClient:
 
         After failures that certainly applied nothing, bytes and sequences of bytes are retried for `patience` seconds.
         An iterable is retried only until its first item was taken. `retry_unknown` also retries after
-        AppendOutcomeUnknown. Then content may be committed more than once, which suits messages with UUIDs, whose
-        readers discard duplicates. The broker that appends knows the journals' specs as of `min_etcd_revision` or
-        later. After a cancellation the outcome is unknown.
+        AppendOutcomeUnknown. Then content may be committed more than once (see `AppendResult.may_repeat`), which suits
+        messages with UUIDs, whose readers discard duplicates. The broker that appends knows the journals' specs as of
+        `min_etcd_revision` or later. After a cancellation the outcome is unknown.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend)
         parameters = self._parameters(journal, conditions, max(self._applied_revision, min_etcd_revision))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from coranto.client.append_stream import MAX_CONTENT_BYTES
 from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
@@ -64,30 +65,38 @@ class PreparedAppend:
 
         After a cancellation the outcome is unknown.
         """
+        may_repeat = False
         while True:
-            append, self._begun = self._begun, None
             try:
-                small = _small(content) if append is None else None
-                if small is not None and self._dispatcher.may_stream(self._parameters.journal):
-                    result = await append_small(self._dispatcher, self._parameters, small, registers=self._registers)
-                    if result is not None:
-                        return result
-                append = append or self._appender()
-                if isinstance(content, bytes):
-                    return await append.commit(content)
-                for piece in _joined(content):
-                    await append.write(piece)
-                return await append.commit()
+                result = await self._attempt(content)
             except AppendOutcomeUnknown as error:
                 if not self._retry_unknown:
                     raise
+                may_repeat = True
                 await self._wait(error)
             except TRANSIENT as error:
                 await self._wait(error)
-            except BaseException:
-                if append is not None:
-                    append.abort()  # If it has not ended, for example when `content` has the wrong type.
-                raise
+            else:
+                return replace(result, may_repeat=True) if may_repeat else result
+
+    async def _attempt(self, content: bytes | Sequence[bytes]) -> AppendResult:
+        append, self._begun = self._begun, None
+        try:
+            small = _small(content) if append is None else None
+            if small is not None and self._dispatcher.may_stream(self._parameters.journal):
+                result = await append_small(self._dispatcher, self._parameters, small, registers=self._registers)
+                if result is not None:
+                    return result
+            append = append or self._appender()
+            if isinstance(content, bytes):
+                return await append.commit(content)
+            for piece in _joined(content):
+                await append.write(piece)
+            return await append.commit()
+        except BaseException:
+            if append is not None:
+                append.abort()  # If it has not ended, for example when `content` has the wrong type.
+            raise
 
     def _appender(self) -> Appender:
         return Appender(self._dispatcher, self._parameters, may_proxy=False, registers=self._registers)

@@ -22,6 +22,8 @@ class AppendResult:
     sum: bytes
     registers: pb.LabelSet
     header: pb.Header
+    may_repeat: bool = False
+    """True if the outcome of an earlier attempt is unknown: the journal may have the content twice, or get it later."""
 
 
 @dataclass(frozen=True, slots=True)

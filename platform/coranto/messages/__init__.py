@@ -33,6 +33,7 @@ from coranto.messages.uuids import (
     new_producer_id,
     parse_uuid,
     parse_uuid_text,
+    successor,
 )
 
 if TYPE_CHECKING:
@@ -94,4 +95,5 @@ __all__ = [
     "read_committed",
     "read_committed_async",
     "rendezvous",
+    "successor",
 ]

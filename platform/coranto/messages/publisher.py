@@ -1,7 +1,8 @@
 """Publishers of messages, alone or in transactions that span journals.
 
 `SyncPublisher` and `Publisher` append the batches of a `TransactionBuilder` (transactions.py) through a callable
-`append(journal, content)`.
+`append(journal, content)`. If an acknowledgement fails, or its append returns a result whose `may_repeat` is true, the
+next transaction has another producer.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ class SyncPublisher(Generic[M]):
         self._builder = TransactionBuilder(producer, clock, framing)
         self._max_batch_bytes = max_batch_bytes
         self._max_pending_bytes = max_pending_bytes
+        self._may_repeat = False
         self._lock = threading.RLock()
 
     @property
     def producer(self) -> ProducerId:
+        """The producer of the next message."""
         return self._builder.producer
 
     def publish(self, journal: Destination[M], message: M) -> str:
@@ -135,12 +138,14 @@ class SyncPublisher(Generic[M]):
         failure: Exception | None = None
         for journal, content in intents.items():
             try:
-                self._append(journal, content)
+                self._may_repeat |= _may_repeat(self._append(journal, content))
             except Exception as error:  # noqa: BLE001 - raised once the other journals have theirs
                 failure = failure or error
         if failure is not None:
+            self._may_repeat = True
             raise failure
-        self._builder.finish()
+        self._builder.finish(may_repeat=self._may_repeat)
+        self._may_repeat = False
 
 
 class Publisher(Generic[M]):
@@ -167,6 +172,7 @@ class Publisher(Generic[M]):
         self._builder = TransactionBuilder(producer, clock, framing)
         self._max_batch_bytes = max_batch_bytes
         self._max_pending_bytes = max_pending_bytes
+        self._may_repeat = False
         self._in_flight = 0
         self._flushing = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -192,6 +198,7 @@ class Publisher(Generic[M]):
 
     @property
     def producer(self) -> ProducerId:
+        """The producer of the next message."""
         return self._builder.producer
 
     async def publish(self, journal: Destination[M], message: M) -> str:
@@ -301,6 +308,7 @@ class Publisher(Generic[M]):
                 self._in_flight -= len(batch)
 
     async def _append_intents(self, intents: Mapping[str, bytes]) -> None:
+        repeats, self._may_repeat = self._may_repeat, True  # A cancelled append may come later, too.
         outcomes = await asyncio.gather(
             *(_as_coroutine(self._append(journal, content)) for journal, content in intents.items()),
             return_exceptions=True,
@@ -308,7 +316,13 @@ class Publisher(Generic[M]):
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-        self._builder.finish()
+        self._builder.finish(may_repeat=repeats or any(map(_may_repeat, outcomes)))
+        self._may_repeat = False
+
+
+def _may_repeat(result: object) -> bool:
+    """Return True for a `coranto.client.AppendResult` whose content may appear again."""
+    return getattr(result, "may_repeat", False) is True
 
 
 async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:

@@ -16,7 +16,7 @@ A transaction goes through these phases:
 3.  The caller keeps the intents durably, typically in one store transaction with other changes that must commit with
     them. At that moment the transaction commits.
 4.  Only then are the intents appended. A process that finds kept intents after a crash appends them again, which does
-    no harm.
+    no harm: its own messages have another producer.
 
 Until the acknowledgement is written, an append with an unknown outcome may be repeated with the same bytes. Repeating
 any append is harmless then: readers discard messages whose clock they have seen.
@@ -30,7 +30,7 @@ from typing import Generic, TypeVar
 
 from coranto.errors import InvalidInput
 from coranto.messages.framing import Framing
-from coranto.messages.uuids import Flags, ProducerClock, ProducerId, format_uuid
+from coranto.messages.uuids import Flags, ProducerClock, ProducerId, format_uuid, successor
 
 M = TypeVar("M")
 
@@ -47,7 +47,7 @@ class Phase(enum.Enum):
 class _Output:
     """The state of one journal: content that waits to be appended, and the clocks for its acknowledgements."""
 
-    __slots__ = ("in_doubt", "in_transaction", "last_ack", "may_be_appended", "queue", "size")
+    __slots__ = ("in_doubt", "in_transaction", "is_met", "last_ack", "may_be_appended", "queue", "size")
 
     def __init__(self, last_ack: int) -> None:
         self.queue: deque[bytes] = deque()
@@ -56,10 +56,15 @@ class _Output:
         self.in_transaction = False
         self.may_be_appended = False  # Some of the open transaction's messages may be in the journal.
         self.in_doubt = False  # One of its batches was put back: the append may still reach the journal.
+        self.is_met = True  # The producer has written here. False once it was replaced.
 
 
 class TransactionBuilder(Generic[M]):
-    """The transactions of one producer, one after the other."""
+    """The transactions of one writer, one after the other.
+
+    They are those of one producer, until an acknowledgement may repeat. Readers drop pending messages when they meet
+    the acknowledgement before them once more, so `finish` then replaces the producer by its `successor`.
+    """
 
     def __init__(self, producer: ProducerId, clock: ProducerClock, framing: Framing[M]) -> None:
         self.producer = producer
@@ -206,13 +211,20 @@ class TransactionBuilder(Generic[M]):
                     self._acks[journal] = clock, content
         return self._intents()
 
-    def finish(self) -> None:
-        """COMMITTING or ROLLING_BACK → OPEN. Call it when the acknowledgements are in their journals."""
+    def finish(self, *, may_repeat: bool = False) -> None:
+        """COMMITTING or ROLLING_BACK → OPEN. Call it when the acknowledgements are in their journals.
+
+        `may_repeat` says that one of them may appear in its journal again, however late: an append of it had no known
+        outcome.
+        """
         self._require(Phase.COMMITTING, Phase.ROLLING_BACK)
         for journal, (clock, _) in self._acks.items():
             self._lanes[journal].last_ack = clock
         for lane in self._lanes.values():
             lane.in_transaction = lane.may_be_appended = lane.in_doubt = False
+            lane.is_met = lane.is_met and not may_repeat
+        if may_repeat:
+            self.producer = successor(self.producer)
         self._acks = {}
         self.phase = Phase.OPEN
 
@@ -225,6 +237,8 @@ class TransactionBuilder(Generic[M]):
         lane = self._lanes.get(journal)
         if lane is None:
             lane = self._lanes[journal] = _Output(clock - 1)
+        elif not lane.is_met:
+            lane.last_ack, lane.is_met = clock - 1, True
         lane.queue.append(content)
         lane.size += len(content)
         self._pending += len(content)

@@ -19,6 +19,7 @@ Code that runs for each message uses `parse_uuid_text` and `format_uuid`, which 
 from __future__ import annotations
 
 import enum
+import hashlib
 import struct
 import uuid
 from binascii import Error as HexError
@@ -74,6 +75,11 @@ def new_producer_id(random_bytes: Callable[[int], bytes]) -> ProducerId:
         )
     drawn[0] |= 0x01  # RFC 4122: marks a node that is not a network card's address.
     return ProducerId(bytes(drawn))
+
+
+def successor(producer: ProducerId) -> ProducerId:
+    """Return the id that a writer takes when it gives up `producer`: always the same one, and nobody else's."""
+    return new_producer_id(lambda size: hashlib.sha1(producer, usedforsecurity=False).digest()[:size])
 
 
 def clock_from_ns(unix_ns: int) -> int:

@@ -6,22 +6,26 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table
 from structlog.testing import capture_logs
 
-from coranto.client import JournalClient
+from coranto.client import AppendResult, JournalClient
 from coranto.effects import SystemClock
 from coranto.errors import CorruptMessage, Fenced, JournalNotFound, NotAllowed
 from coranto.messages import (
     Checkpoint,
     Envelope,
+    Flags,
     JsonLines,
     ProducerClock,
     ProducerState,
     Source,
     TransactionBuilder,
+    iter_messages,
     new_producer_id,
 )
 from coranto.messages.pruning import DEFAULT_PRUNE_DISTANCE
@@ -575,3 +579,24 @@ async def test_a_journal_whose_brokers_are_away_does_not_hide_that_another_is_re
                 await shard.task
     assert journals.committed("out/three") == [{"n": 1}]
     assert {each["journal"] for each in logs if each["event"] == "acknowledgement.failed"} == {"out/one", "out/two"}
+
+
+async def test_an_acknowledgement_that_arrives_late_once_more_costs_no_output(journals, client, sums, monkeypatch):
+    """A broker that hangs applies the first attempt of an acknowledgement long after the client has repeated it."""
+    append, late = client.append, []
+
+    async def append_with_doubt(journal: str, content: Any, **options: Any) -> AppendResult:
+        result = await append(journal, content, **options)
+        messages = list(iter_messages(JsonLines(), journal, [b"".join(content)], 0))
+        if messages[0].flags == Flags.CONTINUE_TXN and late:
+            await journals.fake.write(journal, late[0])
+        if messages[-1].flags == Flags.ACK_TXN and not late:
+            late.append(b"".join(content))
+            return replace(result, may_repeat=True)
+        return result
+
+    monkeypatch.setattr(client, "append", append_with_doubt)
+    async with running_shard(sums, SPEC, client) as shard:
+        for n in range(6):
+            await shard.read_through({"in/one": await journals.publish("in/one", {"key": str(n), "n": n})})
+    assert [each["n"] for each in journals.committed("out/one")] == list(range(6))

@@ -416,6 +416,16 @@ async def test_an_unknown_outcome_is_repeated_only_on_request(
     assert broker.count("Append") == 3
     assert journal.content == b"once or twice;once or twice;"
     assert result.begin == 14
+    assert result.may_repeat
+
+
+async def test_an_append_that_was_refused_first_does_not_repeat(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    broker.at(CallPoint.APPEND_CONTENT, pb.INSUFFICIENT_JOURNAL_BROKERS)
+    result = await client.append(NAME, b"once;", retry_unknown=True)
+    assert broker.count("Append") == 2
+    assert not result.may_repeat
 
 
 async def test_an_iterable_is_read_only_once(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:

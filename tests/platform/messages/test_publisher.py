@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from coranto.errors import InvalidInput, Unavailable
-from coranto.messages.framing import JsonLines, JsonObject, iter_messages
+from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
 from coranto.messages.mapping import ModuloMapping, by_key
 from coranto.messages.publisher import Phase, Publisher, SyncPublisher, TransactionBuilder
+from coranto.messages.sequencer import Sequencer, read_committed
 from coranto.messages.uuids import Flags, ProducerClock, ProducerId
 
 PRODUCER = ProducerId(bytes.fromhex("010203040506"))
@@ -267,6 +269,86 @@ def test_acknowledging_can_be_repeated_after_a_failure() -> None:
     publisher.acknowledge()
     assert journals.flags("a") == [CONTINUE, ACK, ACK]
     assert journals.flags("b") == [CONTINUE, ACK]
+
+
+class LateJournals(Journals):
+    """The first attempt of the first acknowledgement is not answered, and arrives when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._late: dict[str, bytes] = {}
+
+    def append(self, journal: str, content: bytes) -> SimpleNamespace:
+        super().append(journal, content)
+        [*_, last] = iter_messages(LINES, journal, [content], 0)
+        is_late = last.flags == ACK and not self._late
+        if is_late:
+            self._late[journal] = content
+        return SimpleNamespace(may_repeat=is_late)
+
+    def arrive(self) -> None:
+        for journal, content in self._late.items():
+            self.content[journal] += content
+
+    def committed(self, journal: str) -> list[object]:
+        content = bytes(self.content[journal])
+
+        def read(begin: int, end: int) -> Iterator[Envelope[JsonObject]]:
+            return iter_messages(LINES, journal, [content[begin:end]], begin)
+
+        found = read_committed(read(0, len(content)), Sequencer(), lambda wanted: read(wanted.begin, wanted.end))
+        return [each.message["n"] for each in found]
+
+
+def test_an_acknowledgement_that_arrives_once_more_costs_the_next_transaction_nothing() -> None:
+    journals = LateJournals()
+    publisher = make_sync(journals)
+    publisher.add("a", {"n": 1})
+    publisher.commit()
+    publisher.add("a", {"n": 2})
+    publisher.flush()
+    journals.arrive()
+    publisher.commit()
+    assert journals.committed("a") == [1, 2]
+
+
+async def test_the_same_holds_for_an_asynchronous_publisher() -> None:
+    journals = LateJournals()
+
+    async def append(journal: str, content: bytes) -> SimpleNamespace:
+        return journals.append(journal, content)
+
+    async with Publisher(append, producer=PRODUCER, clock=make_clock(), framing=LINES) as publisher:
+        await publisher.add("a", {"n": 1})
+        await publisher.commit()
+        await publisher.add("a", {"n": 2})
+        await publisher.flush()
+        journals.arrive()
+        await publisher.commit()
+    assert journals.committed("a") == [1, 2]
+
+
+def test_a_rollback_by_the_next_producer_drops_its_messages_alone() -> None:
+    journals = LateJournals()
+    publisher = make_sync(journals)
+    publisher.add("a", {"n": 1})
+    publisher.commit()
+    publisher.add("a", {"n": 2})
+    publisher.flush()
+    publisher.rollback()
+    journals.arrive()
+    publisher.add("a", {"n": 3})
+    publisher.commit()
+    assert journals.committed("a") == [1, 3]
+
+
+def test_acknowledgements_that_arrive_once_have_one_producer_from_first_to_last() -> None:
+    journals = Journals()
+    publisher = make_sync(journals)
+    for n in range(3):
+        publisher.add("a", {"n": n})
+        publisher.commit()
+    assert publisher.producer == PRODUCER
 
 
 def test_one_journal_that_refuses_costs_no_other_its_acknowledgement() -> None:
