@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from coranto.cluster import EtcdServer
+from coranto.cluster.etcd_server import find_etcd
 from coranto.coordination.etcd import Delete, Put
 from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout, MemberId
@@ -162,6 +163,10 @@ async def holds(client: RawClient, journal: str, content: bytes) -> bool:
     return await client.content(journal) == content
 
 
+async def listed(client: RawClient) -> dict[str, pb.ListResponse.Journal]:
+    return {each.spec.name: each for response in await client.listing() for each in response.journals}
+
+
 async def test_an_etcd_that_was_restored_is_taken_up(
     tmp_path: Path, broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
@@ -199,6 +204,59 @@ async def test_an_etcd_that_was_restored_is_taken_up(
             assert await client.content(J) == CONTENT + b"and this"
             await client.apply(spec(K, stores=("file:///frags/",), fragment={"refresh_interval": 1}))
             await eventually(lambda: appends_at(client, K, len(CONTENT)))
+            await eventually(lambda: holds(client, K, CONTENT))
+    finally:
+        child.close()
+        etcd.stop()
+
+
+async def test_a_snapshot_that_is_restored_by_the_runbook_loses_only_what_specs_say(
+    tmp_path: Path, broker_settings: BrokerSettings, spec: MakeSpec
+) -> None:
+    """Lost are a journal's spec that was created since, and a change of one; content and registers are not."""
+    folder, snapshot = tmp_path / "etcd", tmp_path / "snapshot.db"
+    tools = find_etcd().parent
+    changed = spec(J, stores=("file:///frags/",), fragment={"refresh_interval": 2})
+    etcd = EtcdServer(folder, fsync=False)
+    etcd.start()
+    settings = broker_settings.model_copy(update={"etcd": etcd.endpoint})
+    child = BrokerChild(settings, tmp_path / "broker.log")
+    try:
+        child.start()
+        await write(child, spec(J, stores=("file:///frags/",), fragment={"refresh_interval": 1}))
+        save = [tools / "etcdctl", "--endpoints", etcd.endpoint, "snapshot", "save", snapshot]
+        await asyncio.to_thread(subprocess.run, save, check=True, capture_output=True)
+        await write(child, spec(K, stores=("file:///frags/",), fragment={"refresh_interval": 1}))
+        client = await child.client()
+        assert (await client.append_when_ready(J, b"and this", union_registers=label_set(since="1"))).status == pb.OK
+        await client.apply(changed, revision=(await listed(client))[J].mod_revision)
+        await client.close()
+        await child.expire()
+        etcd.stop()
+
+        shutil.rmtree(folder / "etcd")
+        restore = [
+            *(tools / "etcdutl", "snapshot", "restore", snapshot, "--data-dir", folder / "etcd", "--name", "coranto"),
+            *("--initial-cluster", "coranto=http://127.0.0.1:1", "--initial-advertise-peer-urls", "http://127.0.0.1:1"),
+            *("--initial-cluster-token", "another"),
+        ]
+        await asyncio.to_thread(subprocess.run, restore, check=True, capture_output=True)
+        etcd.start()
+        assert "etcd cluster" in await refusal(settings)
+        async with EtcdCoordinator(settings.etcd) as coordinator:
+            held = (await coordinator.range(Layout(settings.etcd_prefix).members)).kvs
+            for kv in held:
+                await coordinator.lease_revoke(kv.lease)  # As time would.
+        await adopt_etcd(settings)
+        async with running_broker(settings) as (_, client):
+            await eventually(lambda: appends_at(client, J, len(CONTENT) + 8))
+            assert await client.content(J) == CONTENT + b"and this"
+            kept_registers = {label.name for label in (await client.append_when_ready(J)).registers.labels}
+            assert {"author", "since"} <= kept_registers
+            there = await listed(client)
+            assert there.keys() == {J}
+            assert there[J].spec.fragment.refresh_interval.seconds == 1
+            await client.apply(spec(K, stores=("file:///frags/",), fragment={"refresh_interval": 1}))
             await eventually(lambda: holds(client, K, CONTENT))
     finally:
         child.close()
