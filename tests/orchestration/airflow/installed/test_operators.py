@@ -225,3 +225,20 @@ def test_a_consumer_without_a_safe_store_is_refused() -> None:
         with pytest.raises(AirflowFailException, match="store"):
             consume.execute(context())
     assert consume.max_active_tis_per_dag == 1
+
+
+def test_a_session_that_the_process_had_before_is_used_and_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    from coranto_consumers.spark import session
+
+    class Found:
+        running = True
+
+        def stop(self) -> None:
+            self.running = False
+
+    found = Found()
+    monkeypatch.setattr(session, "running_session", lambda: found)
+    consumer = SparkConsumerOperator(task_id="consume", application="shop:Revenue", store_url="sqlite:////tmp/shop.db")
+    assert consumer._start_session() is found
+    consumer.on_kill()
+    assert found.running
