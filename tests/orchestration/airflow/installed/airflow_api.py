@@ -16,6 +16,8 @@ from urllib.parse import quote
 T = TypeVar("T")
 
 PATIENCE = 400.0
+REPAIR_SECONDS = 30.0
+"""The time that SQLite may take to repair its file."""
 DONE = {"success", "failed", "skipped", "upstream_failed"}
 
 
@@ -48,14 +50,21 @@ class AirflowApi:
             headers={"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
             method=method,
         )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                content = answer.read()
-        except urllib.error.HTTPError as error:
-            if error.code >= 500:  # Airflow keeps the cause to its log.
-                raise AssertionError(f"{path}: {error}\n{self._server_log.read_text()[-6000:]}") from error
-            raise
-        return json.loads(content) if content else None
+        deadline = time.monotonic() + REPAIR_SECONDS
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    content = answer.read()
+                return json.loads(content) if content else None
+            except urllib.error.HTTPError as error:
+                if error.code < 500:
+                    raise
+                # A process that was killed within a transaction leaves a journal to SQLite. While one process rolls
+                # that back, SQLite refuses others at once. So reads are made again.
+                if request.get_method() != "GET" or time.monotonic() > deadline:
+                    told = f"{error.read()[:2000]!r}\n{self._server_log.read_text()[-6000:]}"
+                    raise AssertionError(f"{path}: {error}\n{told}") from error
+                time.sleep(0.2)
 
     def await_dags(self, *dags: str) -> None:
         """Wait until DAGs are parsed. Fails if one cannot be."""
