@@ -4,101 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import structlog.testing
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from coranto import labels
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool import durable_spool
-from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
 from coranto_broker.spool.flush import DiskFailed
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
-from coranto_broker.spool.recovery import Recovered, recover
-from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.spool.spool import ProposalDecision, ProposalEffect, empty_at
+from coranto_broker.spool.recovery import recover
+from coranto_broker.spool.spool import ProposalEffect, empty_at
 from coranto_broker.testing.running import FaultyDisk, ManualClock
+from tests.broker.spool.conftest import JOURNAL, MINE, Observer, append, content_of, names, roll
 
-JOURNAL = "a/journal"
 NONE = pb.LabelSet()
-MINE = labels.label_set(author="me")
-
-
-@dataclass
-class Observer:
-    """Remembers what the spool has made visible."""
-
-    visible: list[tuple[int, int]] = field(default_factory=list)
-    sealed: list[Sealed] = field(default_factory=list)
-    urgent: list[bool] = field(default_factory=list)
-    skips: list[int] = field(default_factory=list)
-    ahead: int = 0
-    readable: int = 0
-
-    def spool_ahead(self, end: int) -> None:
-        self.ahead = end
-
-    def spool_readable(self, end: int) -> None:
-        self.readable = end
-
-    def spool_skip(self, offset: int) -> None:
-        self.skips.append(offset)
-
-    def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
-        self.visible.append((fragment.begin, fragment.end))
-
-    def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
-        self.sealed.append(sealed)
-        self.urgent.append(primary)
-
-
-@pytest.fixture
-def disk() -> FaultyDisk:
-    return FaultyDisk()
-
-
-@pytest.fixture
-def observer() -> Observer:
-    return Observer()
-
-
-@pytest.fixture
-def folder(tmp_path: Path, disk: FaultyDisk) -> SpoolFolder:
-    return SpoolFolder(folder_of(tmp_path, JOURNAL, 7), JOURNAL, 7, disk, ManualClock())
-
-
-@pytest.fixture
-def spool(folder: SpoolFolder, observer: Observer) -> DurableSpool:
-    return DurableSpool(folder, observer, Fsync.NEVER)
-
-
-def append(spool: DurableSpool, content: bytes, registers: pb.LabelSet | None = None) -> ProposalDecision:
-    spool.write(spool.delta, content)
-    return spool.propose(spool.next_fragment(), registers or spool.registers, primary=True)
-
-
-def roll(spool: DurableSpool, offset: int | None = None, codec: Codec = Codec.GZIP) -> ProposalDecision:
-    end = spool.end if offset is None else offset
-    return spool.propose(empty_at(spool.fragment, end, codec), spool.registers, primary=True)
-
-
-def names(folder: SpoolFolder) -> list[str]:
-    return folder.disk.list(folder.path)
-
-
-def content_of(sealed: Sealed) -> bytes:
-    with sealed.content.borrow() as file:
-        return file.read_at(0, sealed.fragment.length + 1)
 
 
 # ----------------------------------------------------------------------------------------------------- while it runs
@@ -468,291 +396,9 @@ def test_a_first_log_that_meets_a_full_disk_is_begun_again(
     assert (recover(folder).lost_end, names(folder)) == (0, [f"{0:016x}.0.commits", f"{0:016x}.content"])
 
 
-# -------------------------------------------------------------------------------------------------------- recovery
-
-
-def test_nothing_recovers_to_an_empty_spool(folder: SpoolFolder) -> None:
-    recovered = recover(folder)
-    assert recovered == Recovered(recovered.spool, watermark=recovered.watermark)
-    assert recovered.watermark.offset == 0
-    assert (recovered.spool.end, len(recovered.spool.registers.labels)) == (0, 0)
-    assert names(folder) == []
-
-
-def test_a_killed_spool_is_taken_up_again(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    roll(spool, codec=Codec.SNAPPY)
-    append(spool, b"abc", MINE)
-    append(spool, b"def")
-    committed = spool.committed
-    spool.write(0, b"uncommitted tail")
-
-    with structlog.testing.capture_logs() as logs:
-        recovered = recover(folder)
-    assert not logs
-    assert recovered.spool.committed == committed
-    assert recovered.sealed == []
-    assert folder.disk.read(spool.content_file.path) == b"abcdef"
-
-    again = recovered.durable(folder, observer, Fsync.NEVER)
-    append(again, b"ghi")
-    assert again.fragment.sum == sum_of(b"abcdefghi")
-    assert recover(folder).spool.end == 9
-
-
-def test_completed_fragments_come_back_and_registers_stay(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    append(spool, b"abc", MINE)
-    roll(spool)
-    append(spool, b"def")
-    roll(spool)
-    recovered = recover(folder)
-    assert (recovered.spool.end, recovered.spool.registers, recovered.spool.fragment.length) == (6, MINE, 0)
-    assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc", b"def"]
-    for sealed in recovered.sealed:
-        sealed.drop()
-    recovered = recover(folder)
-    assert (recovered.spool.end, recovered.spool.registers, recovered.sealed) == (6, MINE, [])
-
-
-def test_a_torn_record_is_ignored(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    append(spool, b"abc", MINE)
-    log = folder.path / f"{0:016x}.0.commits"
-    whole = folder.disk.read(log)
-    append(spool, b"def", labels.label_set(author="you"))
-    log.write_bytes(folder.disk.read(log)[:-3])
-    recovered = recover(folder)
-    assert (recovered.spool.end, recovered.spool.registers) == (3, MINE)
-    assert folder.disk.read(log) == whole, "later records go where the torn one was"
-
-
-@pytest.mark.parametrize("written", [0, 7])
-def test_a_kill_within_the_first_commit_of_a_journal_loses_nothing_and_corrupts_nothing(
-    folder: SpoolFolder, observer: Observer, written: int
-) -> None:
-    # Found by simulation: such a spool was set aside, and the journal waited for an operator.
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    spool.write(0, b"content")
-    log = folder.log(0, 0)
-    before = log.size()
-    spool.propose(spool.next_fragment(), MINE, primary=True)
-    log = folder.log(0, 0)
-    log.truncate(before + written)
-    recovered = recover(folder)
-    assert (recovered.spool.end, recovered.lost_end) == (0, 0)
-    assert not (folder.path / "set-aside").exists()
-
-
-def test_a_roll_that_was_torn_never_happened(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    append(spool, b"abc", MINE)
-    roll(spool)
-    log = folder.path / f"{3:016x}.0.commits"
-    log.write_bytes(folder.disk.read(log)[:10])
-    recovered = recover(folder)
-    assert (recovered.spool.fragment.begin, recovered.spool.end, recovered.sealed) == (0, 3, [])
-    assert not log.exists()
-
-
-def test_an_interrupted_drop_is_completed(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    append(spool, b"abc")
-    roll(spool)
-    observer.sealed[0].log.discard()
-    recovered = recover(folder)
-    assert (recovered.spool.end, recovered.sealed) == (3, [])
-    assert not (folder.path / f"{0:016x}.content").exists()
-
-
-def test_another_create_revision_is_another_spool(tmp_path: Path, folder: SpoolFolder, observer: Observer) -> None:
-    append(DurableSpool(folder, observer, Fsync.NEVER), b"abc", MINE)
-    later = SpoolFolder(folder_of(tmp_path, JOURNAL, 8), JOURNAL, 8, folder.disk, folder.clock)
-    recovered = recover(later)
-    assert (recovered.spool.end, len(recovered.spool.registers.labels)) == (0, 0)
-    assert recover(folder).spool.end == 3
-
-
 def test_names_that_look_alike_have_folders_of_their_own(tmp_path: Path) -> None:
     assert folder_of(tmp_path, "a/bcd", 1) != folder_of(tmp_path, "a_bcd", 1)
     assert len(folder_of(tmp_path, "x" * 512, 1).parent.name) < 100
-
-
-@pytest.mark.parametrize("damage", ["flip", "cut", "log of another journal", "log is garbage"])
-def test_a_corrupt_spool_is_set_aside_and_its_extent_remembered(
-    folder: SpoolFolder, observer: Observer, damage: str
-) -> None:
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    append(spool, b"abc", MINE)
-    roll(spool)
-    append(spool, b"defgh")
-    content = folder.path / f"{3:016x}.content"
-    log = folder.path / f"{3:016x}.0.commits"
-    if damage == "flip":
-        content.write_bytes(b"deXgh")
-    elif damage == "cut":
-        content.write_bytes(b"defg")
-    elif damage == "log is garbage":
-        log.write_bytes(b"garbage" * 20)
-    else:
-        log.write_bytes(folder.disk.read(folder.path / f"{0:016x}.0.commits"))
-
-    with structlog.testing.capture_logs() as logs:
-        recovered = recover(folder)
-    (entry,) = logs
-    assert entry["log_level"] == "error"
-    assert JOURNAL in str(entry)
-    assert sorted(path.name for path in (folder.path / "set-aside").iterdir()) == [log.name, content.name]
-    assert recovered.lost_end == 8
-    assert (recovered.spool.end, recovered.spool.registers) == (3, MINE)
-    assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc"]
-    assert json.loads(folder.disk.read(folder.path / "lost.json")) == {"end": 8}
-
-    # It stays lost over restarts, until the spool has gone beyond it.
-    again = recover(folder)
-    assert (again.lost_end, again.spool.end) == (8, 3)
-    durable = again.durable(folder, observer, Fsync.NEVER)
-    roll(durable, 8)
-    append(durable, b"i")
-    final = recover(folder)
-    assert (final.lost_end, final.spool.end, final.spool.registers) == (0, 9, MINE)
-    assert not (folder.path / "lost.json").exists()
-
-
-def test_recovery_goes_back_to_the_last_commit_whose_content_is_there(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.COMMIT)
-    for number in range(5):
-        append(spool, b"%d" % number * 100, labels.label_set(nr=str(number)))
-    spool.propose(spool.fragment, spool.registers, primary=True, revision=10)
-    append(spool, b"x" * 100)
-    content = folder.path / f"{0:016x}.content"
-    content.write_bytes(content.read_bytes()[:350])
-    with structlog.testing.capture_logs() as logs:
-        recovered = recover(folder)
-    assert [entry["log_level"] for entry in logs] == ["warning"], "nothing of it was acknowledged"
-    assert (recovered.spool.end, recovered.lost_end) == (300, 0)
-    assert (recovered.spool.registers, recovered.stamp) == (labels.label_set(nr="2"), UNSTAMPED)
-    assert recovered.spool.fragment.sum == sum_of(b"0" * 100 + b"1" * 100 + b"2" * 100)
-    assert content.read_bytes() == b"0" * 100 + b"1" * 100 + b"2" * 100
-    durable = recovered.durable(folder, observer, Fsync.COMMIT)
-    append(durable, b"y")
-    with structlog.testing.capture_logs() as logs:
-        assert recover(folder).spool.end == 301
-    assert not logs
-    assert "set-aside" not in names(folder)
-
-
-async def test_content_that_was_acknowledged_is_missed_under_every_policy(
-    tmp_path: Path, observer: Observer, disk: FaultyDisk
-) -> None:
-    for policy in Fsync:
-        folder = SpoolFolder(folder_of(tmp_path / policy, JOURNAL, 7), JOURNAL, 7, disk, ManualClock())
-        spool = DurableSpool(folder, observer, policy)
-        append(spool, b"abc", MINE)
-        await spool.flush_commits()
-        append(spool, b"def")
-        await spool.flush_commits()
-        content = folder.path / f"{0:016x}.content"
-        content.write_bytes(b"abcdXf")
-        recovered = recover(folder)
-        assert (recovered.spool.end, recovered.lost_end, recovered.spool.registers) == (3, 6, MINE), policy
-        assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc"], "what is good is kept"
-        aside = folder.path / "set-aside"
-        assert sorted(path.name for path in aside.iterdir()) == [f"{0:016x}.0.commits", f"{0:016x}.content"]
-        assert (aside / content.name).read_bytes() == b"abcdXf"
-        assert (recover(folder).lost_end, len(list(aside.iterdir()))) == (6, 2), "it is told again, not kept again"
-
-
-def test_an_empty_fragment_behind_a_loss_leaves_no_hole(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    append(spool, b"abc")
-    append(spool, b"def")
-    roll(spool)
-    (folder.path / f"{0:016x}.content").write_bytes(b"abc")
-    recovered = recover(folder)
-    assert (recovered.spool.end, recovered.lost_end) == (3, 6), "readers would wait at 3 otherwise"
-    assert (recover(folder).spool.end, recover(folder).lost_end) == (3, 6)
-
-
-def test_nothing_overwrites_files_that_were_set_aside_before(folder: SpoolFolder, observer: Observer) -> None:
-    kept = []
-    for letter in (b"X", b"Y"):
-        spool = recover(folder).durable(folder, observer, Fsync.NEVER)
-        content = folder.path / f"{spool.fragment.begin:016x}.content"
-        if spool.end == 0:
-            append(spool, b"abc")
-        content.write_bytes(b"ab" + letter)
-        (folder.path / "lost.json").unlink(missing_ok=True)
-        recover(folder)
-        kept = sorted((folder.path / "set-aside").glob("*.content"))
-    assert [path.read_bytes() for path in kept] == [b"abX", b"abY"]
-
-
-def test_a_log_of_the_commit_policy_that_is_torn_is_no_loss(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.COMMIT)
-    append(spool, b"abc")
-    roll(spool)
-    append(spool, b"def")
-    (folder.path / f"{3:016x}.0.commits").write_bytes(b"")
-    recovered = recover(folder)
-    assert (recovered.spool.end, recovered.lost_end) == (3, 0), "nothing was acknowledged before the log was synced"
-
-
-def test_a_corrupt_older_fragment_does_not_stop_the_journal(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    append(spool, b"abc")
-    roll(spool)
-    append(spool, b"def", MINE)
-    (folder.path / f"{0:016x}.content").write_bytes(b"aXc")
-    recovered = recover(folder)
-    assert (recovered.spool.end, recovered.spool.registers, recovered.lost_end) == (6, MINE, 0)
-    assert recovered.sealed == []
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.randoms(use_true_random=False), st.lists(st.sampled_from("aaaaarxk"), max_size=30))
-def test_killed_anywhere_nothing_committed_is_lost(
-    tmp_path_factory: pytest.TempPathFactory, rng: random.Random, events: list[str]
-) -> None:
-    """Appends, rolls, aborts and kills in any order: what recovers is what had committed."""
-    folder = SpoolFolder(
-        folder_of(tmp_path_factory.mktemp("spool"), JOURNAL, 7), JOURNAL, 7, FaultyDisk(), ManualClock()
-    )
-    observer = Observer()
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    whole = b""
-    sealed_content: dict[int, bytes] = {}
-    for event in [*events, "k"]:
-        if event == "a":
-            content = rng.randbytes(rng.randint(1, 50))
-            append(spool, content, labels.label_set(end=str(spool.end)))
-            whole += content
-        elif event == "r":
-            roll(spool, codec=rng.choice(list(Codec)))
-        elif event == "x":
-            spool.write(0, rng.randbytes(10))
-            if rng.random() < 0.5:
-                spool.roll_back()
-            else:
-                spool.propose(spool.fragment, spool.registers, primary=False)
-        else:
-            before = spool.committed
-            if rng.random() < 0.5:
-                spool.write(spool.delta, b"tail")
-            observer = Observer()
-            recovered = recover(folder)
-            if before.fragment.end:
-                assert recovered.spool.committed == before
-            else:  # Only the codec may be forgotten of a journal without content; the next sync proposes it again.
-                assert (recovered.spool.end, recovered.spool.registers) == (0, before.registers)
-            assert recovered.lost_end == 0
-            for sealed in recovered.sealed:
-                sealed_content[sealed.fragment.begin] = content_of(sealed)
-            spool = recovered.durable(folder, observer, Fsync.NEVER)
-    fragment = spool.fragment
-    current = spool.content_file.read_at(0, fragment.length) if fragment.length else b""
-    pieces = [sealed_content[begin] for begin in sorted(sealed_content)]
-    assert b"".join(pieces) + current == whole
 
 
 # ------------------------------------------------------------------------------------ what pipelines it has followed
@@ -807,41 +453,6 @@ def test_a_completed_fragment_is_settled_once_content_follows(spool: DurableSpoo
     assert first.settled
     spool.propose(empty_at(spool.fragment, 6, Codec.GZIP), NONE, primary=False, settled=True)
     assert observer.sealed[1].settled
-
-
-def test_recovery_knows_the_settled_offset(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    append(spool, b"abc")
-    roll(spool)
-    (sealed,) = recover(folder).sealed
-    assert not sealed.settled, "an empty fragment behind it proves nothing"
-    append(spool, b"def")
-    roll(spool)
-    assert [each.settled for each in recover(folder).sealed] == [True, False]
-
-
-def test_a_spool_that_others_went_on_without_is_set_aside(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    append(spool, b"abc")
-    roll(spool)
-    append(spool, b"def")
-    recovered = recover(folder).without_spool(folder)
-    assert (recovered.spool.end, recovered.stamp, recovered.log) == (0, UNSTAMPED, None)
-    assert [sealed.fragment.end for sealed in recovered.sealed] == [3]
-    kept = folder.disk.list(folder.path / "set-aside")
-    assert sorted(name.rpartition(".")[2] for name in kept) == ["commits", "content"]
-    again = recover(folder)
-    assert again.spool.end == 3, "what is left is taken up as before"
-
-
-def test_an_empty_spool_that_others_went_on_without_leaves_no_files(folder: SpoolFolder, observer: Observer) -> None:
-    spool = DurableSpool(folder, observer, Fsync.NEVER)
-    append(spool, b"abc")
-    kept = names(folder)
-    roll(spool)
-    recovered = recover(folder).without_spool(folder)
-    assert [sealed.fragment.end for sealed in recovered.sealed] == [3]
-    assert names(folder) == kept
 
 
 # ------------------------------------------------------------------------------------- large content, written aside

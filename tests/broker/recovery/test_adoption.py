@@ -1,5 +1,4 @@
-"""Brokers and the etcd that they are given: a wrong one, one that was emptied, one that was restored from a backup; and
-data directories that were copied."""
+"""Brokers that take up an etcd that was emptied or restored."""
 
 from __future__ import annotations
 
@@ -17,21 +16,17 @@ from coranto.cluster.etcd_server import find_etcd
 from coranto.coordination.etcd import Delete, Put
 from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout, MemberId
-from coranto.errors import MemberInUse, WrongCluster
-from coranto.labels import label_set
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.recovery import orphaned_spools, residence
+from coranto_broker.recovery import orphaned_spools
 from coranto_broker.recovery.identity import DirectoryUse, encode
-from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.process import BrokerChild
-from coranto_broker.testing.running import RawClient, create, eventually, running_broker
+from coranto_broker.testing.running import RawClient, eventually, running_broker
+from tests.broker.recovery.wrong_etcds import CONTENT, MINE, refusal, write
 
 pytestmark = pytest.mark.integration
 MakeSpec = Callable[..., pb.JournalSpec]
 J, K = "test/journal", "test/later"
-CONTENT = b"x" * 10_001
-MINE = label_set(author="me")
 
 
 @pytest.fixture(autouse=True)
@@ -55,28 +50,6 @@ def kept(spec: MakeSpec) -> pb.JournalSpec:
     return spec(J, stores=("file:///frags/",), fragment={"refresh_interval": 1})
 
 
-async def write(child: BrokerChild, spec: pb.JournalSpec, content: bytes = CONTENT) -> None:
-    """Have a broker acknowledge content. As its fragment is not full, only its spool has it."""
-    client = await child.client()
-    await create(client, spec)
-    response = await client.append(spec.name, content, union_registers=MINE)
-    assert response.status == pb.OK
-    await client.close()
-
-
-def spools(settings: BrokerSettings) -> dict[str, bytes]:
-    root = settings.data_dir / "spools"
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
-async def refusal(settings: BrokerSettings, **other: object) -> str:
-    """Return the error of a broker that does not start with these settings and `other` values."""
-    with pytest.raises(WrongCluster) as refused:
-        async with BrokerProcess(settings.model_copy(update=other)):
-            raise AssertionError("it serves")
-    return str(refused.value)
-
-
 def run(settings: BrokerSettings, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `coranto broker …` for the broker with these settings."""
     options = [
@@ -94,40 +67,6 @@ async def adopt_etcd(settings: BrokerSettings) -> None:
     assert "finish-adoption" in await refusal(settings)
     finished = await asyncio.to_thread(run, settings, "finish-adoption")
     assert finished.returncode == 0, finished.stderr
-
-
-async def test_a_start_with_another_prefix_or_name_loses_nothing(
-    broker_settings: BrokerSettings, child: BrokerChild, kept: pb.JournalSpec
-) -> None:
-    child.start()
-    await write(child, kept)
-    await child.expire()
-    before = spools(broker_settings)
-    other = broker_settings.etcd_prefix + "-other"
-    told = await refusal(broker_settings, etcd_prefix=other)
-    assert f"prefix {broker_settings.etcd_prefix}, and the prefix given is {other}" in told
-    told = await refusal(broker_settings, id="another")
-    assert "of broker local#broker-0, and the broker is to be local#another" in told
-    assert spools(broker_settings) == before
-    async with running_broker(broker_settings) as (_, client):
-        assert (await client.append_when_ready(J)).registers == MINE
-        assert await client.content(J) == CONTENT
-
-
-async def test_a_directory_that_says_nothing_is_judged_by_its_journals(
-    broker_settings: BrokerSettings, child: BrokerChild, kept: pb.JournalSpec
-) -> None:
-    child.start()
-    await write(child, kept)
-    await child.expire()
-    identity = broker_settings.data_dir / "identity.json"
-    identity.unlink()
-    told = await refusal(broker_settings, etcd_prefix=broker_settings.etcd_prefix + "-other")
-    assert "none of the 1 journals that it holds" in told
-    async with running_broker(broker_settings) as (_, client):
-        await client.append_when_ready(J)
-        assert await client.content(J) == CONTENT
-    assert identity.exists()
 
 
 async def test_an_etcd_that_was_emptied_is_taken_up(
@@ -286,52 +225,3 @@ async def test_brokers_that_did_not_speak_are_named(
     async with running_broker(broker_settings) as (_, client):
         await client.append_when_ready(J)
         assert await client.content(J) == CONTENT
-
-
-async def test_a_copy_of_a_data_directory_does_not_serve(
-    broker_settings: BrokerSettings, kept: pb.JournalSpec, tmp_path: Path
-) -> None:
-    settings = broker_settings.model_copy(update={"lease_seconds": 2.0, "exit_seconds": 0.5})
-    copied = settings.model_copy(update={"data_dir": tmp_path / "copy"})
-    async with running_broker(settings) as (original, client):
-        await create(client, kept)
-        shutil.copytree(settings.data_dir, copied.data_dir)
-        with pytest.raises(MemberInUse, match="another process is alive as local#broker-0"):
-            async with BrokerProcess(copied):
-                raise AssertionError("it serves")
-        assert not original.session.lost.is_set()
-        assert (await client.append(J, CONTENT)).status == pb.OK
-    # The original has been used since: what the copy has is old.
-    async with running_broker(settings):
-        pass
-    assert "etcd's last use by this broker" in await refusal(copied)
-
-
-async def test_a_broker_ends_whose_name_another_process_uses(
-    broker_settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(residence, "LOOK_SECONDS", 0.05)
-    async with running_broker(broker_settings) as (process, _):
-        serving = asyncio.create_task(process.serve_until(asyncio.Event()))
-        key = Layout(broker_settings.etcd_prefix).use_key(process.broker.member)
-        async with EtcdCoordinator(broker_settings.etcd) as coordinator:
-            await coordinator.txn([], [Put(key, encode(DirectoryUse("another")))])
-        async with asyncio.timeout(60):
-            assert await serving == 1
-
-
-async def test_the_spool_of_a_deleted_journal_is_kept_for_a_while(
-    broker_settings: BrokerSettings, kept: pb.JournalSpec
-) -> None:
-    async with running_broker(broker_settings) as (_, client):
-        await create(client, kept)
-        assert (await client.append(J, CONTENT)).status == pb.OK
-        (listed,) = (await client.listing())[0].journals
-        change = pb.ApplyRequest.Change(delete=J, expect_mod_revision=listed.mod_revision)
-        assert (await client.stub.Apply(pb.ApplyRequest(changes=[change]))).status == pb.OK
-        deleted = broker_settings.data_dir / "deleted"
-        await eventually(lambda: list(deleted.rglob("deleted.json")))
-        assert [path.read_bytes() for path in deleted.rglob("*.content")] == [CONTENT]
-        assert spools(broker_settings) == {}
-        await create(client, kept)  # It begins anew, as its store has nothing.
-        assert (await client.append(J, b"new")).commit.begin == 0

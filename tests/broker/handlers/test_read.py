@@ -1,0 +1,96 @@
+"""`Read`: metadata, chunks, statuses, and reads that block."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+
+from coranto.specs.validation import validate
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.testing.running import RawClient, create
+from tests.broker.handlers.rpcs import MakeSpec, failure
+
+pytestmark = pytest.mark.integration
+
+
+J = "test/journal"
+
+
+# -------------------------------------------------------------------------------------------------------------- Read
+
+
+async def test_read_sends_metadata_then_content(client: RawClient, spec: MakeSpec) -> None:
+    await create(client, spec())
+    await client.append(J, b"abcdef")
+    metadata, chunk, end = await client.read(J, 2)
+    for response in (metadata, chunk, end):
+        validate(response)
+    assert metadata.HasField("header")
+    assert (metadata.status, metadata.offset, metadata.write_head) == (pb.OK, 2, 6)
+    assert (metadata.fragment.begin, metadata.fragment.end) == (0, 6)
+    assert (chunk.offset, chunk.content) == (2, b"cdef")
+    assert (end.status, end.offset, end.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 6, 6)
+    assert not end.HasField("header")
+
+
+async def test_read_statuses(client: RawClient, spec: MakeSpec) -> None:
+    (response,) = await client.read("no/such/journal")
+    assert response.status == pb.JOURNAL_NOT_FOUND
+    await create(client, spec())
+    (response,) = await client.read(J)
+    validate(response)
+    assert (response.status, response.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 0)
+    error = await failure(client.read(J, -2))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_read_of_the_head_metadata_only_and_end_offset(client: RawClient, spec: MakeSpec) -> None:
+    await create(client, spec())
+    await client.append(J, b"0123456789")
+    (response,) = await client.read(J, -1)
+    assert (response.status, response.offset, response.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 10, 10)
+    (response,) = await client.read(J, 4, metadata_only=True)
+    assert (response.status, response.offset, response.fragment.end) == (pb.OK, 4, 10)
+    assert await client.content(J, 3, end_offset=7) == b"3456"
+    (response,) = await client.read(J, 3, end_offset=3)
+    assert response.status == pb.OK
+
+
+async def test_large_content_comes_in_chunks_below_the_message_limit(client: RawClient, spec: MakeSpec) -> None:
+    await create(client, spec())
+    content = bytes(range(256)) * 4096 * 3
+    await client.append(J, content[: 1 << 20], content[1 << 20 : 2 << 20], content[2 << 20 :])
+    chunks = [response for response in await client.read(J, 5) if response.content]
+    assert [chunk.offset for chunk in chunks] == [5, 5 + (1 << 20), 5 + (2 << 20)]
+    assert b"".join(chunk.content for chunk in chunks) == content[5:]
+
+
+async def test_a_blocking_read_sees_commits_and_nothing_else(client: RawClient, spec: MakeSpec) -> None:
+    await create(client, spec())
+    reader = client.stub.Read(pb.ReadRequest(journal=J, block=True))
+    seen = bytearray()
+
+    async def read() -> None:
+        while len(seen) < 9:
+            response = await reader.read()
+            assert isinstance(response, pb.ReadResponse)
+            assert not response.content or response.offset == len(seen)
+            seen.extend(response.content)
+
+    reading = asyncio.create_task(read())
+    call = client.stub.Append()
+    await call.write(pb.AppendRequest(journal=J))
+    await call.write(pb.AppendRequest(content=b"one"))
+    await asyncio.sleep(0.05)
+    assert not seen
+    await call.write(pb.AppendRequest())
+    await call.done_writing()
+    await call
+    await client.append(J, b"two")
+    await client.append(J, b"six")
+    await asyncio.wait_for(reading, 60)
+    assert seen == b"onetwosix"
+    reader.cancel()

@@ -1,0 +1,151 @@
+"""Tests mirror the rooms: whoever opens a module finds its tests by its name.
+
+The tests of `platform/coranto/client/retry.py` are `tests/platform/client/test_retry.py`, and files such as
+`test_retry_under_load.py`. A module without such a file is found by those who use it in its room: a module of at most
+`SMALL` lines of code by any module there that imports it, a larger one only if all that import it lead to the tests of
+one. A module that decides nothing (it has no branch and no loop) needs no tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[1]
+MIRRORS: Final = {
+    "platform/coranto": "tests/platform",
+    "broker/coranto_broker": "tests/broker",
+    "consumers/coranto_consumers": "tests/consumers",
+}
+OWN_TOOLS: Final = {"testing", "testing_chain", "simulation", "contract", "contracts", "generated", "wire"}
+"""What tests are made of. The simulations and their checkers are tested in `tests/simulation`, and the rest by those
+who use it."""
+SMALL: Final = 60
+DECISIONS: Final = (
+    ast.If,
+    ast.IfExp,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.Try,
+    ast.Match,
+    ast.comprehension,
+    ast.BoolOp,
+)
+
+ELSEWHERE: Final = {}
+
+
+@cache
+def modules() -> dict[str, tuple[Path, Path]]:
+    """Return the modules that have tests: their files, and the folders of these tests."""
+    found = {}
+    for source, tests in MIRRORS.items():
+        for path in sorted((ROOT / source).rglob("*.py")):
+            inner = path.relative_to(ROOT / source).with_suffix("")
+            if path.name not in ("__init__.py", "__main__.py") and OWN_TOOLS.isdisjoint(inner.parts):
+                found[".".join((Path(source).name, *inner.parts))] = path, ROOT / tests / inner.parent
+    return found
+
+
+@cache
+def imported(module: str) -> frozenset[str]:
+    """Return the modules that a module imports, by statements anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(modules()[module][0].read_text())):
+        if isinstance(node, ast.Import):
+            names.update(each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update((node.module, *(f"{node.module}.{each.name}" for each in node.names)))
+    return frozenset(names & modules().keys())
+
+
+def room_of(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+@cache
+def users(module: str) -> tuple[str, ...]:
+    """Return the modules of its room that import a module."""
+    return tuple(each for each in modules() if room_of(each) == room_of(module) and module in imported(each))
+
+
+@cache
+def has_own_tests(module: str) -> bool:
+    """Return True if a file of tests has the module's name, and not that of another module whose name is longer."""
+    path, folder = modules()[module]
+    siblings = [each.stem for each in path.parent.glob("*.py")]
+
+    def is_of(test: str, name: str) -> bool:
+        return test == name or test.startswith(f"{name}_")
+
+    tests = [each.stem.removeprefix("test_") for each in folder.glob("test_*.py")]
+    return any(
+        max((each for each in siblings if is_of(test, each)), key=len, default="") == path.stem for test in tests
+    )
+
+
+@cache
+def led_to(module: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Return the modules with tests of their own to which a module leads: itself, or those that use it."""
+    if has_own_tests(module):
+        return frozenset({module})
+    ways = [led_to(each, seen | {module}) for each in users(module) if each not in seen]
+    return frozenset().union(*ways)
+
+
+@cache
+def lines_of_code(path: Path) -> int:
+    """Return the number of lines that hold code, without comments and docstrings."""
+    text = path.read_text()
+    lines: set[int] = set()
+    ignored = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in ignored:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def decides(path: Path) -> bool:
+    return any(isinstance(node, DECISIONS) for node in ast.walk(ast.parse(path.read_text())))
+
+
+def is_found(module: str) -> bool:
+    """Return True if the tests of a module are found by the rule above."""
+    path, _ = modules()[module]
+    tested = led_to(module)
+    return not decides(path) or len(tested) == 1 or (bool(tested) and lines_of_code(path) <= SMALL)
+
+
+@pytest.mark.parametrize("source", MIRRORS)
+def test_the_tests_of_each_module_are_found_by_its_name(source: str) -> None:
+    package = Path(source).name
+    lost = [
+        each for each in modules() if each.split(".")[0] == package and each not in ELSEWHERE and not is_found(each)
+    ]
+    assert not lost, f"add `test_<module>.py` in {MIRRORS[source]}, or rename what tests these modules"
+
+
+def test_exceptions_are_needed_and_name_tests() -> None:
+    for module, (tests, reason) in ELSEWHERE.items():
+        assert module in modules(), f"there is no module {module}"
+        assert not is_found(module), f"the tests of {module} are found by their name; remove it here"
+        assert (ROOT / "tests" / tests).is_file(), f"{module}: there is no tests/{tests}"
+        assert reason
+
+
+@pytest.mark.parametrize("source", MIRRORS)
+def test_folders_of_tests_are_rooms(source: str) -> None:
+    tests = ROOT / MIRRORS[source]
+    folders = {each.parent.relative_to(tests) for each in tests.rglob("test_*.py")}
+    rooms = {each.parent.relative_to(ROOT / source) for each in (ROOT / source).rglob("*.py")}
+    assert folders <= rooms
