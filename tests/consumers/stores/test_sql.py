@@ -1,9 +1,6 @@
 """The SQL store's contract, held by each database: only the owner of the fence commits, and everyone knows what did."""
 
-import sqlite3
 import threading
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, create_engine, func, inspect, select, text
@@ -265,27 +262,6 @@ def test_tables_are_created_once_however_many_try(store_url):
     assert errors == []
     with SqlStore(store_url).engine.connect() as connection:
         assert connection.execute(select(func.count()).select_from(NUMBERS)).scalar_one() == 0
-
-
-def test_a_new_file_of_sqlite_is_waited_for_while_another_writes_in_it(tmp_path: Path):
-    errors: list[Exception] = []
-
-    def create() -> None:
-        try:
-            SqlStore(f"sqlite:///{tmp_path}/store.db").create_tables(NUMBERS)
-        except SqlStoreError as error:
-            errors.append(error)
-
-    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        creating = threading.Thread(target=create)
-        creating.start()
-        creating.join(0.1)
-        other.execute("ROLLBACK")
-    creating.join()
-
-    assert errors == []
-    assert inspect(SqlStore(f"sqlite:///{tmp_path}/store.db").engine).has_table("numbers")
 
 
 @pytest.mark.integration

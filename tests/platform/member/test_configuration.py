@@ -133,24 +133,6 @@ def test_any_text_survives_being_printed(zone: str) -> None:
     assert tomllib.loads(render(load({"zone": zone})))["zone"] == zone
 
 
-def test_every_setting_is_an_option_unless_it_is_secret() -> None:
-    result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-    for name, field in BrokerSettings.model_fields.items():
-        assert (f"--{name.replace('_', '-')} " in result.stdout) is (name not in BrokerSettings.secrets()), name
-        assert field.description
-        assert (field.description.split()[-1] in result.stdout) or name in BrokerSettings.secrets()
-    assert BrokerSettings.secrets() == {"auth_keys"}
-
-
-def test_usage_errors_name_the_setting(tmp_path: Path) -> None:
-    file = written(tmp_path / "broker.toml", "prot = 1")
-    given: list[Any] = [["--config", str(file)], ["--port", "-1"]]
-    for arguments, problem in zip(given, ("did you mean port?", "port"), strict=True):
-        result = CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "200"})
-        assert result.exit_code == 2
-        assert problem in result.output
-
-
 def test_consumers_take_the_same_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORANTO_CONSUMER_CONFIG", str(written(tmp_path / "c.toml", 'zone = "z"\nshard_limit = 7\n')))
     monkeypatch.setenv("CORANTO_CONSUMER_SHARDS", "5")

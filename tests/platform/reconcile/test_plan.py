@@ -9,7 +9,7 @@ import pytest
 
 from coranto.errors import InvalidInput
 from coranto.labels import label_set, parse_selector
-from coranto.reconcile import JOURNALS, PresentSpec, SpecAction, at_any_revision, make_plan, under_prefix
+from coranto.reconcile import JOURNALS, PresentSpec, SpecAction, at_any_revision, make_plan
 from coranto.wire import protocol_pb2 as pb
 
 Change = pb.ApplyRequest.Change
@@ -71,18 +71,6 @@ def test_what_is_in_effect_already_needs_nothing_whatever_its_revision() -> None
     assert (plan.due, plan.conflicts) == ((), ())
 
 
-def test_a_suspended_journal_stays_suspended() -> None:
-    """Without its offset, an empty journal would begin at 0 again."""
-    suspended = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=77)
-    there = present(("a/one", 7, {"suspend": suspended}), ("a/two", 8, {"suspend": suspended}))
-    woken = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=99)
-    wanted = [upsert("a/one", replication=2), upsert("a/two", suspend=woken)]
-    one, two = make_plan(JOURNALS, at_any_revision(wanted), there).steps
-    assert (one.spec.suspend, one.spec.replication) == (suspended, 2)
-    assert one.differences == ("replication: 1 → 2",)
-    assert two.spec.suspend == woken
-
-
 def test_a_spec_that_is_named_twice_is_refused() -> None:
     with pytest.raises(InvalidInput, match="a/one is given twice"):
         make_plan(JOURNALS, [upsert("a/one"), delete("a/one")], {})
@@ -128,17 +116,3 @@ def test_few_changes_are_one_transaction_and_many_are_several_with_deletions_las
     assert len(plan.transactions(5)) == 1
     names = [[step.name for step in steps] for steps in plan.transactions(2)]
     assert names == [["a/new-0", "a/new-1"], ["a/new-2", "a/5-changed"], ["a/0-old"]]
-
-
-@pytest.mark.parametrize(("old", "new"), [("a/b", "a/b/c"), ("a/b/c", "a/b")])
-def test_a_journal_with_which_a_new_one_would_nest_is_deleted_in_a_transaction_before(old: str, new: str) -> None:
-    plan = make_plan(JOURNALS, [delete(old), delete("z/last"), upsert(new)], present((old, 1), ("z/last", 2)))
-    names = [[step.name for step in steps] for steps in plan.transactions(128)]
-    assert names == [[old], [new, "z/last"]]
-
-
-def test_a_prefix_moves_upserts_and_deletions() -> None:
-    moved = under_prefix([upsert("a/one"), delete("a/two")], "rerun/")
-    assert [change.upsert.name or change.delete for change in moved] == ["rerun/a/one", "rerun/a/two"]
-    with pytest.raises(InvalidInput, match="must end with a slash"):
-        under_prefix([], "rerun")

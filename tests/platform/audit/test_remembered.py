@@ -1,0 +1,75 @@
+"""Records of audits: as files have them, and their digests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coranto.audit.remembered import (
+    FORMAT,
+    JournalRecord,
+    KnownFragment,
+    accepted,
+    decode,
+    digest_of,
+    digest_of_registers,
+    encode,
+    newest,
+)
+from coranto.errors import CorruptData
+from coranto.labels import label_set
+
+fragments = st.lists(
+    st.tuples(st.integers(0, 99), st.integers(100, 199), st.sampled_from(["aa", "bb"]), st.integers(0, 9)).map(
+        lambda each: KnownFragment(*each)
+    )
+)
+
+
+def record(name: str, at: float = 1.0, known: list[KnownFragment] | None = None) -> JournalRecord:
+    return JournalRecord(name, "cluster", 3, 5, at, 200, 150, 3600.0, fragments=known or [], gaps=[(1, 2)])
+
+
+@given(fragments)
+def test_records_survive_their_file(known: list[KnownFragment]) -> None:
+    records = {name: record(name, known=known) for name in ("a/one", "a/two")}
+    assert decode(encode(records)) == records
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "records of audits"),
+        (b"[]", "records of audits"),
+        (b'{"journals": {"a/one": {"journal": 3}}}', "records of audits: journals.a/one"),
+        (b'{"journals": {}, "format": %d}' % (FORMAT + 1), f"this version reads up to {FORMAT}"),
+    ],
+)
+def test_files_that_hold_no_records_or_later_ones_are_refused(content: bytes, problem: str) -> None:
+    with pytest.raises(CorruptData, match=problem):
+        decode(content)
+
+
+@given(fragments)
+def test_a_digest_is_of_offsets_and_sums_in_any_order(known: list[KnownFragment]) -> None:
+    turned = [each._replace(mod_time=each.mod_time + 1) for each in reversed(known)]
+    assert digest_of(turned) == digest_of(known)
+    assert digest_of([*known, KnownFragment(0, 200, "cc")]) != digest_of(known)
+    assert digest_of_registers(label_set({})) == ""
+    assert digest_of_registers(label_set(author="1")) != digest_of_registers(label_set(author="2"))
+
+
+def test_the_latest_record_of_each_journal_counts() -> None:
+    early, late = {"a/one": record("a/one", 1.0), "a/two": record("a/two", 5.0)}, {"a/one": record("a/one", 2.0)}
+    assert newest([early, late]) == newest([late, early]) == {"a/one": late["a/one"], "a/two": early["a/two"]}
+
+
+def test_the_word_of_who_accepts_losses_is_kept_beside_earlier_ones() -> None:
+    first = accepted(record("a/one"), record("a/one", 2.0), "it was meant", ["content-lost"], 2.0)
+    second = accepted(first, replace(record("a/one"), at=3.0), "again", [], 3.0)
+    assert [each.reason for each in second.accepted] == ["it was meant", "again"]
+    assert [each.losses for each in second.accepted] == [["content-lost"], []]
+    assert second.at == 3.0

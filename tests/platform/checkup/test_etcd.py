@@ -1,0 +1,68 @@
+"""Checks of an etcd: its age, its version and its history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from coranto.checkup import Condition, etcd
+from coranto.cluster import EtcdServer
+from coranto.cluster.etcd_server import ask_etcd
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def etcd_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EtcdServer(tmp_path_factory.mktemp("etcd"), fsync=False) as server:
+        yield server.endpoint
+
+
+def test_a_young_etcd_is_well_but_for_its_version(etcd_endpoint: str) -> None:
+    verdicts = {each.subject: each.condition for each in etcd.etcd(etcd_endpoint)}
+    assert verdicts == {
+        "etcd's version": Condition.WARNING,  # The embedded one is 3.5.1.
+        "etcd's size": Condition.OK,
+        "etcd's compaction": Condition.OK,
+        "clock of etcd": Condition.OK,
+    }
+
+
+def test_compaction_is_seen_in_the_history(etcd_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd, "FEW_REVISIONS", 20)
+    for number in range(40):
+        put: dict[str, object] = {"key": "a2V5", "value": f"{number:08}"}
+        ask_etcd(etcd_endpoint, None, "/v3/kv/put", put, 5.0)
+
+    def compaction() -> tuple[Condition, str]:
+        (found,) = [each for each in etcd.etcd(etcd_endpoint) if each.subject == "etcd's compaction"]
+        return found.condition, found.found
+
+    condition, found = compaction()
+    assert condition is Condition.WARNING
+    assert "none was ever compacted" in found
+    ask_etcd(etcd_endpoint, None, "/v3/kv/compaction", {"revision": "30"}, 5.0)
+    condition, found = compaction()
+    latest = int(found.split(" of ")[1].split()[0])
+    assert (condition, found) == (Condition.OK, f"{latest - 30 + 1} of {latest} revisions are kept")
+
+
+@pytest.mark.parametrize(
+    ("version", "condition"),
+    [
+        ("3.3.27", Condition.PROBLEM),
+        ("3.5.2", Condition.WARNING),
+        ("3.5.16", Condition.OK),
+        ("3.6.0", Condition.OK),
+        ("", Condition.PROBLEM),
+    ],
+)
+def test_versions_of_etcd_are_judged(version: str, condition: Condition) -> None:
+    assert etcd._version(version).condition is condition
+
+
+def test_a_closed_port_of_etcd_is_told() -> None:
+    (result,) = etcd.etcd("127.0.0.1:1")
+    assert result.condition is Condition.PROBLEM
+    assert "--etcd" in result.advice

@@ -1,0 +1,70 @@
+"""Checks of a machine: Java, Python, ports and folders."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from coranto.checkup import Condition, machine
+
+pytestmark = pytest.mark.integration
+
+
+def java_program(folder: Path, text: str) -> None:
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("told", "needed", "condition"),
+    [
+        ('openjdk version "17.0.9" 2023-10-17', True, Condition.OK),
+        ('openjdk version "1.8.0_392"', True, Condition.PROBLEM),
+        ('openjdk version "11.0.2" 2019-01-15', True, Condition.PROBLEM),
+        ('openjdk version "11.0.2" 2019-01-15', False, Condition.WARNING),
+        ("no JVM", True, Condition.PROBLEM),
+    ],
+)
+def test_java_must_be_new_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, needed: bool, condition: Condition
+) -> None:
+    java_program(tmp_path, told)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    result = machine.java(needed=needed)
+    assert result.condition is condition
+    assert (condition is Condition.OK) == (result.advice == "")
+
+
+def test_a_java_home_without_java_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert machine.java(needed=True).condition is Condition.PROBLEM
+    assert str(tmp_path) in machine.java(needed=True).found
+    assert machine.java(needed=False).condition is Condition.NOT_LOOKED_AT
+
+
+@pytest.mark.parametrize(
+    ("version", "condition"), [((3, 10), Condition.PROBLEM), ((3, 11), Condition.OK), ((3, 99), Condition.WARNING)]
+)
+def test_python_must_be_one_that_was_tried(version: tuple[int, int], condition: Condition) -> None:
+    assert machine.python(version).condition is condition
+
+
+def test_a_taken_port_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        results = {each.subject: each for each in machine.ports([port])}
+    assert results[f"port {port}"].condition is Condition.PROBLEM
+    assert results["ports"].condition is Condition.OK
+
+
+def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+    assert machine.data_directory(tmp_path).condition is not Condition.PROBLEM
+    (tmp_path / "file").write_text("")
+    assert machine.data_directory(tmp_path / "file").condition is Condition.PROBLEM
+    assert not (tmp_path / ".coranto-doctor").exists()

@@ -1,0 +1,53 @@
+"""The configuration of a client by an orchestrator's settings, the environment, or the cluster that runs."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+
+import pytest
+
+from coranto.cluster.info import ClusterInfo, save
+from coranto.cluster.reach import reach
+from coranto.errors import ClusterError
+
+KEY = base64.b64encode(b"k" * 32).decode()
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [each for each in os.environ if each.startswith("CORANTO_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_an_endpoint_wins_over_the_environment_over_the_cluster_that_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    save(ClusterInfo(tmp_path, "", "/p", ("127.0.0.1:1", "127.0.0.1:2"), tmp_path / "files", {"cluster": os.getpid()}))
+    monkeypatch.setenv("CORANTO_DATA", str(tmp_path))
+    found = reach()
+    assert (found.endpoint, found.file_root) == ("127.0.0.1:1,127.0.0.1:2", tmp_path / "files")
+    monkeypatch.setenv("CORANTO_ENDPOINT", "127.0.0.1:3")
+    monkeypatch.setenv("CORANTO_FILE_ROOT", "/of/the/environment")
+    found = reach()
+    assert (found.endpoint, found.file_root) == ("127.0.0.1:3", Path("/of/the/environment"))
+    found = reach("127.0.0.1:4", file_root="/given")
+    assert (found.endpoint, found.file_root) == ("127.0.0.1:4", Path("/given"))
+    assert reach(data_dir=str(tmp_path)).endpoint == "127.0.0.1:1,127.0.0.1:2"
+
+
+def test_a_token_or_keys_that_are_given_replace_both_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORANTO_AUTH_TOKEN", "a.b.c")
+    plain = reach("127.0.0.1:1")
+    given = reach("127.0.0.1:1", settings={"CORANTO_AUTH_KEYS": KEY, "CORANTO_AUTH_TOKEN": ""})
+    assert plain.auth is not None
+    assert given.auth is not None
+    assert type(plain.auth) is not type(given.auth)
+    assert reach("127.0.0.1:1", settings={"CORANTO_AUTH_KEYS": ""}).auth == plain.auth
+
+
+def test_without_an_endpoint_and_a_cluster_it_says_how_to_start_one() -> None:
+    with pytest.raises(ClusterError, match="coranto up"):
+        reach()

@@ -1,0 +1,56 @@
+"""Specs of journals: suspensions that are kept, names that nest, and prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from coranto.errors import InvalidInput
+from coranto.reconcile import JOURNALS, PresentSpec, at_any_revision, make_plan, under_prefix
+from coranto.wire import protocol_pb2 as pb
+
+Change = pb.ApplyRequest.Change
+
+
+def spec(name: str, **fields: Any) -> pb.JournalSpec:
+    return pb.JournalSpec(name=name, replication=fields.pop("replication", 1), **fields)
+
+
+def upsert(name: str, *, revision: int = 0, **fields: Any) -> Change:
+    return Change(expect_mod_revision=revision, upsert=spec(name, **fields))
+
+
+def delete(name: str, revision: int = -1) -> Change:
+    return Change(expect_mod_revision=revision, delete=name)
+
+
+def present(*journals: tuple[str, int] | tuple[str, int, dict[str, Any]]) -> Mapping[str, PresentSpec]:
+    return {name: PresentSpec(spec(name, **(rest[0] if rest else {})), revision) for name, revision, *rest in journals}
+
+
+def test_a_suspended_journal_stays_suspended() -> None:
+    """Without its offset, an empty journal would begin at 0 again."""
+    suspended = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=77)
+    there = present(("a/one", 7, {"suspend": suspended}), ("a/two", 8, {"suspend": suspended}))
+    woken = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=99)
+    wanted = [upsert("a/one", replication=2), upsert("a/two", suspend=woken)]
+    one, two = make_plan(JOURNALS, at_any_revision(wanted), there).steps
+    assert (one.spec.suspend, one.spec.replication) == (suspended, 2)
+    assert one.differences == ("replication: 1 → 2",)
+    assert two.spec.suspend == woken
+
+
+@pytest.mark.parametrize(("old", "new"), [("a/b", "a/b/c"), ("a/b/c", "a/b")])
+def test_a_journal_with_which_a_new_one_would_nest_is_deleted_in_a_transaction_before(old: str, new: str) -> None:
+    plan = make_plan(JOURNALS, [delete(old), delete("z/last"), upsert(new)], present((old, 1), ("z/last", 2)))
+    names = [[step.name for step in steps] for steps in plan.transactions(128)]
+    assert names == [[old], [new, "z/last"]]
+
+
+def test_a_prefix_moves_upserts_and_deletions() -> None:
+    moved = under_prefix([upsert("a/one"), delete("a/two")], "rerun/")
+    assert [change.upsert.name or change.delete for change in moved] == ["rerun/a/one", "rerun/a/two"]
+    with pytest.raises(InvalidInput, match="must end with a slash"):
+        under_prefix([], "rerun")
