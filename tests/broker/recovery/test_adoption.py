@@ -16,6 +16,7 @@ from coranto.cluster.etcd_server import find_etcd
 from coranto.coordination.etcd import Delete, Put
 from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout, MemberId
+from coranto.labels import label_set
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.recovery import orphaned_spools
 from coranto_broker.recovery.identity import DirectoryUse, encode
