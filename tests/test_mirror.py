@@ -24,8 +24,7 @@ MIRRORS: Final = {
     "consumers/coranto_consumers": "tests/consumers",
 }
 OWN_TOOLS: Final = {"testing", "testing_chain", "simulation", "contract", "contracts", "generated", "wire"}
-"""What tests are made of. The simulations and their checkers are tested in `tests/simulation`, and the rest by those
-who use it."""
+"""Rooms of what tests are made of; simulations have tests in `tests/simulation`, and the others in their users'."""
 SMALL: Final = 60
 DECISIONS: Final = (
     ast.If,
@@ -45,6 +44,10 @@ ELSEWHERE: Final = {
     "coranto.audit.findings": ("platform/audit/test_report.py", "the values that reports consist of"),
     "coranto.cli.reconciling": ("platform/cli/journals/test_applying.py", "the part that two commands share"),
     "coranto.client.store_probe": ("broker/fragments/test_store_probe.py", "brokers and `coranto doctor` share it"),
+    "coranto.cli.journals.manifest": ("platform/lake/test_manifest.py", "manifests are made and read by one another"),
+    "coranto.client.values": ("platform/client/test_client.py", "the values that calls return"),
+    "coranto.lake.listing": ("platform/lake/test_manifest.py", "a manifest is what it lists"),
+    "coranto.security.documents": ("platform/audit/test_signing.py", "reports and manifests are signed by it"),
     "coranto.cluster.foreground": ("platform/cli/test_with_cluster.py", "it is `coranto up`, a process of its own"),
     "coranto.member.health": MEMBER,
     "coranto.member.process": MEMBER,
