@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +35,8 @@ MAX_CONTENT_BYTES: Final = 1 << 20
 MAX_UNANSWERED_BYTES: Final = 8 << 20
 """Content of one stream that is not answered, beyond which the broker reads no more of it."""
 MAX_UNANSWERED_APPENDS: Final = 4096
+ANSWER_BYTES: Final = 1 << 20
+"""Bytes of answers in one message. Each answer has all registers of its journal, and a client limits messages."""
 MAX_TOKENS: Final = 1024
 MAX_LANES: Final = 1024
 _TURN_APPENDS: Final = 64
@@ -102,10 +104,10 @@ class _Stream:
         self._lanes: dict[str, AppendLane] = {}
         self._ids: set[int] = set()  # Of unanswered appends.
         self._unanswered_bytes = 0
-        self._ready = AppendAnswers()
+        self._ready: deque[AppendAnswer] = deque()
         self._is_ready = asyncio.Event()
         self._room = asyncio.Event()
-        self._ended = self._closed = False
+        self._exits = self._ended = self._closed = False
 
     def authorize(self) -> None:
         """Check that the call itself may append something. Raises Unauthenticated and PermissionDenied."""
@@ -171,38 +173,42 @@ class _Stream:
         self._unanswered_bytes -= size
         self._broker.receive_budget.held -= size
         if isinstance(outcome, bytes):
-            self._ready.answers.append(AppendAnswer(id=number, response=outcome))
+            self._ready.append(AppendAnswer(id=number, response=outcome))
         else:
             code: grpc.StatusCode = log_failure(outcome, "AppendStream", self._context, journal)
             told = call_errors.told(outcome)
-            self._ready.answers.append(AppendAnswer(id=number, code=code.value[0], error=told))
+            self._ready.append(AppendAnswer(id=number, code=code.value[0], error=told))
         self._is_ready.set()
         self._room.set()
 
     async def wait_for_room(self) -> None:
         """Wait while too much is not answered: the client is then slowed down by the flow control of its call."""
-        budget = self._broker.receive_budget
-        while (self._ids or self._ready.answers) and (
+        while (self._ids or self._ready) and (
             self._unanswered_bytes > MAX_UNANSWERED_BYTES
-            or len(self._ids) + len(self._ready.answers) > MAX_UNANSWERED_APPENDS
-            or budget.held > MAX_BUFFERED_BYTES
+            or len(self._ids) + len(self._ready) > MAX_UNANSWERED_APPENDS
+            or self._broker.receive_budget.held > MAX_BUFFERED_BYTES
         ):
             self._room.clear()
             await self._room.wait()
 
     async def send(self) -> None:
         """Send answers as they come, those of one turn of the event loop together, until all is answered."""
-        while self._ids or not self._ended or self._ready.answers:
+        while self._ids or not self._ended or self._ready:
             await self._is_ready.wait()
             self._is_ready.clear()
-            ready, self._ready = self._ready, AppendAnswers()
-            if ready.answers or ready.closing:
-                await self._context.write(ready)
+            while self._ready or self._exits:
+                answers, size = AppendAnswers(closing=self._exits), 0
+                self._exits = False
+                while self._ready and size < ANSWER_BYTES:
+                    answer = self._ready.popleft()
+                    answers.answers.append(answer)
+                    size += len(answer.response)
+                await self._context.write(answers)
                 self._room.set()
 
     def announce_end(self) -> None:
         """Ask the client to send further appends elsewhere, since this broker is about to exit."""
-        self._ready.closing = True
+        self._exits = True
         self._is_ready.set()
 
     def end(self) -> None:

@@ -208,6 +208,8 @@ class _ClusterServing:
                 yield
             finally:
                 await _apart(self._server.stop(0))
+                # Its calls run outside the process too, and so do the streams that they opened to other brokers.
+                await _apart(broker.peers.close())
 
 
 async def _apart(work: Coroutine[Any, Any, None]) -> None:

@@ -16,11 +16,14 @@ def main(
     seeds: Seeds = 200,
     first: First = 0,
     quiet: Quiet = False,
-    append_streams: Annotated[bool, typer.Option(help="Let small appends share streams.")] = False,
+    append_streams: Annotated[
+        bool | None, typer.Option(help="Let small appends share streams, or none. By default, most seeds let them.")
+    ] = None,
 ) -> None:
     """Run simulations. The exit code is 1 when one of them found something."""
+    given = {} if append_streams is None else {"append_streams": append_streams}
     play_seeds(
-        lambda number, tell: run(options_of(number, append_streams=append_streams), tell=tell),
+        lambda number, tell: run(options_of(number, **given), tell=tell),
         seed=seed,
         seeds=seeds,
         first=first,

@@ -69,7 +69,7 @@ class Options:
     """True: end by a graceful shutdown, after which everything must be stored. False: end by killing every broker."""
     nested: bool = False
     """True if the name of each journal but the first continues the name of the one before."""
-    append_streams: bool = False
+    append_streams: bool = True
     """True if small appends share streams."""
     faults: tuple[str, ...] = ()
 
@@ -82,6 +82,11 @@ class Options:
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value!r}" for name, value in asdict(self).items())
+
+
+def shares_streams(seed: int) -> bool:
+    """Return True if small appends share streams in the runs of a seed, as they do in most."""
+    return random.Random(f"appends of {seed}").random() < 0.7
 
 
 def options_of(seed: int, **given: Any) -> Options:
@@ -109,6 +114,7 @@ def options_of(seed: int, **given: Any) -> Options:
         # Few runs allow crashes of machines, so most of those should have some.
         faults=tuple(each for each in possible if rng.random() < rng.choice((0.15, 0.4)) + 0.3 * (each == _CRASH)),
         nested=random.Random(f"names of {seed}").random() < 0.4,
+        append_streams=shares_streams(seed),
     )
     unknown = set(given) - set(asdict(options))
     if unknown:

@@ -10,10 +10,11 @@ from coranto.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, CorruptData, OffsetJump
 from coranto.labels import label_set
+from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.history import Observation, Operation, OperationKind, OperationOutcome, unique_content
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.simulation.audit import check_acknowledged, check_backlog
-from coranto_broker.simulation.world import World
+from coranto_broker.simulation.world import BrokerHost, World
 
 _OWNERS = ("ada", "bob", "cleo")
 
@@ -62,6 +63,8 @@ class Workload:
             await self.barrier(name, client, journal)
         elif kind < 0.45:
             await self.stream(name, client, journal)
+        elif kind < 0.55:
+            await self.together(name, rng.choice(world.machines))
         else:
             await self.append(name, client, journal)
 
@@ -83,16 +86,35 @@ class Workload:
     async def append(self, name: str, client: JournalClient, journal: str, *, plain: bool = False) -> Operation:
         """Append, and repeat it until it may have been applied."""
         operation = self._begin_append(name, journal, plain=plain)
-        work = client.append(
-            journal,
-            operation.content,
-            offset=operation.offset,
-            check_registers=operation.check,
-            union_registers=operation.union,
-            subtract_registers=operation.subtract,
-        )
-        await self._finish(operation, self._applied(operation, work))
+        await self._finish(operation, self._applied(operation, self._begun(client, operation)))
         return operation
+
+    async def together(self, name: str, machine: BrokerHost) -> None:
+        """Append several times at once, to any journals. Some callers give up.
+
+        Without retries, what commits of it is in the journal in the order in which it was given, if it shares a stream.
+        """
+        rng, world = self._rng, self._world
+        client = world.client(name, machine, patience=0.0)
+        given = [self._begin_append(name, rng.choice(world.journals)) for _ in range(rng.randint(2, 12))]
+
+        async def one(operation: Operation) -> None:
+            try:
+                async with asyncio.timeout(rng.uniform(0, 0.02) if rng.random() < 0.1 else None):
+                    await self._applied(operation, self._begun(client, operation))
+            except TimeoutError:
+                world.coverage.sometimes("one of several appends was given up")
+                operation.outcome, operation.error = OperationOutcome.INFO, "gone away"
+
+        await asyncio.gather(*(self._finish(operation, one(operation)) for operation in given))
+        committed = [each for each in given if each.outcome is OperationOutcome.OK]
+        if world.options.shuffle or not world.options.append_streams or len(committed) < 2:
+            return  # Then the order in which they are sent is another one, or none.
+        world.coverage.sometimes("appends that were given together committed in their order")
+        for journal in world.journals:
+            offsets = [each.begin for each in committed if each.journal == journal]
+            if offsets != sorted(offsets):
+                world.anomalies.append(Anomaly("out-of-order", journal, f"given together by {name}: {offsets}"))
 
     async def stream(self, name: str, client: JournalClient, journal: str) -> Operation:
         """Append in one call, in pieces. Some are abandoned midway, or once the commit may have been sent."""
@@ -135,6 +157,16 @@ class Workload:
         return operation
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
+
+    def _begun(self, client: JournalClient, operation: Operation) -> Awaitable[AppendResult]:
+        return client.append(
+            operation.journal,
+            operation.content,
+            offset=operation.offset,
+            check_registers=operation.check,
+            union_registers=operation.union,
+            subtract_registers=operation.subtract,
+        )
 
     def _begin(self, name: str, kind: OperationKind, journal: str) -> Operation:
         return self._world.history.begin(name, kind, journal, self._world.loop.time())

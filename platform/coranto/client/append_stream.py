@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
@@ -28,18 +29,41 @@ MAX_CONTENT_BYTES: Final = 1 << 16
 """Most content of an append that goes over a stream. Larger ones gain nothing, and would hold up small ones."""
 
 WINDOW_BYTES: Final = 4 << 20
-"""Most content that is sent and not answered. More waits until answers come."""
+"""Most bytes that are sent and not answered. More waits until answers come."""
+
+JOURNAL_BYTES: Final = WINDOW_BYTES // 4
+"""One journal's share of the window, so that a journal that stands still does not hold up the others."""
+
+MIN_BYTES: Final = 4 << 10
+"""The bytes of the window that an append takes at least. So the window is also one of 1,024 appends."""
+
+CLOSE_SECONDS: Final = 1.0
+"""The longest wait for a broker to end a stream that this client has ended. Then the call is cancelled."""
 
 LACKING_SECONDS: Final = 300.0
 """After this time, a broker that did not serve streams is tried again: another version may run there by then."""
 
 _BATCH_BYTES: Final = 1 << 20
-_BATCH_APPENDS: Final = 1024
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class NotSent(Exception):
     """The stream ended before an append was sent on it, so that nothing was applied."""
+
+
+@dataclass(slots=True)
+class _JournalAppends:
+    """The appends of one journal: those that are not sent, and the bytes of those that are and have no answer."""
+
+    unsent: deque[tuple[StreamedAppend, asyncio.Future[AppendAnswer]]] = field(default_factory=deque)
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _SentAppend:
+    done: asyncio.Future[AppendAnswer]
+    journal: str
+    length: int
 
 
 class AppendStream:
@@ -48,8 +72,8 @@ class AppendStream:
     def __init__(self, call: Any) -> None:
         """`call` has been opened: the broker has answered the first message."""
         self._call = call
-        self._unsent: deque[tuple[StreamedAppend, asyncio.Future[AppendAnswer]]] = deque()
-        self._sent: dict[int, tuple[asyncio.Future[AppendAnswer], int]] = {}
+        self._journals: dict[str, _JournalAppends] = {}
+        self._sent: dict[int, _SentAppend] = {}
         self._sent_bytes = 0
         self._last_id = 0
         self._more = asyncio.Event()
@@ -75,7 +99,7 @@ class AppendStream:
         if metadata:
             append.authorization = metadata[0][1]
         done: asyncio.Future[AppendAnswer] = asyncio.get_running_loop().create_future()
-        self._unsent.append((append, done))
+        self._journals.setdefault(request.journal, _JournalAppends()).unsent.append((append, done))
         self._more.set()
         answer = await done
         if answer.code:
@@ -90,12 +114,14 @@ class AppendStream:
 
     async def close(self) -> None:
         """End the stream. The outcome of appends without an answer is unknown."""
-        self._closing = True
+        self._fail("the connection was closed")
+        self.finish()
+        # What gRPC tells of a call after its event loop has ended, the loop reports as an error. So the broker ends it.
+        await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         self._call.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._fail("the connection was closed")
 
     async def _write(self) -> None:
         """Send appends as they come, while the window is open."""
@@ -104,7 +130,7 @@ class AppendStream:
                 batch = self._next_batch()
                 if batch.appends:
                     await self._call.write(batch)
-                elif self._closing and not self._unsent:
+                elif self._closing and not self._has_unsent:
                     await self._call.done_writing()
                     return
                 else:
@@ -113,21 +139,40 @@ class AppendStream:
         except CALL_ENDED:
             self._closing = True  # Reading tells why.
 
+    @property
+    def _has_unsent(self) -> bool:
+        return any(appends.unsent for appends in self._journals.values())
+
     def _next_batch(self) -> AppendBatch:
-        batch, size = AppendBatch(), 0
-        while self._unsent and len(batch.appends) < _BATCH_APPENDS:
-            append, done = self._unsent[0]
-            length = len(append.content)
-            if done.done():  # Its caller has given up before it was sent.
-                self._unsent.popleft()
-                continue
-            if (self._sent and self._sent_bytes + length > WINDOW_BYTES) or (size and size + length > _BATCH_BYTES):
+        """Take the appends to send now: of each journal in their order, as far as the window and its share allow."""
+        batch, size, full = AppendBatch(), 0, False
+        for journal, appends in list(self._journals.items()):
+            before = size
+            while appends.unsent and not full:
+                append, done = appends.unsent[0]
+                length = max(append.ByteSize(), MIN_BYTES)
+                if done.done():  # Its caller has given up before it was sent.
+                    appends.unsent.popleft()
+                elif appends.sent_bytes and appends.sent_bytes + length > JOURNAL_BYTES:
+                    break
+                elif (self._sent and self._sent_bytes + length > WINDOW_BYTES) or (
+                    size and size + length > _BATCH_BYTES
+                ):
+                    full = True
+                else:
+                    appends.unsent.popleft()
+                    batch.appends.append(append)
+                    self._sent[append.id] = _SentAppend(done, journal, length)
+                    self._sent_bytes += length
+                    appends.sent_bytes += length
+                    size += length
+            if size > before:
+                # Behind the others, which have their turn before it.
+                self._journals[journal] = self._journals.pop(journal)
+            elif not appends.unsent and not appends.sent_bytes:
+                del self._journals[journal]
+            if full:
                 break
-            self._unsent.popleft()
-            batch.appends.append(append)
-            self._sent[append.id] = done, length
-            self._sent_bytes += length
-            size += length
         return batch
 
     async def _read(self) -> None:
@@ -151,24 +196,28 @@ class AppendStream:
             self._fail(problem)
 
     def _answered(self, answer: AppendAnswer) -> None:
-        found = self._sent.pop(answer.id, None)
-        if found is None:
+        sent = self._sent.pop(answer.id, None)
+        if sent is None:
             return  # A broker that answers twice says nothing new.
-        done, length = found
-        self._sent_bytes -= length
-        if not done.done():
-            done.set_result(answer)
+        self._sent_bytes -= sent.length
+        appends = self._journals[sent.journal]
+        appends.sent_bytes -= sent.length
+        if not appends.unsent and not appends.sent_bytes:
+            del self._journals[sent.journal]
+        if not sent.done.done():
+            sent.done.set_result(answer)
 
     def _fail(self, problem: str) -> None:
         sent, self._sent, self._sent_bytes = self._sent, {}, 0
-        unsent, self._unsent = self._unsent, deque()
-        for done, _ in sent.values():
-            if not done.done():
+        journals, self._journals = self._journals, {}
+        for each in sent.values():
+            if not each.done.done():
                 code = grpc.StatusCode.UNAVAILABLE.value[0]
-                done.set_result(AppendAnswer(code=code, error=f"the stream broke before the answer ({problem})"))
-        for _, done in unsent:
-            if not done.done():
-                done.set_exception(NotSent(problem))
+                each.done.set_result(AppendAnswer(code=code, error=f"the stream broke before the answer ({problem})"))
+        for appends in journals.values():
+            for _, done in appends.unsent:
+                if not done.done():
+                    done.set_exception(NotSent(problem))
 
 
 class AppendStreams:

@@ -76,7 +76,7 @@ class JournalClient:
         zone: str = "",
         route_cache: int = DEFAULT_ROUTE_CACHE,
         disk_cache: DiskCache | None = None,
-        append_streams: bool = False,
+        append_streams: bool = True,
         clock: Clock | None = None,
         connection: Connection | None = None,
         connect: Connect = Connection,

@@ -40,8 +40,9 @@ class ClientConfig:
 
     Content of fragments that are read directly is kept in `disk_cache`, if given.
 
-    With `append_streams`, small appends to one of Coranto's brokers share a stream. That makes many small appends far
-    cheaper. An append that is cancelled after it was sent may then still be applied.
+    Small appends to one of Coranto's brokers share a stream, which makes many of them far cheaper. An append that is
+    cancelled after it was sent may then still be applied. Without `append_streams`, and to Gazette's brokers, each
+    append is a call of its own.
     """
 
     endpoint: str
@@ -52,7 +53,7 @@ class ClientConfig:
     zone: str = ""
     route_cache: int = DEFAULT_ROUTE_CACHE
     disk_cache: DiskCache | None = None
-    append_streams: bool = False
+    append_streams: bool = True
 
     def __post_init__(self) -> None:
         secure = {parse_endpoint(seed).secure for seed in self.seeds}

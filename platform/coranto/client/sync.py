@@ -54,7 +54,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         zone: str = "",
         route_cache: int = DEFAULT_ROUTE_CACHE,
         disk_cache: DiskCache | None = None,
-        append_streams: bool = False,
+        append_streams: bool = True,
     ) -> None:
         self.config = ClientConfig(
             endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache, append_streams

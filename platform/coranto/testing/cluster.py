@@ -144,7 +144,7 @@ class Cluster:
         name: str = "client",
         zone: str = "",
         patience: float = DEFAULT_PATIENCE,
-        append_streams: bool = False,
+        append_streams: bool = True,
     ) -> JournalClient:
         """Return a client, ready for use. It is closed with the cluster, if not earlier.
 
@@ -265,8 +265,12 @@ class Cluster:
     # -- Observations ----------------------------------------------------------------------------------------------
 
     def calls(self, method: str, *, client: str = "client") -> int:
-        """Return the number of calls of an RPC, such as `Append`, that clients of this name have begun."""
+        """Return the number of calls of an RPC, such as `List`, that clients of this name have begun."""
         return self._world.rpc.calls[client, method]
+
+    def appends(self, *, client: str = "client") -> int:
+        """Return the number of appends that clients of this name have begun, in calls of their own or on streams."""
+        return self._world.rpc.appends[client]
 
     @property
     def revision(self) -> int:
@@ -294,7 +298,7 @@ class Cluster:
     def _ended(self) -> None:
         self._running = None
 
-    def _new_client(self, name: str, zone: str, patience: float, append_streams: bool = False) -> JournalClient:
+    def _new_client(self, name: str, zone: str, patience: float, append_streams: bool = True) -> JournalClient:
         if not name or name in (*SERVICES, *self._names):
             raise InvalidInput(f"{name!r} cannot be the name of a client; choose one that no broker has", field="name")
         world = self._world

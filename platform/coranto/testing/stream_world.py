@@ -11,10 +11,10 @@ import contextlib
 import enum
 import heapq
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from coranto.client import JournalClient
 from coranto.coordination.etcd import Delete
@@ -25,6 +25,7 @@ from coranto.streams.model.stream import segment_journal
 from coranto.testing.cluster import STORE_URL, Cluster
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
+from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedAppend
 
 STREAM = "shop/orders"
 
@@ -75,7 +76,11 @@ class VirtualClock:
 
 
 class CutPoint(enum.Enum):
-    """A message of an append with content at which the connection can be cut."""
+    """A message of an append with content at which the connection can be cut.
+
+    On a stream of small appends, the append is one message with all that its client sends. It has no second message of
+    content, and no status of its own: the connection is then cut behind the answer.
+    """
 
     PARAMETERS = "the parameters"
     CONTENT = "content"
@@ -84,6 +89,10 @@ class CutPoint(enum.Enum):
     HALF_CLOSE = "the end of the client's messages"
     ANSWER = "the answer, once it is applied"
     STATUS = "the status after the answer"
+
+
+_SENT: Final = frozenset({CutPoint.PARAMETERS, CutPoint.CONTENT, CutPoint.COMMIT, CutPoint.HALF_CLOSE})
+"""The points that are one message on a stream."""
 
 
 @dataclass(slots=True)
@@ -125,15 +134,44 @@ class Wire:
             return True
         name = call.method.name
         self.messages[name] += 1
+        if name == "AppendStream":
+            return self._hear_stream(call, to_server, message)
         if name != "Append":
             return True
         point = self._point(call, to_server, message)
-        if self.cuts and point is self.cuts[0][0]:
-            _, then = self.cuts.pop(0)
-            if then is not None:
-                then()
+        return point is None or not self._is_cut({point})
+
+    def _is_cut(self, points: Set[CutPoint]) -> bool:
+        """Return True if the next cut is at one of these points."""
+        if not self.cuts or self.cuts[0][0] not in points:
             return False
+        _, then = self.cuts.pop(0)
+        if then is not None:
+            then()
         return True
+
+    def _hear_stream(self, call: Any, to_server: bool, message: tuple[Any, ...]) -> bool:
+        if message[0] != "message":
+            return True
+        if to_server:
+            found = [self._of_stream(call, each) for each in AppendBatch.FromString(message[1]).appends]
+            return not (any(append.has_content for append in found) and self._is_cut(_SENT))
+        answered = {(call, answer.id) for answer in AppendAnswers.FromString(message[1]).answers}
+        if not answered & self._unanswered:
+            return True
+        self._unanswered -= answered
+        if self._is_cut({CutPoint.STATUS}):
+            asyncio.get_running_loop().call_soon(call.lose)
+            return True
+        return not self._is_cut({CutPoint.ANSWER})
+
+    def _of_stream(self, call: Any, append: StreamedAppend) -> HeardAppend:
+        heard = HeardAppend(append.request.journal, append.request.HasField("union_registers"), 1, True, 1)
+        self.appends.append(heard)
+        if heard.has_content:
+            self.rounds += not self._unanswered
+            self._unanswered.add((call, append.id))
+        return heard
 
     def _point(self, call: Any, to_server: bool, message: tuple[Any, ...]) -> CutPoint | None:
         append = self._live.get(call)
@@ -197,14 +235,15 @@ async def stream_world(
     grpc: bool = False,
     log_level: str = "warning",
     heard: bool = True,
+    append_streams: bool = True,
     **create: Any,
 ) -> AsyncIterator[StreamWorld]:
     """Yield a cluster of `brokers` brokers with a stream. `create` are further options of the stream.
 
-    With `heard`, the traffic is observed and recorded, call by call.
+    With `heard`, the traffic is observed and recorded, call by call. Without `append_streams`, each append is a call.
     """
     async with Cluster(brokers, delay=delay, zones=zones, grpc=grpc, log_level=log_level) as cluster:
-        client = cluster.client()
+        client = cluster.client(append_streams=append_streams)
         streams = Streams(client)
         template = default_template(stores=[STORE_URL], replication=replication)
         stream = await streams.create(STREAM, segments, template=template, **create)

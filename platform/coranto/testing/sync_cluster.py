@@ -46,7 +46,7 @@ class SyncCluster(ClusterFace, Blocking):
         return self._cluster
 
     def client(
-        self, *, zone: str = "", patience: float = DEFAULT_PATIENCE, append_streams: bool = False
+        self, *, zone: str = "", patience: float = DEFAULT_PATIENCE, append_streams: bool = True
     ) -> SyncJournalClient:
         """Return a blocking client, ready for use. It is closed with the cluster, if not earlier."""
         client = SyncJournalClient(self.endpoint, zone=zone, patience=patience, append_streams=append_streams)

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from coranto.client import JournalClient
+from coranto.client import append_stream as client_stream
+from coranto.client.append_stream import AppendStream
 from coranto.errors import AppendOutcomeUnknown, CorantoError, StatusError
 from coranto.labels import label_selector, label_set
-from coranto.testing import Cluster
+from coranto.testing import Cluster, SyncCluster
+from coranto.testing.cluster import STORE_URL
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
-from coranto.wire.append_stream_pb2 import AppendAnswer, AppendBatch, StreamedAppend
+from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
 from coranto_broker.handlers import append_lane, append_stream
 from coranto_broker.handlers.append_lane import AppendLane
 
 J, OTHER = "test/journal", "test/other"
+FRAGMENT = pb.JournalSpec.Fragment(
+    length=1 << 20, compression_codec=pb.NONE, stores=[STORE_URL], refresh_interval=Duration(seconds=30)
+)
 
 
 def in_cluster(main: Callable[[Cluster, SimLoop], Awaitable[None]], **options: Any) -> None:
@@ -55,7 +65,7 @@ async def numbers_in(client: JournalClient, journal: str) -> list[int]:
 @pytest.mark.parametrize("replication", [1, 3])
 def test_appends_of_a_stream_commit_once_and_in_their_order(replication: int) -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
-        client = cluster.client(append_streams=True)
+        client = cluster.client()
         for journal in (J, OTHER):
             await cluster.create(journal, replication=replication)
         found = await asyncio.gather(*(append_numbers(client, journal, 500) for journal in (J, OTHER)))
@@ -71,7 +81,7 @@ def test_appends_of_a_stream_commit_once_and_in_their_order(replication: int) ->
 def test_a_leader_that_stays_in_line_as_a_follower_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=3)
-        client = cluster.client(append_streams=True)
+        client = cluster.client()
         await client.append(J, b"000000\n")  # It tells the way to the primary.
         committed = await append_numbers(client, J, 500)
         assert len(await numbers_in(client, J)) > 1 + len(committed)
@@ -86,7 +96,7 @@ def test_a_lane_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.Monke
 
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=3)
-        client = cluster.client(append_streams=True)
+        client = cluster.client()
         await client.append(J, b"000000\n")
         assert await append_numbers(client, J, 100) != list(range(100))
 
@@ -98,7 +108,7 @@ def test_a_lane_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.Monke
 def test_followers_have_their_own_conditions_and_registers(replication: int) -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=replication)
-        client = cluster.client(append_streams=True)
+        client = cluster.client()
         await client.append(J, b"0\n", union_registers=label_set(epoch="0"))
 
         async def raise_epoch(epoch: int) -> object:
@@ -120,7 +130,7 @@ def test_followers_have_their_own_conditions_and_registers(replication: int) -> 
 def test_a_broken_stream_leaves_unknown_only_what_was_sent_and_not_answered() -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=3)
-        client = cluster.client(append_streams=True, patience=30)
+        client = cluster.client(patience=30)
         await client.append(J, b"first\n")
         rpc = cluster._world.rpc
         under_way = [asyncio.create_task(client.append(J, b"x\n")) for _ in range(20)]
@@ -141,7 +151,7 @@ def test_a_broken_stream_leaves_unknown_only_what_was_sent_and_not_answered() ->
 def test_no_append_is_of_unknown_outcome_when_a_broker_exits_gracefully() -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=3)
-        client = cluster.client(append_streams=True, patience=60)
+        client = cluster.client(patience=60)
         stop, sent = asyncio.Event(), 0
 
         async def writer() -> None:
@@ -254,7 +264,7 @@ def test_an_unexpected_error_ends_only_its_append(monkeypatch: pytest.MonkeyPatc
 
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=1)
-        client = cluster.client(append_streams=True)
+        client = cluster.client()
         await client.append(J, b"first\n")
         await client.append(J, b"second\n")
         done = await asyncio.gather(
@@ -265,3 +275,110 @@ def test_an_unexpected_error_ends_only_its_append(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(append_lane.fast_path, "commit", commit)
     in_cluster(main)
+
+
+def test_a_journal_that_stands_still_holds_up_no_other_journal_of_the_stream() -> None:
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        slow = pb.JournalSpec(name=J, replication=1, flags=pb.JournalSpec.O_RDWR, max_append_rate=100)
+        slow.fragment.CopyFrom(FRAGMENT)
+        await cluster.create(slow)
+        for number in range(3):
+            await cluster.create(f"{OTHER}/{number}", replication=1)
+        client = cluster.client()
+        await client.append(J, b"x" * 100)
+        held_up = [asyncio.create_task(client.append(J, b"x" * 100)) for _ in range(2000)]
+        await asyncio.sleep(1)
+        began = loop.time()
+        await asyncio.gather(*(client.append(f"{OTHER}/{n % 3}", b"x\n") for n in range(1000)))
+        assert loop.time() - began < 5
+        assert sum(each.done() for each in held_up) < 100
+        for each in held_up:
+            each.cancel()
+        await asyncio.gather(*held_up, return_exceptions=True)
+
+    in_cluster(main)
+
+
+def test_all_journals_of_a_stream_have_their_turn() -> None:
+    sent: list[str] = []
+
+    class Call:
+        async def write(self, batch: AppendBatch) -> None:
+            sent.extend(append.request.journal for append in batch.appends)
+            await asyncio.sleep(0.1)
+            answers.put_nowait(AppendAnswers(answers=[AppendAnswer(id=append.id) for append in batch.appends]))
+
+        async def read(self) -> Any:
+            return await answers.get()
+
+        async def done_writing(self) -> None:
+            answers.put_nowait(grpc.aio.EOF)
+
+        def cancel(self) -> None:
+            return
+
+    async def main() -> None:
+        nonlocal answers
+        answers = asyncio.Queue()
+        stream = AppendStream(Call())
+        journals = [f"test/{number}" for number in range(8)]
+        # Each is more than its share, and all are more than the window.
+        content = b"x" * client_stream.MAX_CONTENT_BYTES
+        work = [stream.append(pb.AppendRequest(journal=journal), content, None) for journal in journals * 40]
+        await asyncio.gather(*work)
+        await stream.close()
+
+    answers: asyncio.Queue[Any]
+    with simulated(0, shuffle=False) as loop:
+        loop.run_until_complete(main())
+    first_half = Counter(sent[: len(sent) // 2])
+    assert len(first_half) == 8
+    share = client_stream.JOURNAL_BYTES // client_stream.MAX_CONTENT_BYTES
+    assert max(first_half.values()) - min(first_half.values()) <= share
+
+
+def test_answers_of_many_bytes_come_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append_stream, "ANSWER_BYTES", 4 << 10)
+
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        await cluster.create(J, replication=3)
+        client = cluster.client()
+        await client.append(J, b"first\n", union_registers=label_set(large="x" * 1000))
+        sizes: list[int] = []
+
+        def hear(call: Any, to_server: bool, message: tuple[Any, ...]) -> bool:
+            if call.method.name == "AppendStream" and not to_server and message[0] == "message":
+                sizes.append(len(message[1]))
+            return True
+
+        cluster._world.rpc.on_delivery = hear
+        done = await asyncio.gather(*(client.append(J, b"x\n") for _ in range(100)))
+        assert len({each.end for each in done}) == 100
+        assert sum(sizes) > 100_000
+        assert max(sizes) < 8 << 10
+
+    in_cluster(main)
+
+
+CLIENT = """
+import asyncio, logging, sys
+from coranto.client import JournalClient
+
+async def main():
+    async with JournalClient(sys.argv[1]) as client:
+        await asyncio.gather(*(client.append(sys.argv[2], b"x\\n") for _ in range(20)))
+
+logging.basicConfig()
+for _ in range(5):
+    asyncio.run(main())
+"""
+
+
+def test_event_loops_that_end_one_after_the_other_are_told_nothing_more_by_grpc() -> None:
+    with SyncCluster() as cluster:
+        cluster.create(J)
+        done = subprocess.run(
+            [sys.executable, "-c", CLIENT, cluster.endpoint, J], capture_output=True, text=True, check=True
+        )
+        assert (done.stdout, done.stderr) == ("", "")
+        assert cluster.client().head(J) == 200

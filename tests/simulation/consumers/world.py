@@ -116,6 +116,7 @@ class ConsumerWorld(World):
             "patience": PATIENCE,
             "connect": lambda config, _clock, _tokens: WorldConnection(self.rpc, node, config.endpoint, process),
             "entropy": self.rng.randbytes,
+            "append_streams": self.options.append_streams,
         }
 
     def any_stub(self) -> pc_grpc.ShardAsyncStub:

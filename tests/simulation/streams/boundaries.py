@@ -1,18 +1,23 @@
-"""Harm at a boundary between two messages of a writer's append: before one of them is delivered, or after."""
+"""Harm at a boundary between two messages of a writer's append: before one of them is delivered, or after.
+
+An append on a stream is one request and one response, which others may share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from coranto.testing.sim.rpc import SimCall
+from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch
 
 from .world import StreamWorld
 
 MESSAGES = ("open", "request", "content", "commit", "end", "response", "status")
-"""The messages of an append, in their order: the last two go to the client."""
-
+"""The messages of an append in a call of its own, in their order: the last two go to the client."""
+STREAMED = ("request", "response")
+"""The messages of an append on a stream."""
 
 WRITERS = ("writer-", "mover-")
 """The names of the nodes whose appends are struck."""
@@ -46,11 +51,14 @@ class Boundaries:
         self._requested.clear()
 
     def _hear(self, call: SimCall, to_server: bool, message: tuple[Any, ...]) -> bool:
-        if call.method.name != "Append" or not call.node.startswith(WRITERS):
+        if call.method.name not in ("Append", "AppendStream") or not call.node.startswith(WRITERS):
             return True
-        name = self._name(call, to_server, message)
-        if name == "open":
-            self._consider(call)
+        streamed = call.method.name == "AppendStream"
+        name = _streamed(to_server, message) if streamed else self._name(call, to_server, message)
+        if streamed and name == "request":
+            self._consider(call, STREAMED)
+        elif not streamed and name == "open":
+            self._consider(call, MESSAGES)
         plan = self._plans.get(call)
         if name == "status":
             self._plans.pop(call, None)
@@ -82,11 +90,11 @@ class Boundaries:
             return "request"
         return "content" if message[1] else "commit"
 
-    def _consider(self, call: SimCall) -> None:
+    def _consider(self, call: SimCall, messages: Sequence[str]) -> None:
         rng = self._world.rng
         if rng.random() < self._world.stream_options.harm:
             act = rng.choices(_ACTS, _WEIGHTS)[0]
-            self._plans[call] = _Plan(rng.choice(MESSAGES), rng.random() < 0.5, act)
+            self._plans[call] = _Plan(rng.choice(messages), rng.random() < 0.5, act)
 
     def _strike(self, call: SimCall, act: str) -> None:
         world = self._world
@@ -102,3 +110,12 @@ class Boundaries:
             machine.kill()
         elif machine is not None:
             machine.stop_requested.set()
+
+
+def _streamed(to_server: bool, message: tuple[Any, ...]) -> str:
+    """Name a message of a stream; empty if there is no append in it."""
+    if message[0] != "message":
+        return "status" if message[0] == "status" else ""
+    if to_server:
+        return "request" if AppendBatch.FromString(message[1]).appends else ""
+    return "response" if AppendAnswers.FromString(message[1]).answers else ""

@@ -10,6 +10,7 @@ from typing import Any
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Codec
 from coranto_broker.simulation.options import Options as BrokerOptions
+from coranto_broker.simulation.options import shares_streams
 from coranto_broker.spool.durable_spool import Fsync
 
 FAULTS = (
@@ -68,6 +69,8 @@ class Options:
     """The number that each of them is asked to write."""
     members: int = 0
     """The readers of the reader group."""
+    append_streams: bool = True
+    """True if small appends share streams."""
     faults: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -90,6 +93,7 @@ class Options:
             fragment_length=self.fragment_length,
             congestion=self.congestion,
             shuffle=self.shuffle,
+            append_streams=self.append_streams,
             faults=self.faults,
         )
 
@@ -118,6 +122,7 @@ def options_of(seed: int, **given: Any) -> Options:
         congestion=rng.choice((0.0, 0.0, 0.01, 0.1)),
         shuffle=rng.random() < 0.7,
         fragment_length=rng.choice((1 << 12, 1 << 20)),
+        append_streams=shares_streams(seed),
         # Few kinds at a time, so that each run has a character of its own; often none but those of the calls.
         faults=tuple(fault for fault in FAULTS if rng.random() < rng.choice((0.0, 0.1, 0.25))),
     )

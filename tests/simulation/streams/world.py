@@ -47,6 +47,7 @@ class StreamWorld(World):
             ",".join(endpoints),
             clock=clock or self.client_clock,
             patience=patience,
+            append_streams=self.stream_options.append_streams,
             connect=functools.partial(SimConnection, self.rpc, node, process=process),
             entropy=self.rng.randbytes,
         )

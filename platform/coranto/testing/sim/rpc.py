@@ -26,7 +26,7 @@ from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import heads_pb2 as heads
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
-from coranto.wire.append_stream_pb2 import AppendAnswers
+from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch
 
 GIVE_UP_SECONDS = (1.0, 15.0)
 """The range of the time after which an end gives up a connection over a cut link."""
@@ -88,6 +88,8 @@ class Rpc:
         self.live: dict[SimCall, None] = {}
         self.calls: Counter[tuple[str, str]] = Counter()
         """The number of calls of each method that each node has begun."""
+        self.appends: Counter[str] = Counter()
+        """The number of appends that each node has begun, in calls of their own or on streams."""
         self.on_delivery: Callable[[SimCall, bool, tuple[Any, ...]], bool] | None = None
         """Called with each message just before its delivery to the server (True) or to the client (False).
 
@@ -171,6 +173,7 @@ class _Stub:
             if process is not None:
                 process.check_alive()
             self._rpc.calls[self._node, method.name] += 1
+            self._rpc.appends[self._node] += method.name == "Append"
             return SimCall(self._rpc, self, self._node, self._endpoint, method, request, process)
 
         return call
@@ -222,6 +225,8 @@ class SimCall:
             raise asyncio.InvalidStateError("RPC already finished.")
         if self._half_closed:
             raise asyncio.InvalidStateError("RPC is half closed.")
+        if isinstance(message, AppendBatch):
+            self._rpc.appends[self.node] += len(message.appends)
         assert self._up is not None
         self._up.send(("message", message.SerializeToString(), type(message)))
         await asyncio.sleep(0)

@@ -55,7 +55,7 @@ async def test_a_writer_that_is_cancelled_at_once_leaves_no_call_open(monkeypatc
         calls.append(open_call(append, way))
         return calls[-1]
 
-    async with stream_world() as world:
+    async with stream_world(append_streams=False) as world:
         writer = StreamWriter[Any](world.client, STREAM)
         await writer.open()
         await writer.write_events("key", [{"n": 0}])

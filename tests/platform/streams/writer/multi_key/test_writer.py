@@ -63,9 +63,9 @@ async def test_events_of_several_segments_are_committed_together(
         for at in range(20):
             txn.write(KEYS[at % 2], {"txn": 1, "at": at})
         assert {each["txn"] for each in await committed(client)} == {0}, "nothing of it before it is committed"
-        before = cluster.calls("Append")
+        before = cluster.appends()
         result = await txn.commit()
-        assert cluster.calls("Append") - before == 2 * 2 + 1, "twice for each segment, and once for the decision"
+        assert cluster.appends() - before == 2 * 2 + 1, "twice for each segment, and once for the decision"
         assert [each.segment for each in result.positions] == [0, 3]
         assert (result.visible, txn.state) == (True, TransactionState.COMMITTED)
         assert await txn.commit() is result
@@ -83,7 +83,7 @@ async def test_transactions_at_once_share_appends(cluster: Cluster, streams: Str
     await streams.create("orders", 2, template=TEMPLATE)
     async with MultiKeyWriter[Any](client, "orders") as writer:
         await write(writer, 0)
-        before = cluster.calls("Append")
+        before = cluster.appends()
         results = []
 
         async def one(number: int) -> None:
@@ -93,7 +93,7 @@ async def test_transactions_at_once_share_appends(cluster: Cluster, streams: Str
             results.append(await txn.commit())
 
         await asyncio.gather(*map(one, range(1, 21)))
-        assert cluster.calls("Append") - before < 20, "20 transactions by themselves would take 100"
+        assert cluster.appends() - before < 20, "20 transactions by themselves would take 100"
     assert Counter(each["txn"] for each in await committed(client)) == dict.fromkeys(range(21), 3)
     spans = sorted((each.segment, each.begin, each.end) for result in results for each in result.positions)
     assert all(one[2] <= other[1] for one, other in pairwise(spans) if one[0] == other[0])
