@@ -95,8 +95,9 @@ class Workload:
         Without retries, what commits of it is in the journal in the order in which it was given, if it shares a stream.
         """
         rng, world = self._rng, self._world
-        client = world.client(name, machine, patience=0.0)
-        given = [self._begin_append(name, rng.choice(world.journals)) for _ in range(rng.randint(2, 12))]
+        patience = rng.choice((0.0, 2.0))
+        client = world.client(name, machine, patience=patience)
+        given = [self._begin_append(name, rng.choice(world.journals)) for _ in range(rng.randint(2, 10))]
 
         async def one(operation: Operation) -> None:
             try:
@@ -108,7 +109,7 @@ class Workload:
 
         await asyncio.gather(*(self._finish(operation, one(operation)) for operation in given))
         committed = [each for each in given if each.outcome is OperationOutcome.OK]
-        if world.options.shuffle or not world.options.append_streams or len(committed) < 2:
+        if patience or world.options.shuffle or not world.options.append_streams or len(committed) < 2:
             return  # Then the order in which they are sent is another one, or none.
         world.coverage.sometimes("appends that were given together committed in their order")
         for journal in world.journals:
