@@ -34,8 +34,8 @@ from coranto_broker.append.states import TRANSITIONS, AppendEvent, State, Way
 from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.fragments.persister import FragmentPersister, _Reading
-from coranto_broker.handlers.gaps import GapReader
 from coranto_broker.handlers.append_lane import AppendLane
+from coranto_broker.handlers.gaps import GapReader
 from coranto_broker.recovery import residence, spool_recovery
 from coranto_broker.recovery.adoption import Adoption
 from coranto_broker.recovery.identity import ClusterIdentity

@@ -70,7 +70,7 @@ class Counting(Application[SqlShardStore]):
         for n in seen:
             mine = (COUNTS.c.cell == cell) & (COUNTS.c.n == n)
             if not store.connection.execute(COUNTS.update().where(mine).values(count=COUNTS.c.count + 1)).rowcount:
-                store.connection.execute(COUNTS.insert().values(cell=cell, n=n, count=1))
+                store.insert(COUNTS, {"cell": cell, "n": n, "count": 1})
         self._control.at("flush.after")
 
 

@@ -90,7 +90,7 @@ def _copied(connection: Connection, table: Table, names: Sequence[str], rows: Se
         with driver.cursor() as cursor, cursor.copy(statement) as copy:
             copy.write(memoryview(copy_text((), columns)))
     except psycopg.Error as error:
-        lost = connection.dialect.is_disconnect(error, driver, None)
+        lost = bool(driver.closed)
         text = statement.as_string(driver)
         raise DBAPIError.instance(  # As for any other statement of the transaction.
             text, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost

@@ -88,15 +88,15 @@ def record(store: SqlShardStore, entry: Entry) -> int:
     _, count, total = found if found is not None else (entry.key, 0, 0)
     count, total = count + 1, total + entry.amount
     if found is None:
-        connection.execute(SUMS.insert().values(key=entry.key, count=count, total=total))
+        store.insert(SUMS, {"key": entry.key, "count": count, "total": total})
     else:
         connection.execute(SUMS.update().where(by_key).values(count=count, total=total))
-    connection.execute(ENTRIES.insert().values(entry._replace(clock=str(entry.clock))._asdict()))  # type: ignore[arg-type]
+    store.insert(ENTRIES, entry._asdict() | {"clock": str(entry.clock)})
     return int(total)
 
 
 def end_transaction(store: SqlShardStore, token: str) -> None:
-    store.connection.execute(TOKENS.insert().values(token=token))
+    store.insert(TOKENS, {"token": token})
 
 
 def read(path: Path) -> Book:
