@@ -78,8 +78,12 @@ class ClusterFace(Face):
         self._call(lambda: self._inner.heal())
 
     def calls(self, method: str, *, client: str = "client") -> int:
-        """Return the number of calls of an RPC, such as `Append`, that clients of this name have begun."""
+        """Return the number of calls of an RPC, such as `List`, that clients of this name have begun."""
         return self._call(lambda: self._inner.calls(method, client=client))
+
+    def appends(self, *, client: str = "client") -> int:
+        """Return the number of appends that clients of this name have begun, in calls of their own or on streams."""
+        return self._call(lambda: self._inner.appends(client=client))
 
     @property
     def revision(self) -> int:
