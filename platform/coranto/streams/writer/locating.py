@@ -1,7 +1,12 @@
-"""Finding the place of a writer's events in a segment, if the answer to the append was lost."""
+"""Finding the place of a writer's events in a segment, if the answer to the append was lost.
+
+A segment is read up to an end that an append has told. A broker that does not know yet that it has lost the journal may
+show less; the read then waits for the broker that has it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,24 +18,36 @@ from coranto.messages.reading import AsyncReadUncommitted
 from coranto.messages.uuids import Flags, ProducerId
 from coranto.streams.model.events import EventFormat, TransactionEnd
 
+LEAST_PATIENCE_SECONDS = 5.0
+"""Time for which even an impatient writer looks for the place of what is durable."""
+
 E = TypeVar("E")
 T = TypeVar("T")
 
 
 async def find_append(
-    client: JournalClient, journal: str, events: EventFormat[E], producer: ProducerId, first_clock: int, begin: int
+    client: JournalClient,
+    journal: str,
+    events: EventFormat[E],
+    producer: ProducerId,
+    first_clock: int,
+    within: range,
+    patience_seconds: float,
 ) -> int | None:
-    """Find the offset of a message by its producer and clock, from `begin` to the head.
+    """Find the offset of a message by its producer and clock, `within` a range of offsets that begins with a message.
 
-    A message must begin at `begin`. Returns None if the message is not there, or the journal cannot be read.
+    An empty range means up to the head. Returns None if the message is not there, or the journal cannot be read within
+    `patience_seconds`, or LEAST_PATIENCE_SECONDS if that is more.
     """
-    return await _found(
-        client,
-        journal,
-        events,
-        begin,
-        lambda message: message.begin if (message.producer, message.clock) == (producer, first_clock) else None,
-    )
+
+    def match(message: Envelope[E]) -> int | None:
+        return message.begin if (message.producer, message.clock) == (producer, first_clock) else None
+
+    try:
+        async with asyncio.timeout(max(patience_seconds, LEAST_PATIENCE_SECONDS)):
+            return await _found(client, journal, events, within.start, match, end=within.stop if within else 0)
+    except TimeoutError:
+        return None
 
 
 async def find_transaction(
@@ -63,9 +80,11 @@ async def _found(
     events: EventFormat[E],
     begin: int,
     match: Callable[[Envelope[E]], T | None],
+    end: int = 0,
 ) -> T | None:
+    """Find what `match` returns for a message, from `begin` to `end`, or to the head if that is 0."""
     try:
-        async with contextlib.aclosing(client.read(journal, begin)) as chunks:
+        async with contextlib.aclosing(client.read(journal, begin, end_offset=end, block=end > 0)) as chunks:
             passed_over: list[CorruptMessage] = []
             async for message in AsyncReadUncommitted(events, journal, chunks, begin, on_corrupt=passed_over.append):
                 found = match(message)

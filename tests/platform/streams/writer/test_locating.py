@@ -1,0 +1,62 @@
+"""Finding the place of an append whose answer was lost, with brokers that do not show all of the journal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from coranto.client.client import JournalClient
+from coranto.client.values import Chunk
+from coranto.errors import Unavailable
+from coranto.messages.uuids import Flags, ProducerId, build_uuid
+from coranto.streams.model.events import JsonEvents
+from coranto.streams.writer import locating
+from coranto.streams.writer.locating import find_append
+
+ME, OTHER = ProducerId(b"\x01abcde"), ProducerId(b"\x03abcde")
+EVENTS = JsonEvents()
+LINES = [
+    EVENTS.stamp(EVENTS.encode({"number": number}), build_uuid(producer, clock, Flags.OUTSIDE_TXN))
+    for number, (producer, clock) in enumerate([(OTHER, 16), (ME, 32), (ME, 48)])
+]
+CONTENT = b"".join(LINES)
+
+
+class StaleClient:
+    """A client of a broker that shows a journal's beginning, and after a while all of it."""
+
+    def __init__(self, shown: int, *, failure: Exception | None = None) -> None:
+        self.shown = shown
+        self.caught_up = asyncio.Event()
+        self.failure = failure
+
+    async def read(self, journal: str, offset: int, *, end_offset: int, block: bool) -> AsyncIterator[Chunk]:
+        if self.failure is not None:
+            raise self.failure
+        end = min(end_offset or len(CONTENT), self.shown)
+        yield Chunk(offset, CONTENT[offset:end], self.shown)
+        if block and end < end_offset:
+            await self.caught_up.wait()
+            yield Chunk(end, CONTENT[end:end_offset], len(CONTENT))
+
+
+async def place(client: StaleClient, clock: int, within: range) -> int | None:
+    return await find_append(cast(JournalClient, client), "a/journal", EVENTS, ME, clock, within, 0.0)
+
+
+async def test_a_broker_that_shows_an_older_head_is_not_believed() -> None:
+    client, first, second = StaleClient(len(LINES[0])), len(LINES[0]), len(LINES[0] + LINES[1])
+    asyncio.get_running_loop().call_later(0.01, client.caught_up.set)
+    assert await place(client, 48, range(0, len(CONTENT))) == second
+    assert await place(client, 32, range(first, len(CONTENT))) == first
+    assert await place(client, 64, range(0, len(CONTENT))) is None
+    assert await place(StaleClient(len(CONTENT)), 48, range(0)) == second
+
+
+async def test_the_search_ends_when_the_journal_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locating, "LEAST_PATIENCE_SECONDS", 0.05)
+    assert await place(StaleClient(10), 48, range(0, len(CONTENT))) is None
+    assert await place(StaleClient(10, failure=Unavailable("away")), 48, range(0, len(CONTENT))) is None
