@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyspark import SparkFiles
+from pyspark import SparkContext, SparkFiles
 
 from coranto.client.disk_cache import DiskCache
 
@@ -12,9 +12,12 @@ from coranto.client.disk_cache import DiskCache
 def executor_folder() -> Path | None:
     """Return the folder of this executor's files, which Spark removes when it ends.
 
-    Processes that plan for Spark have such a folder too. Returns None outside of Spark's processes.
+    Processes that plan for Spark have such a folder too, and drivers. On a local master, theirs is that of the
+    executor. Returns None outside of Spark's processes.
     """
-    return Path(SparkFiles.getRootDirectory()) if SparkFiles._is_running_on_worker else None
+    if SparkFiles._is_running_on_worker or SparkContext._active_spark_context is not None:
+        return Path(SparkFiles.getRootDirectory())
+    return None
 
 
 def shared_cache(max_bytes: int) -> DiskCache | None:

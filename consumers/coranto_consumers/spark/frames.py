@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from coranto.client import ClientConfig
@@ -19,6 +23,7 @@ from coranto_consumers.spark.ranges import Range, ReadPlan
 from coranto_consumers.spark.rows import COMMIT_OFFSET, FIELDS, LINE, PARSED_PREFIX, PIECE, Misfits
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
 from coranto_consumers.spark.sequencing import PieceCommit, PieceLimit
+from coranto_consumers.spark.source import JournalDataSource, JournalReader
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
 """Metadata columns of committed rows."""
@@ -38,34 +43,79 @@ def parsed_by_workers(schema: StructType) -> bool:
     return all(is_parsed(field.dataType) for field in schema.fields)
 
 
-def read_plan(
-    spark: SparkSession, client: ClientConfig, plan: ReadPlan, schema: StructType, uuid_pointer: str, *, tolerant: bool
-) -> DataFrame:
-    """Return all messages of a plan's ranges with their pieces, and the ranges' summaries.
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """Reads the partitions of a reader, whose numbers are the rows that it gets."""
 
-    The messages are parsed into an application's columns, or have their text. A tolerant read takes lines whose UUID
-    cannot be read for messages without one.
+    reader: JournalReader
+    partitions: tuple[InputPartition, ...]
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                yield from self.reader.read(self.partitions[number])
+
+    def read(self) -> Iterator[Any]:
+        """Yield the record batches of all partitions."""
+        for partition in self.partitions:
+            yield from self.reader.read(partition)
+
+
+class PlannedRows(NamedTuple):
+    """The rows of a plan: all messages of its ranges with their pieces, and the ranges' summaries."""
+
+    task: ReadTask
+    schema: StructType
+
+    def by_tasks(self, spark: SparkSession) -> DataFrame:
+        """Return the rows, which tasks read whenever they are needed. Spark starts no process to plan them."""
+        count = len(self.task.partitions)
+        return spark.range(0, count, 1, count).mapInArrow(self.task, self.schema)
+
+    def read_here(self) -> Any:
+        """Return the rows as an Arrow table, read by this process."""
+        return pa.Table.from_batches(self.task.read(), to_arrow_schema(self.schema, timezone="UTC"))
+
+
+def planned_rows(
+    client: ClientConfig, plan: ReadPlan, schema: StructType, uuid_pointer: str, *, tolerant: bool
+) -> PlannedRows:
+    """Return the rows of a plan.
+
+    Messages are parsed into an application's columns, or have their text. A tolerant read takes lines whose UUID cannot
+    be read for messages without one.
     """
-    reader = spark.read.format("journal").options(
+    options = {
         **client_options(client),
-        isolation=Isolation.SEQUENCED.value,
-        slices=plan.dumps(),
-        parse="json",
-        columnNameOfCorruptRecord=_TEXT,
-        uuidPointer=uuid_pointer,
-        mode=(Misfits.PERMISSIVE if tolerant else Misfits.FAILFAST).value,
-    )
+        "isolation": Isolation.SEQUENCED.value,
+        "slices": plan.dumps(),
+        "parse": "json",
+        "columnNameOfCorruptRecord": _TEXT,
+        "uuidPointer": uuid_pointer,
+        "mode": (Misfits.PERMISSIVE if tolerant else Misfits.FAILFAST).value,
+    }
     own = [StructField(PARSED_PREFIX + field.name, field.dataType) for field in (*FIELDS.values(), PIECE, LINE)]
     # Only the columns that are needed below, because rows are cached whole.
     needed = [field for field in own if field.name in (*METADATA, _PIECE, _LINE)]
     values = schema.fields if parsed_by_workers(schema) else []
-    return reader.schema(StructType([*needed, StructField(_TEXT, StringType()), *values])).load()
+    asked = StructType([*needed, StructField(_TEXT, StringType()), *values])
+    reader = JournalDataSource(options).reader(asked)
+    return PlannedRows(ReadTask(reader, tuple(reader.partitions())), asked)
 
 
 def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSummary]:
     """Return the summaries of a plan's ranges."""
     found = rows.where(F.col(_PIECE) == SUMMARY_PIECE).select(_TEXT).collect()
-    summaries = {summary.number: summary for summary in (summary_of_row(row[0]) for row in found)}
+    return _by_range([row[0] for row in found], plan)
+
+
+def summaries_in(table: Any, plan: ReadPlan) -> dict[Range, RangeSummary]:
+    """Return the summaries of a plan's ranges from the Arrow table of its rows."""
+    return _by_range(table.filter(pc.equal(table.column(_PIECE), SUMMARY_PIECE)).column(_TEXT).to_pylist(), plan)
+
+
+def _by_range(texts: Sequence[str], plan: ReadPlan) -> dict[Range, RangeSummary]:
+    summaries = {summary.number: summary for summary in map(summary_of_row, texts)}
     return {part: summaries[number] for part, number in plan.numbers.items()}
 
 

@@ -26,11 +26,12 @@ from coranto_consumers.spark.frames import (
     parse_values,
     parsed_by_workers,
     parsed_values,
-    read_plan,
+    planned_rows,
+    summaries_in,
     take_in,
 )
 from coranto_consumers.spark.long_transactions import LongTransaction, find_long, sequence_part
-from coranto_consumers.spark.ranges import Range, ReadPlan, plan_slices
+from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range, ReadPlan, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
 from coranto_consumers.spark.sequencing import Sequenced, sequence
 from coranto_consumers.spark.source import register
@@ -214,12 +215,14 @@ class InputReader:
 
     def _kept(self, persisted: ExitStack, plan: ReadPlan) -> tuple[DataFrame, dict[Range, RangeSummary]]:
         """Return the rows of a plan, kept until `persisted` closes, and the ranges' summaries."""
-        rows = persisted.enter_context(_persisted(self._read(plan)))
-        return rows, collect_summaries(rows, plan)
-
-    def _read(self, plan: ReadPlan) -> DataFrame:
         tolerant = self._misfits is not MisfitPolicy.FAIL
-        return read_plan(self._spark, self._client, plan, self._schema, self._uuid_pointer, tolerant=tolerant)
+        planned = planned_rows(self._client, plan, self._schema, self._uuid_pointer, tolerant=tolerant)
+        if len(plan.slices) == 1 and sum(part.length for part in plan.numbers) <= WORTHWHILE_BYTES:
+            # A job of Spark takes longer than reading so little here.
+            table = planned.read_here()
+            return self._spark.createDataFrame(table, planned.schema).coalesce(1), summaries_in(table, plan)
+        rows = persisted.enter_context(_persisted(planned.by_tasks(self._spark)))
+        return rows, collect_summaries(rows, plan)
 
     def _plan(
         self,

@@ -330,7 +330,7 @@ def test_the_last_write_of_a_key_wins_in_the_order_of_commits(spark, world, sqli
     def latest() -> dict[str, int]:
         runner.run_until_caught_up()
         with SqlStore(sqlite_url).engine.connect() as connection:
-            return dict(connection.execute(select(LATEST)).tuples().all())
+            return {row.carrier: row.n for row in connection.execute(select(LATEST))}
 
     assert latest() == {"AA": 2, "B6": 4, "UA": 6}
     open_for_long.commit()
@@ -447,6 +447,23 @@ def test_a_journal_that_was_created_anew_is_noticed(spark, world, sqlite_url):
 
     with pytest.raises(CorruptData, match=r"ends at 0, but is processed through .* created again"):
         consumer(spark, world, sqlite_url).run_until_caught_up()
+
+
+def test_a_transaction_without_committed_messages_starts_no_job(spark, world, sqlite_url):
+    runner = consumer(spark, world, sqlite_url)
+    pending = world.publisher()
+    pending.add(SOURCES[0], world.rows(1)[0])
+    pending.flush()
+    jobs = spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs
+
+    before = jobs()
+    report = runner.run_until_caught_up()
+    assert (report.transactions, report.rows, report.messages) == (1, 1, 0)
+    assert jobs() == before
+
+    pending.commit()
+    assert runner.run_until_caught_up().messages == 1
+    assert jobs() > before
 
 
 def test_a_session_is_started_for_something_to_read_only(world, sqlite_url):
