@@ -26,7 +26,7 @@ import sqlalchemy as sa
 import yaml
 
 from coranto.cluster.etcd_server import find_etcd, is_healthy
-from coranto.cluster.processes import ChildProcess, free_port
+from coranto.cluster.processes import ChildProcess, free_port, stop_all
 from coranto.testing.s3_server import AwsKey, S3Server
 from tests.installation.elsewhere.environments import ROOT
 
@@ -156,7 +156,8 @@ def test_the_cluster_of_the_file_serves_loses_a_broker_and_ends_in_time(tmp_path
         s3.create_bucket("coranto")
         variables = AwsKey("key", "secret").environment | {"TOTALS_STORE_URL": store_url}
         machine = Machine(tmp_path, {"http://s3:9000": s3.endpoint}, variables)
-        stack.callback(lambda: [process.kill() for process in machine.processes.values()])
+        # Dagster ends what it has started only if it is asked to.
+        stack.callback(lambda: stop_all(list(machine.processes.values()), 60.0))
         etcds, brokers = ("etcd-1", "etcd-2", "etcd-3"), ("broker-1", "broker-2", "broker-3")
         for service in etcds:
             machine.start(service)
