@@ -116,8 +116,8 @@ def _unmet(subject: Subject, intent: Intent, fate: Fate) -> Finding | None:
                 Kind.CHECKPOINT_SET_BACK,
                 Severity.ERROR,
                 subject,
-                f"{intent.journal} has later acknowledgements of its producer {intent.producer.hex()} than its "
-                "checkpoint knows: the checkpoint was set back, or the store was restored from a backup",
+                f"{intent.journal} has later acknowledgements by the writer of producer {intent.producer.hex()} than "
+                "its checkpoint knows: the checkpoint was set back, or the store was restored from a backup",
                 facts,
             )
         case _:

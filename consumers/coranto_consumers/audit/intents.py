@@ -17,7 +17,7 @@ from coranto.errors import CorruptMessage
 from coranto.messages import Envelope, Flags, Framing, ProducerId
 from coranto.messages.reading import AsyncReadUncommitted, ReadUncommitted
 from coranto.messages.sequencer import QueueOutcome, Sequencer
-from coranto.messages.uuids import clock_to_ns
+from coranto.messages.uuids import clock_to_ns, is_same_writer
 
 SKEW_SECONDS: Final = 3600
 """The largest expected difference between the clocks of producers and stores. Fragments that are older by more cannot
@@ -33,7 +33,7 @@ class Fate(enum.Enum):
     MISSING = "it is not in the journal, so readers do not see the messages that it commits"
     EMPTY = "it is there, but the messages that it commits are not before it"
     UNPROVEN = "it is there, but content that would show its messages is gone"
-    SUPERSEDED = "the journal has a later acknowledgement of the same producer"
+    SUPERSEDED = "the journal has a later acknowledgement of the same writer"
     LOST = "an earlier message dropped what it commits"
 
 
@@ -112,9 +112,9 @@ async def _scan(
     client: JournalClient, framing: Framing[Any], journal: str, intents: Sequence[Intent], begin: int, head: int
 ) -> dict[Intent, _Seen]:
     wanted = {(intent.producer, intent.clock): intent for intent in intents}
-    by_producer: dict[ProducerId, list[Intent]] = {}
-    for intent in intents:
-        by_producer.setdefault(intent.producer, []).append(intent)
+    producers = {intent.producer for intent in intents}
+    by_writer: dict[ProducerId, list[Intent]] = {}
+    """By each producer met: the intents of its writer. A shard's transactions take turns with two producers."""
     seen = {intent: _Seen() for intent in intents}
     if begin >= head:
         return seen
@@ -122,14 +122,20 @@ async def _scan(
     async with contextlib.aclosing(client.read(journal, begin, end_offset=head)) as chunks:
         reader = AsyncReadUncommitted(framing, journal, chunks, begin, on_corrupt=lambda error: None)
         async for envelope in reader:
-            if envelope.clock == 0 or envelope.producer not in by_producer:
+            producer = envelope.producer
+            if envelope.clock == 0:
+                continue
+            if producer not in by_writer:
+                by_writer[producer] = [intent for intent in intents if is_same_writer(intent.producer, producer)]
+            if envelope.flags == Flags.ACK_TXN:
+                for intent in by_writer[producer]:
+                    if envelope.clock > intent.clock:
+                        seen[intent].later = True
+            if producer not in producers:
                 continue
             outcome = _queue(sequencer, envelope)
             if envelope.flags != Flags.ACK_TXN:
                 continue
-            for intent in by_producer[envelope.producer]:
-                if envelope.clock > intent.clock:
-                    seen[intent].later = True
             intent_here = wanted.get((envelope.producer, envelope.clock))
             if intent_here is not None:
                 each = seen[intent_here]

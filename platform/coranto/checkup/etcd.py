@@ -54,7 +54,7 @@ def _ask(
 
 
 def _version(text: str) -> Examination:
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    found = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", text)
     if found is None:
         return problem("etcd's version", f"{text!r} is no version", "is this an etcd? Correct --etcd")
     version = (int(found[1]), int(found[2]), int(found[3]))

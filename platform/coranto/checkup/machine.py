@@ -81,7 +81,7 @@ def java(*, needed: bool) -> Examination:
         ).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
         return problem("Java", f"{program} does not run: {error}", _INSTALL_JAVA)
-    numbers = re.search(r'version "(?:1\.)?(\d+)', told)
+    numbers = re.search(r'version "(?:1\.)?(\d{1,9})', told)
     if numbers is None:
         return problem("Java", f"{program} tells no version", _INSTALL_JAVA)
     found = f"Java {numbers[1]} at {program}"

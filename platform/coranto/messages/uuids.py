@@ -82,6 +82,11 @@ def successor(producer: ProducerId) -> ProducerId:
     return new_producer_id(lambda size: hashlib.sha1(producer, usedforsecurity=False).digest()[:size])
 
 
+def is_same_writer(one: ProducerId, other: ProducerId) -> bool:
+    """Return True for a producer and itself, and for a producer and its successor, in either order."""
+    return one == other or successor(one) == other or successor(other) == one
+
+
 def clock_from_ns(unix_ns: int) -> int:
     """Return the clock of a wall time in nanoseconds since the Unix epoch, precise to 100 ns."""
     return (unix_ns // 100 + _EPOCH_100NS) << 4

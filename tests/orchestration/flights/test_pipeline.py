@@ -84,7 +84,7 @@ def test_metadata_tells_offsets_messages_transactions_and_lag(materialized: Path
     assert published["dagster-coranto/messages"] == FLIGHTS
     assert published["batches_appended_twice"] >= 1
     assert published["flights_rolled_back"] == 500
-    assert latest("journal_specs")["created"] == 5
+    assert latest("journal_specs")["dagster-coranto/created"] == 5
 
 
 def test_the_data_version_is_the_digest_of_the_vector_of_offsets(materialized: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_second_pass_over_other_journals_and_another_table_leaves_the_first_al
 def test_more_flights_add_to_the_journals_without_duplicates(materialized: Path) -> None:
     more = Job(limit=FLIGHTS + 700)
     assert materialize(more, log_level="WARNING")
-    assert latest("journal_specs")["unchanged"] == 5
+    assert latest("journal_specs")["dagster-coranto/unchanged"] == 5
     assert latest("flights/events")["dagster-coranto/messages"] == 700
     assert latest("carrier_delays")["dagster-coranto/messages"] == 700
     assert materialize(more, log_level="WARNING")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
 from coranto.messages import uuids
-from coranto.messages.uuids import Flags, ProducerClock, ProducerId
+from coranto.messages.uuids import Flags, ProducerClock, ProducerId, is_same_writer, successor
 
 PRODUCER = ProducerId(bytes.fromhex("010203040506"))
 VECTOR = "83fc2f81-cc5f-11e9-8002-010203040506"
@@ -116,3 +116,16 @@ def test_several_ticks_at_once_are_as_one_upon_the_other(wall: int, count: int) 
     assert other.ticks(count) == ticks[0]
     assert other.last == ticks[-1] == ticks[0] + (count - 1) * uuids.CLOCK_TICK
     assert other.tick() == one.tick()
+
+
+def test_a_successor_is_another_producer_of_the_same_writer() -> None:
+    first = ProducerId(bytes.fromhex("010203040506"))
+    second = successor(first)
+    assert len(second) == 6
+    assert second[0] & 1
+    assert second == successor(first)
+    assert second != first
+    assert is_same_writer(first, first)
+    assert is_same_writer(first, second)
+    assert is_same_writer(second, first)
+    assert not is_same_writer(first, successor(second))
