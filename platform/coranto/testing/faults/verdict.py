@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coranto.audit import audit_journal
+from coranto.audit import AuditStatus, JournalAudit, audit_journal
 from coranto.client import ClientConfig, JournalClient
 from coranto.errors import ClusterError, CorantoError
 from coranto.fragments.stores import StoreRegistry
@@ -18,6 +18,7 @@ from coranto.testing.sim.checker import FinalJournal, check
 from coranto.testing.sim.history import Observation, OperationOutcome
 
 _TRIES = 5
+_PAUSE_SECONDS = 0.25
 
 
 @dataclass(slots=True)
@@ -149,8 +150,7 @@ async def _look(
                 final.content = contents[broker.name]
                 final.registers = (await client.append(journal, b"")).registers
                 final.replicas.append(Observation("a direct reader", journal, 0, await _content(client, journal), 0.0))
-                audit = await audit_journal(client, stores, journal, first_offset=0)
-                problems += audit.problems
+                problems += (await settled_audit(client, stores, journal, PATIENCE_SECONDS)).problems
     final.replicas += [Observation(name, journal, 0, content, 0.0) for name, content in contents.items()]
     for name, content in contents.items():
         if len(content) != len(final.content):
@@ -158,6 +158,24 @@ async def _look(
     opened = stores.get(store)
     final.fragments = [(each, await opened.get(each)) async for each in opened.list(journal)]
     return final, problems
+
+
+async def settled_audit(
+    client: JournalClient, stores: StoreRegistry, journal: str, patience_seconds: float
+) -> JournalAudit:
+    """Audit a journal, and again while gaps are all that is wrong, for at most `patience_seconds`.
+
+    A broker that has just become a replica lists fragments that other brokers store as they end only once it lists the
+    stores again. Reads do not wait for that, because they ask its peers. Content that is lost stays a gap.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + patience_seconds
+    while True:
+        audit = await audit_journal(client, stores, journal, first_offset=0)
+        only_gaps = bool(audit.gaps) and all(each.status is AuditStatus.OK for each in audit.fragments)
+        if not only_gaps or loop.time() > end:
+            return audit
+        await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def _content(client: JournalClient, journal: str, *, direct: bool = True) -> bytes:
