@@ -106,7 +106,9 @@ class GapReader:
                     content = None
                 elif (content := await self._open(copy, loans)) is None:
                     continue
-            return Found(offset, found.write_head, entry, min(entry.end, found.gap.stop), content)
+            # The peer may know a later head than this broker; a fragment that it shows is never beyond the head.
+            head = max(found.write_head, entry.end)
+            return Found(offset, head, entry, min(entry.end, found.gap.stop), content)
         if jumps and all_answered:
             self._index.note_sound_jump(found.offset)
         return None
