@@ -14,7 +14,7 @@ from coranto.coordination.etcd import EtcdHeader
 from coranto.coordination.layout import MemberId
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.fragments.index import FragmentIndex
+from coranto_broker.fragments.index import FragmentIndex, QueryResult
 from coranto_broker.handlers import gaps
 from coranto_broker.replication.peer_copies import PeerCopies
 from coranto_broker.replication.peers import Peers
@@ -154,6 +154,21 @@ async def test_damage_in_a_local_file_is_bridged(pair: Pair) -> None:
     sealed.content.path.write_bytes(b"?" * 2000)
     sealed.content.quarantine(sealed.content.path.with_name("damaged"))
     assert await pair.reader.content(J) == CONTENT + b"end"
+
+
+@pytest.mark.integration
+async def test_the_head_that_is_told_is_not_below_the_fragment_of_a_peer(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.lose(2)
+    query = pair.replica.index.query
+
+    async def query_with_old_head(*arguments: Any, **options: Any) -> QueryResult:
+        return replace(await query(*arguments, **options), write_head=5000)
+
+    monkeypatch.setattr(pair.replica.index, "query", query_with_old_head)
+    (metadata,) = await pair.reader.read(J, 4200, metadata_only=True)
+    assert (metadata.fragment.end, metadata.write_head) == (6000, 6000)
 
 
 # ------------------------------------------------------------------------------------------------------------- answers
