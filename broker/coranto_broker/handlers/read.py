@@ -151,10 +151,10 @@ async def _proxy(broker: Broker, resolution: Resolution, request: pb.ReadRequest
     metadata = broker.peers.metadata(Capability.READ, request.journal)
     with broker.peers.calling(resolution.header):
         call = broker.peers.stub(resolution.header).Read(forwarded, metadata=metadata)
-        broker.proxied[call] = None
+        broker.proxied.add(call)
         try:
             async for response in call:
                 await context.write(response)
         finally:
-            broker.proxied.pop(call, None)
+            broker.proxied.discard(call)
             call.cancel()
