@@ -18,8 +18,11 @@ from coranto.messages.reading import AsyncReadUncommitted
 from coranto.messages.uuids import Flags, ProducerId
 from coranto.streams.model.events import EventFormat, TransactionEnd
 
-LEAST_PATIENCE_SECONDS = 5.0
-"""Time for which even an impatient writer looks for the place of what is durable."""
+LEAST_PATIENCE_SECONDS = 20.0
+"""Time for which even an impatient writer looks for the place of what is durable.
+
+It is longer than the ten seconds after which brokers list a store again for a reader that waits at a gap.
+"""
 
 E = TypeVar("E")
 T = TypeVar("T")
