@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,37 +18,15 @@ from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout, MemberId
 from coranto.labels import label_set
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.recovery import orphaned_spools
 from coranto_broker.recovery.identity import DirectoryUse, encode
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.process import BrokerChild
 from coranto_broker.testing.running import RawClient, eventually, running_broker
 from tests.broker.recovery.wrong_etcds import CONTENT, MINE, refusal, write
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("short_pauses")]
 MakeSpec = Callable[..., pb.JournalSpec]
 J, K = "test/journal", "test/later"
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orphaned_spools, "PAUSE_SECONDS", 0.2)
-    monkeypatch.setattr("coranto_broker.replication.replica.REFRESH_FOR_GAP_SECONDS", 0.5)
-
-
-@pytest.fixture
-def child(broker_settings: BrokerSettings, tmp_path: Path) -> Iterator[BrokerChild]:
-    child = BrokerChild(broker_settings, tmp_path / "broker.log")
-    try:
-        yield child
-    finally:
-        child.close()
-
-
-@pytest.fixture
-def kept(spec: MakeSpec) -> pb.JournalSpec:
-    """A journal with a store."""
-    return spec(J, stores=("file:///frags/",), fragment={"refresh_interval": 1})
 
 
 def run(settings: BrokerSettings, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout
 from coranto.errors import MemberInUse
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.recovery import orphaned_spools, residence
+from coranto_broker.recovery import residence
 from coranto_broker.recovery.identity import DirectoryUse, encode
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
@@ -22,30 +22,9 @@ from coranto_broker.testing.process import BrokerChild
 from coranto_broker.testing.running import create, eventually, running_broker
 from tests.broker.recovery.wrong_etcds import CONTENT, MINE, refusal, write
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("short_pauses")]
 MakeSpec = Callable[..., pb.JournalSpec]
 J, K = "test/journal", "test/later"
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orphaned_spools, "PAUSE_SECONDS", 0.2)
-    monkeypatch.setattr("coranto_broker.replication.replica.REFRESH_FOR_GAP_SECONDS", 0.5)
-
-
-@pytest.fixture
-def child(broker_settings: BrokerSettings, tmp_path: Path) -> Iterator[BrokerChild]:
-    child = BrokerChild(broker_settings, tmp_path / "broker.log")
-    try:
-        yield child
-    finally:
-        child.close()
-
-
-@pytest.fixture
-def kept(spec: MakeSpec) -> pb.JournalSpec:
-    """A journal with a store."""
-    return spec(J, stores=("file:///frags/",), fragment={"refresh_interval": 1})
 
 
 def spools(settings: BrokerSettings) -> dict[str, bytes]:
