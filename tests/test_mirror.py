@@ -1,4 +1,4 @@
-"""Tests mirror the rooms: whoever opens a module finds its tests by its name.
+"""Tests mirror the rooms: a module's tests are found by its name.
 
 The tests of `platform/coranto/client/retry.py` are `tests/platform/client/test_retry.py`, and files such as
 `test_retry_under_load.py`. A module without such a file is found by those who use it in its room: a module of at most

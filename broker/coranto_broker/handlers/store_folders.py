@@ -110,7 +110,7 @@ def folder_guards(state: JournalState, upserts: Sequence[pb.JournalSpec]) -> Fol
             known[place[0]].add(place[1])
     introduced = {bucket for bucket, found in new.items() if not known[bucket].issuperset(each for each, _ in found)}
     if introduced:
-        # Whoever does not know a bucket that had no prefix needs the same condition, and so will notice.
+        # Another Apply that brings a first prefix into the bucket sets the same condition, and needs no key to notice.
         puts = [Put(_bucket_key(state, bucket), repr(bucket).encode()) for bucket in introduced if known[bucket]]
         return FolderGuards([unchanged_since(state)], puts)
     compares = [_unchanged(state, _bucket_key(state, bucket)) for bucket in new]

@@ -2,7 +2,7 @@
 
 A manifest claims, for each of its journals, the content [begin, end): every byte of it is in a listed fragment.
 Content behind `end` that brokers have acknowledged but not stored yet is told apart, as `unstored`. A manifest is a
-snapshot: its fragments never change, so whoever reads it twice reads the same bytes, as long as retention keeps them.
+snapshot: its fragments never change, so two reads of it give the same bytes, as long as retention keeps them.
 """
 
 from __future__ import annotations

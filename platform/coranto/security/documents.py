@@ -37,8 +37,8 @@ def sign_document(kind: DocumentKind, content: bytes, keys: Keys) -> str:
 def verify_document(kind: DocumentKind, signed: str, keys: Keys) -> bytes:
     """Return the content of a signed document.
 
-    Raises Unauthenticated if none of the keys signed it or if it was changed, and InvalidInput if it is no document of
-    this kind.
+    Raises Unauthenticated if none of the keys signed it or if it was changed, and InvalidInput if it is a document of
+    another kind or none at all.
     """
     text = signed.strip()
     try:

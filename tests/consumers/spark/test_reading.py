@@ -35,7 +35,7 @@ def test_every_line_belongs_to_one_part_however_a_range_is_split(content, tail, 
 
 
 def test_a_line_without_an_end_is_corrupt_rather_than_held_whole():
-    """Whoever may append to a source would else choose how much memory a task takes."""
+    """Otherwise a writer of a source would choose how much memory a task takes."""
     content = b'{"n":1}\n' + b"x" * (1 << 20)
     memory = Memory({"j/j": content}, 1000)
     bounded = JsonLines(max_line_bytes=100_000)

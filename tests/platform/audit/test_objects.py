@@ -32,7 +32,7 @@ def test_objects_of_wrong_names_are_named(play: Play) -> None:
         found = one(await journal.audit(), Kind.CONTENT_REPLACED)
         assert found["span"] == [0, LENGTH]
         assert Kind.CONTENT_DIFFERS in kinds(await journal.deep())
-        # Whoever removes the right one of the two leaves a loss.
+        # If the right one of the two is removed, content is lost.
         journal.delete(sound.fragment)
         for _ in range(2):
             assert not (await journal.audit()).sound

@@ -1,4 +1,4 @@
-"""Publications: each is seen once, whoever dies and however often it is tried."""
+"""Publications: readers see each one once, although processes die and try it again."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ Spark gives the driver the results of the attempts that count, and the driver ma
 2.  **Acknowledge.** The acknowledgements are appended to their journals, and readers see the messages.
 
 If the driver dies before the decision, the messages stay pending, and readers never see them. If it dies after the
-decision, the write has happened, but acknowledgements may be missing. Whoever repeats the write finds the decision,
+decision, the write has happened, but acknowledgements may be missing. A repeated write finds the decision,
 appends the acknowledgements and adds nothing. Any other batch write with the same ledger appends them, too.
 
 A batch write is known by the option `writerId`, and cannot be repeated without it. A batch of a streaming query is
