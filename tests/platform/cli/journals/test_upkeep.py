@@ -32,14 +32,20 @@ def test_heads_are_reset(run: CommandLine, remote: RemoteBroker, parts: tuple[st
     remote.fake.journals[parts[1]].index_end = 1000
     remote.fake.journals[parts[2]].spec.suspend.level = pb.JournalSpec.Suspend.FULL
     assert "INDEX_HAS_GREATER_OFFSET" in run("append", parts[1], input=b"content").errors
-    # Somebody else is faster once.
-    remote.fake.at(CallPoint.APPEND_BEGUN, None, None, pb.WRONG_APPEND_OFFSET)
     assert run("reset-head", "-l", "name:prefix=parts/").output.splitlines() == [
         f"{parts[0]}: healthy, at 4",
         f"{parts[1]}: reset to 1000",
         f"{parts[2]}: suspended; left as it is",
     ]
     assert "[1000, 1007)" in run("append", parts[1], input=b"content").output
+
+
+def test_a_reset_that_another_append_overtakes_is_tried_again(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
+) -> None:
+    remote.fake.journals[parts[1]].index_end = 1000
+    remote.fake.at(CallPoint.APPEND_BEGUN, None, pb.WRONG_APPEND_OFFSET)
+    assert run("reset-head", parts[1]).output == f"{parts[1]}: reset to 1000\n"
 
 
 def test_a_failure_of_one_journal_leaves_the_others_done(
