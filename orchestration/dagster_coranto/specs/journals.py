@@ -10,7 +10,7 @@ from coranto.client import JournalClient
 from coranto.client.groups import JournalGroup
 from coranto.reconcile import SpecReconciler, tree_reconciler
 from dagster_coranto.resources.journals import JournalResource
-from dagster_coranto.specs.reconciling import OpenReconciler, SpecsText, applied, apply, compare, drift, text_of
+from dagster_coranto.specs.reconciling import OpenReconciler, SpecsText, applied, apply, drift, text_of
 
 
 class JournalSpecsConfig(dg.Config):
@@ -36,7 +36,7 @@ def build_journal_specs_asset(
     """Return an asset that applies a tree of journal specs.
 
     `specs` is the path of a YAML file, its text, or a function that returns the text. Applying is idempotent: the tree
-    is compared with the existing journals, and only differences are applied, in transactions of at most 128 journals.
+    is compared with the existing journals, and only differences are applied, in transactions of at most 100 journals.
     A run that was interrupted goes on when it is repeated. If somebody else changes one of the journals meanwhile, the
     comparison is repeated. Suspended journals stay suspended. Journals outside the tree are not changed: a run deletes
     those of `prune_groups` only when its config says `prune: true`.
@@ -73,22 +73,25 @@ def build_journal_specs_check(
     """Return a check that journals are as a tree says. It changes nothing, so run it to preview what applying would do.
 
     It fails with a warning when journals differ from the tree, or when there are journals of `prune_groups` that the
-    tree does not name. Metadata: the plan, as of the specs asset.
+    tree does not name. Metadata: the plan, as of the specs asset. While no broker answers, it fails with an error.
     """
 
     @dg.asset_check(asset=asset, name=name, blocking=blocking, required_resource_keys={resource_key})
     def journals_are_as_specified(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         """Compare journals with their specs' tree: what would applying it do?"""
         journals: JournalResource = getattr(context.resources, resource_key)
-        return drift(compare(_opening(journals, specs, prune_groups)))
+        return drift(_opening(journals, specs, prune_groups, patient=False))
 
     return journals_are_as_specified
 
 
-def _opening(journals: JournalResource, specs: SpecsText, prune: Sequence[JournalGroup]) -> OpenReconciler:
+def _opening(
+    journals: JournalResource, specs: SpecsText, prune: Sequence[JournalGroup], *, patient: bool = True
+) -> OpenReconciler:
     @asynccontextmanager
     async def opened() -> AsyncIterator[SpecReconciler]:
-        async with JournalClient.of(journals.client_config()) as client:
+        config = journals.client_config() if patient else journals.audit_config()
+        async with JournalClient.of(config) as client:
             yield tree_reconciler(client, text_of(specs), prefix=journals.prefix, prune=prune)
 
     return opened

@@ -10,11 +10,12 @@ from typing import Any, Final
 import dagster as dg
 
 from coranto.client.loop import run_blocking, run_reporting
+from coranto.errors import CorantoError, InvalidInput
 from coranto.reconcile import SpecAction, SpecPlan, SpecReconciler, SpecStep
 from coranto.telemetry import progress
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto.instance.log import DagsterLog
-from dagster_coranto.translation.metadata import JournalRow, namespaced, table
+from dagster_coranto.translation.metadata import JournalRow, namespaced, table, verbatim
 
 SpecsText = str | Path | Callable[[], str]
 """A document: the path of a file, a text, or a function that returns the text."""
@@ -97,8 +98,22 @@ def applied(plan: SpecPlan) -> dg.MaterializeResult[None]:
     return dg.MaterializeResult(data_version=dg.DataVersion(plan.digest), metadata=plan_metadata(plan))
 
 
-def drift(plan: SpecPlan) -> dg.AssetCheckResult:
-    """Return the result of a check: it warns if applying the document would do anything."""
+def drift(opened: OpenReconciler) -> dg.AssetCheckResult:
+    """Return the result of a check: it warns if applying the document would do anything.
+
+    If nobody answers, it fails with an error, as nothing was compared. Raises InvalidInput for an invalid document.
+    """
+    try:
+        plan = compare(opened)
+    except InvalidInput:
+        raise
+    except CorantoError as error:
+        return dg.AssetCheckResult(
+            passed=False,
+            severity=dg.AssetCheckSeverity.ERROR,
+            description="nothing could be compared with the document",
+            metadata=namespaced({"problem": verbatim([f"- {error}"])}),
+        )
     pruned = sum(step.pruned for step in plan.due)
     drifted, named = len(plan.due) - pruned, len(plan.steps) - pruned
     specs = plan.kind.plural

@@ -11,7 +11,7 @@ from pydantic import Field
 from coranto.client import ClientConfig
 from coranto.labels import parse_selector
 from coranto.reconcile import SpecReconciler, at_any_revision
-from dagster_coranto.specs.reconciling import OpenReconciler, SpecsText, applied, apply, compare, drift, text_of
+from dagster_coranto.specs.reconciling import OpenReconciler, SpecsText, applied, apply, drift, text_of
 
 CONSUMER_VARIABLE = "CORANTO_CONSUMER"
 
@@ -67,12 +67,15 @@ def build_shard_specs_check(
     data_dir: str = "",
     prune_selector: str = "",
 ) -> dg.AssetChecksDefinition:
-    """Return a check that shards are as a document says. It changes nothing, and warns of drift."""
+    """Return a check that shards are as a document says.
+
+    It changes nothing, and warns of drift. While no process of the consumer answers, it fails with an error.
+    """
 
     @dg.asset_check(asset=asset, name=name)
     def shards_are_as_specified() -> dg.AssetCheckResult:
         """Compare shards with their specs' document: what would applying it do?"""
-        return drift(compare(_opening(specs, consumer, data_dir, prune_selector)))
+        return drift(_opening(specs, consumer, data_dir, prune_selector))
 
     return shards_are_as_specified
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from coranto.errors import EtcdTransactionFailed
+from coranto.errors import EtcdTransactionFailed, InvalidInput
 from coranto.testing.fake_broker import CallPoint, FakeBroker
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_journal_specs_asset, build_journal_specs_check
@@ -145,3 +147,15 @@ def test_the_check_shows_the_changes_and_applies_none(broker: FakeBroker, journa
     assert (passed, description) == (False, "1 of 2 journals are not as the document says")
     assert rows(metadata)[0] == ("flights/events/part-001", "changed", "replication: 3 → 1")
     assert broker.count("Apply") == 1
+
+
+def test_while_nobody_answers_the_check_says_so_and_does_not_pass(
+    journals: JournalResource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_coranto.resources.journals.AUDIT_PATIENCE_S", 0.1)
+    for away in (JournalResource(data_dir=str(tmp_path)), JournalResource(endpoint="127.0.0.1:1")):
+        passed, description, metadata = check(away)
+        assert (passed, description) == (False, "nothing could be compared with the document")
+        assert re.search("no cluster runs|127.0.0.1:1", metadata["problem"])
+    with pytest.raises(InvalidInput):
+        check(journals, "name: [")
