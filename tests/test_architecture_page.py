@@ -1,9 +1,12 @@
-"""The page of the architecture names rooms and files that exist."""
+"""The page of the architecture names rooms and files that exist, and integrations of orchestrators are thin."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -43,3 +46,37 @@ def test_every_room_is_described() -> None:
         assert present <= named, f"{title}: {sorted(present - named)} are not described"
         for name in named:
             assert (folder / name).is_dir() or (folder / f"{name}.py").is_file(), f"{title}: there is no {name}"
+
+
+OF_THEIR_ORCHESTRATOR = {
+    "dagster": {
+        "instance/home.py": "the folder that is Dagster's home",
+        "version.py": "the version of Dagster's integration",
+    },
+    "airflow": {
+        "connection.py": "the meaning of Airflow's connections",
+        "flights/standalone.py": "the processes of an Airflow",
+        "offsets.py": "what Airflow's variables and events have of journals",
+        "provider_info.py": "what Airflow asks a provider for",
+        "rows.py": "names that a task instance gives to publications",
+        "store_url.py": "the meaning of Airflow's connections",
+    },
+}
+"""Modules that import nothing of their orchestrator and yet are about it, and why."""
+
+
+@pytest.mark.parametrize("orchestrator", OF_THEIR_ORCHESTRATOR)
+def test_an_integration_has_nothing_that_another_orchestrator_would_need(orchestrator: str) -> None:
+    """A module that knows nothing of its orchestrator belongs below both, in `coranto` or `coranto_consumers`."""
+    folder = ROOT / "orchestration" / f"{orchestrator}_coranto"
+    neutral = set()
+    for path in folder.rglob("*.py"):
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.partition(".")[0])
+        if path.name != "__init__.py" and names.isdisjoint((orchestrator, folder.name)):
+            neutral.add(str(path.relative_to(folder)))
+    assert neutral == OF_THEIR_ORCHESTRATOR[orchestrator].keys()

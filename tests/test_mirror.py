@@ -76,6 +76,7 @@ ELSEWHERE: Final = {
     ),
     "coranto_consumers.cli.shards": ("consumers/cli/test_consumer.py", "its commands take a consumer that runs"),
     "coranto_consumers.outputs.log": ("orchestration/journals/test_io_manager.py", "the IO manager is its user"),
+    "coranto_consumers.outputs.publishing": ("orchestration/journals/test_io_manager.py", "the IO manager is its user"),
     "coranto_consumers.recoverylog.directory": (
         "consumers/recoverylog/test_player_histories.py",
         "players replay what it did",

@@ -17,9 +17,9 @@ from coranto.security.tokens import Keys
 from coranto_consumers.testing import PostgresServer
 from coranto_flights.data import load_flights
 from coranto_flights.proof import prove, prove_table
+from coranto_flights.signed_audit import KEY, REPORT, audit_and_sign
 from dagster_coranto.flights.materialize import consumer_name
 from dagster_coranto.flights.run import FIRST, Demo
-from dagster_coranto.flights.signed_audit import KEY, REPORT, audit_and_sign
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 

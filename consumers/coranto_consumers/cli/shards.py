@@ -42,6 +42,9 @@ T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, help="Shards of consumers: their specs and how they are doing.")
 
+CONSUMER_PATIENCE = 15.0
+"""Seconds for which a command waits for a consumer that was just started."""
+
 _HEAD = "# Edit the specs of shards, and save. Shards that are left out stay as they are; `delete: true` deletes.\n"
 
 Consumer = Annotated[
@@ -280,8 +283,12 @@ def _with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable
     """Run `work` with a client of the consumer."""
 
     async def run() -> T:
-        endpoint = consumer or await find_consumer()
+        endpoint = consumer or await find_consumer(patience=CONSUMER_PATIENCE, waiting=_say_waiting)
         async with ShardClient(ClientConfig.from_environment(endpoint, patience=PATIENCE)) as client:
             return await work(client)
 
     return run_blocking(run())
+
+
+def _say_waiting() -> None:
+    note(f"no consumer runs on this cluster yet; waiting {CONSUMER_PATIENCE:g} s for one to start")

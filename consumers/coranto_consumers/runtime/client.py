@@ -57,6 +57,20 @@ class ShardClient:
         _check(response.status, f"stat of {shard}")
         return response
 
+    async def offsets(self, selector: str) -> Mapping[str, int] | None:
+        """Return the offsets that shards of a selector have committed. None before their first transaction.
+
+        Of a journal that several shards read, the least offset counts. Raises Unavailable when a shard has no primary,
+        because only the primary knows its offsets.
+        """
+        found: dict[str, int] = {}
+        for shard in await self.list(selector):
+            if pc.ReplicaStatus.PRIMARY not in {status.code for status in shard.status}:
+                raise Unavailable(f"shard {shard.spec.id} has no primary")
+            for journal, offset in (await self.stat(shard.spec.id)).read_through.items():
+                found[journal] = min(offset, found.get(journal, offset))
+        return found or None
+
     async def apply(self, changes: Sequence[pc.ApplyRequest.Change]) -> int:
         """Create, update and delete shards in one transaction. Returns etcd's revision.
 

@@ -26,8 +26,8 @@ from coranto.errors import ClusterError
 from coranto_consumers.stores.sql import SqlStore
 from coranto_flights.data import load_flights
 from coranto_flights.proof import CheckedClaim, prove
+from coranto_flights.signed_audit import KEY, REPORT, audit_and_sign
 from dagster_coranto.flights.materialize import Job, consumer_name, store_url
-from dagster_coranto.flights.signed_audit import KEY, REPORT, audit_and_sign
 from dagster_coranto.instance.home import dagster_environment
 
 FIRST = Job()

@@ -1,8 +1,7 @@
 """An IO manager for records and tables in journals. Outputs count once, and inputs are committed messages."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -13,10 +12,8 @@ from coranto.client import SyncJournalClient
 from coranto.client.committed import committed_messages
 from coranto.client.groups import JournalGroup
 from coranto.client.heads import Heads
-from coranto.client.publishing import sync_publisher
 from coranto.errors import InvalidInput, JournalNotFound, Unavailable
 from coranto.messages.framing import JsonLines
-from coranto.messages.mapping import RendezvousMapping
 from coranto.telemetry import amount
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
@@ -25,8 +22,6 @@ from dagster_coranto.translation.metadata import GroupMetadataSet, JournalMetada
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-
-    from coranto_consumers.outputs.log import CommittedOutput, OutputLog
 
 KEY_METADATA = "dagster-coranto/key_field"
 """Metadata of an asset: the field of its records whose value chooses the journal. Equal values stay in order."""
@@ -67,28 +62,23 @@ class JournalIOManager(dg.ConfigurableIOManager):
         forgotten.
         """
         from coranto_consumers.outputs.log import OutputLog
+        from coranto_consumers.outputs.publishing import publish_output
 
         group = group_of(context.asset_key, context.definition_metadata)
         run_id, began = first_run(context)
-        output = output_id(context, run_id)
         log = OutputLog(self.store.store(), keep_days=self.keep_outputs_days)
         with self.journals.client() as client:
             heads = _heads_of(client, self.journals.group(group))
-            done = log.find(output)
-            if done is None:
-                if log.may_be_forgotten(began):
-                    raise InvalidInput(
-                        f"run {run_id} began {datetime.fromtimestamp(began, UTC):%Y-%m-%d}, and outputs of that time "
-                        "are forgotten; whether this one was published cannot be told. Launch a new run, which "
-                        "publishes the output anew, and raise keep_outputs_days if runs take so long",
-                        field="keep_outputs_days",
-                    )
-                key = context.definition_metadata.get(KEY_METADATA)
-                done = self._publish(client, log, output, context, records_of(obj), list(heads), key)
-            # Readers drop acknowledgements that they have seen, so appending them again does no harm.
-            for journal, intent in done.intents.items():
-                client.append(journal, intent, retry_unknown=True)
-            log.acknowledge(output)
+            done = publish_output(
+                client,
+                log,
+                records_of(obj),
+                list(heads),
+                output=output_id(context, run_id),
+                asset=context.asset_key.to_user_string(),
+                began=began,
+                key=context.definition_metadata.get(KEY_METADATA),
+            )
             after = _heads_of(client, self.journals.group(group))
         metadata = GroupMetadataSet(
             messages=done.messages,
@@ -97,41 +87,6 @@ class JournalIOManager(dg.ConfigurableIOManager):
             heads=offsets_metadata(after),
         )
         context.add_output_metadata({**dict(metadata), "dagster/row_count": done.messages})
-
-    def _publish(
-        self,
-        client: SyncJournalClient,
-        log: "OutputLog",
-        output: str,
-        context: dg.OutputContext,
-        records: Iterable[Mapping[str, Any]],
-        journals: Sequence[str],
-        key: str | None,
-    ) -> "CommittedOutput":
-        from coranto_consumers.outputs.log import CommittedOutput
-
-        mapping = RendezvousMapping(journals)
-        only = mapping(output.encode())
-        publisher = sync_publisher(client, JsonLines())
-        count = 0
-        try:
-            for record in records:
-                if key is not None and key not in record:
-                    raise InvalidInput(f"record {count} has no field {key!r}, which chooses its journal", field=key)
-                journal = only if key is None else mapping(str(record[key]).encode())
-                publisher.add(journal, {**record})
-                count += 1
-            made = CommittedOutput(count, publisher.prepare())
-        except BaseException:
-            publisher.rollback()
-            raise
-        if log.commit(output, context.asset_key.to_user_string(), made):
-            return made
-        publisher.rollback()
-        quicker = log.find(output)
-        if quicker is None:
-            raise Unavailable(f"output {output} was committed by another attempt, and is gone from the store")
-        return quicker
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Return the committed messages. Raises InvalidInput for more than `max_input_bytes`."""
@@ -186,20 +141,21 @@ def output_id(context: dg.OutputContext, run_id: str) -> str:
     return f"{run_id}/{context.asset_key.to_user_string()}{partition}"
 
 
-def records_of(obj: Any) -> Iterable[Mapping[str, Any]]:
-    """Return the records of an output. Raises InvalidInput for an output without records."""
+def records_of(obj: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the records of an output. Raises InvalidInput for an output without records."""
     if obj is None:
-        return ()
+        return
     if hasattr(obj, "to_pylist") and hasattr(obj, "schema"):  # A pyarrow Table or RecordBatch.
-        return list(obj.to_pylist())
-    if hasattr(obj, "to_dict") and hasattr(obj, "columns"):  # A pandas DataFrame.
-        return list(obj.to_dict(orient="records"))
-    if isinstance(obj, Iterable) and not isinstance(obj, str | bytes | Mapping):
-        return _checked(obj)
-    raise InvalidInput(f"an output is records, a pyarrow Table or a DataFrame, and not a {type(obj).__name__}")
+        yield from obj.to_pylist()
+    elif hasattr(obj, "to_dict") and hasattr(obj, "columns"):  # A pandas DataFrame.
+        yield from obj.to_dict(orient="records")
+    elif isinstance(obj, Iterable) and not isinstance(obj, str | bytes | Mapping):
+        yield from _checked(obj)
+    else:
+        raise InvalidInput(f"an output is records, a pyarrow Table or a DataFrame, and not a {type(obj).__name__}")
 
 
-def _checked(records: Iterable[Any]) -> Iterable[Mapping[str, Any]]:
+def _checked(records: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
     for index, record in enumerate(records):
         if not isinstance(record, Mapping):
             raise InvalidInput(f"record {index} of the output is a {type(record).__name__}, and not a mapping")

@@ -37,23 +37,14 @@ class ShardConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg] 
     endpoint: str = Field(description="A consumer process, as host:port or a URL; several are separated by commas.")
 
     def offsets(self, consumer: str) -> Mapping[str, int] | None:
-        """Return the offsets that the shards of a selector, such as `app=sums`, have committed. None before their first
-        transaction.
+        """Return the offsets that the shards of a selector, such as `app=sums`, have committed (`ShardClient.offsets`).
 
-        Of a journal that several shards read, the least offset counts. Raises Unavailable when a shard has no primary,
-        because only the primary knows its offsets.
+        None before their first transaction. Raises Unavailable when a shard has no primary.
         """
-        from coranto.wire import consumer_pb2 as pc
         from coranto_consumers.runtime.sync_client import SyncShardClient
 
-        found: dict[str, int] = {}
         with SyncShardClient(ClientConfig.from_environment(self.endpoint)) as client:
-            for shard in client.list(consumer):
-                if pc.ReplicaStatus.PRIMARY not in {status.code for status in shard.status}:
-                    raise Unavailable(f"shard {shard.spec.id} has no primary")
-                for journal, offset in client.stat(shard.spec.id).read_through.items():
-                    found[journal] = min(offset, found.get(journal, offset))
-        return found or None
+            return client.offsets(consumer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -239,6 +240,38 @@ def test_records_are_kept_as_they_are(record: InSyncRecord, ending: tuple[int, d
         change = in_sync.left if record.members else in_sync.claimed
         record = change(record, record.members[0] if record.members else A, ending[0], labels.label_set(**ending[1]))
     assert in_sync.decode(in_sync.encode(record)) == record
+
+
+WRITTEN = (
+    (
+        b'{"create_revision": 1, "members": ["a#b", "c#d"], "epochs": [[10, 0], [20, 100]]}',
+        InSyncRecord(1, ("a#b", "c#d"), (Epoch(10, 0), Epoch(20, 100))),
+    ),
+    (
+        b'{"create_revision": 9, "members": ["a#b"], "epochs": [[10, 0]], "forgotten": 5, "end": 150, '
+        b'"registers": [["author", "ada"]], "left": true, "carried": 40, "formers": [1, 7]}',
+        InSyncRecord(
+            9,
+            ("a#b",),
+            (Epoch(10, 0),),
+            5,
+            150,
+            labels.label_set(author="ada"),
+            left=True,
+            carried=40,
+            formers=(1, 7),
+        ),
+    ),
+)
+"""Records as earlier versions wrote them: with the fields that every record has, and with all of them."""
+
+
+@pytest.mark.parametrize(("value", "record"), WRITTEN)
+def test_records_of_earlier_and_of_later_versions_are_read(value: bytes, record: InSyncRecord) -> None:
+    assert in_sync.decode(value) == record
+    assert json.loads(in_sync.encode(record)) == json.loads(value), "earlier versions read what is written now"
+    later = {**json.loads(value), "added_later": [1]}
+    assert in_sync.decode(json.dumps(later).encode()) == record
 
 
 @pytest.mark.parametrize(

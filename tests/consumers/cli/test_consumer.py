@@ -17,13 +17,17 @@ from sqlalchemy import create_engine, text
 from coranto.audit import Depth, Report
 from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.cluster import EmbeddedCluster
-from coranto.errors import InvalidInput
+from coranto.coordination.etcd import Delete, Put
+from coranto.coordination.etcd_client import EtcdCoordinator
+from coranto.errors import ClusterError, InvalidInput
 from coranto.labels import CONTENT_TYPE, JSON_LINES, RECOVERY_LOG, label_set
 from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
 from coranto.testing.command_line import CommandLine
+from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.cli.loading import load_application
 from coranto_consumers.runtime.client import ShardClient
+from coranto_consumers.runtime.discovery import CONSUMERS_PREFIX, find_consumer
 from coranto_consumers.runtime.process import ConsumerProcess
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from coranto_consumers.runtime.sync_client import SyncShardClient
@@ -100,29 +104,24 @@ def environment(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFacto
     return {**kept, "CORANTO_DATA": str(cluster.data_dir), "STORE": store, "PWD": str(folder)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def served(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """`coranto consumer serve counting:Counting`, once it is ready."""
+    """`coranto consumer serve counting:Counting`, just started: commands wait until it is ready."""
     words = [*COMMAND, "consumer", "serve", "counting:Counting", "--id", "consumer-a"]
-    with subprocess.Popen(words, env=environment, cwd=environment["PWD"], stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if b"member.ready" in line:
-                break
-        else:
-            pytest.fail(b"".join(lines).decode())
-        yield process
-        if process.poll() is None:
-            process.kill()
+    folder = Path(environment["PWD"])
+    with (folder / "served.log").open("wb") as log:
+        process = subprocess.Popen(words, env=environment, cwd=folder, stdout=log, stderr=log)
+    yield process
+    process.kill()
+    process.wait()
 
 
 @pytest.fixture
 def command(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """Runs the command line in this process, with more patience than a person has."""
-    for module in ("coranto.cli.connect", "coranto_consumers.cli.shards"):
-        monkeypatch.setattr(f"{module}.PATIENCE", 120.0)
+    for name in ("coranto.cli.connect.PATIENCE", "coranto_consumers.cli.shards.PATIENCE"):
+        monkeypatch.setattr(name, 120.0)
+    monkeypatch.setattr("coranto_consumers.cli.shards.CONSUMER_PATIENCE", 120.0)
     return CommandLine(capfdbinary.readouterr)
 
 
@@ -214,10 +213,35 @@ def _audit(environment, run, monkeypatch) -> None:
     assert "checkpoint_gone" in run(*words, code=1, whole=True)
 
 
-def test_specs_that_cannot_be_applied_are_reported(cluster, run):
-    """Without a consumer the commands say so; see the test before for what they do with one."""
-    assert "say which consumer" in run("shards", "list", code=1)
+def test_specs_that_cannot_be_applied_are_reported(cluster, run, monkeypatch):
+    """Without a consumer the commands wait, and then say so; see the test before for what they do with one."""
+    monkeypatch.setattr("coranto_consumers.cli.shards.CONSUMER_PATIENCE", 0.1)
     assert "names no shards" in run("shards", "apply", "--specs", "-", code=1)
+    told, error = run("shards", "list", code=1).splitlines()
+    assert "no consumer runs on this cluster yet; waiting 0.1 s" in told
+    assert "none was ready within 0.1 s; start one with `coranto consumer serve`" in error
+
+
+async def test_the_only_consumer_is_found_also_if_it_starts_late(cluster):
+    def member(consumer: str) -> Put:
+        spec = pc.ConsumerSpec(process_spec=pb.ProcessSpec(endpoint=f"http://{consumer}.example:9000"))
+        return Put(f"{CONSUMERS_PREFIX}{consumer}/members/zone#one", spec.SerializeToString())
+
+    async with EtcdCoordinator(cluster.info.etcd) as coordinator:
+        late: list[asyncio.Task[object]] = []
+
+        def start() -> None:
+            late.append(asyncio.create_task(coordinator.txn([], [member("late")])))
+
+        try:
+            found = await find_consumer(cluster.data_dir, patience=120.0, waiting=start)
+            assert found == "http://late.example:9000"
+            await coordinator.txn([], [member("other")])
+            with pytest.raises(ClusterError, match=r"running: late, other"):
+                await find_consumer(cluster.data_dir, patience=120.0, waiting=start)
+        finally:
+            await asyncio.gather(*late)
+            await coordinator.txn([], [Delete(put.key) for put in (member("late"), member("other"))])
 
 
 def test_applications_are_named_by_module_and_name(environment, monkeypatch):

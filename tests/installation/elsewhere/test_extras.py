@@ -89,9 +89,7 @@ def consumers(made: Environment, cluster: EmbeddedCluster) -> None:
         made.run("coranto", "journals", "apply", "--specs", "-", given=one, CORANTO_DATA=data)
     console = block(page, "console", "coranto consumer serve")
     lines = re.findall(r"^\$ (.*)$", console, re.MULTILINE)
-    # A person who types is slower than a consumer that starts.
-    started = "> consumer.log 2>&1 &\nuntil coranto shards list > /dev/null 2>&1; do kill -0 %1; sleep 0.2; done"
-    script = ["set -e", *(re.sub(r"&\s+#.*", started, line) for line in lines)]
+    script = ["set -e", *(re.sub(r"&\s+#.*", "> consumer.log 2>&1 &", line) for line in lines)]
     read = f'import sqlite3; print(*sqlite3.connect("{store}").execute("SELECT * FROM totals"))'
     script += [
         f"until [ \"$(python -c '{read}' 2>/dev/null)\" = \"('ada', 1990)\" ]; do kill -0 %1; sleep 0.2; done",

@@ -29,6 +29,10 @@ class ShardClientFace(Face):
         """
         return self._run(self._inner.stat(shard, read_through))
 
+    def offsets(self, selector: str) -> Mapping[str, int] | None:
+        """Return the offsets that shards of a selector have committed. None before their first transaction."""
+        return self._run(self._inner.offsets(selector))
+
     def apply(self, changes: Sequence[pc.ApplyRequest.Change]) -> int:
         """Create, update and delete shards in one transaction. Returns etcd's revision."""
         return self._run(self._inner.apply(changes))

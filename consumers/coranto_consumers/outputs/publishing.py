@@ -1,0 +1,88 @@
+"""Publishing the output of a step: its records become visible together, and count once however often it is tried.
+
+The records are published in a transaction that is left open. A row of the SQL store decides (`OutputLog.commit`): only
+of the attempt that wrote it are the acknowledgements appended. Any later attempt finds the row and appends them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from coranto.client import SyncJournalClient
+from coranto.client.publishing import sync_publisher
+from coranto.errors import InvalidInput, Unavailable
+from coranto.messages.framing import JsonLines
+from coranto.messages.mapping import RendezvousMapping
+from coranto_consumers.outputs.log import CommittedOutput, OutputLog
+
+
+def publish_output(
+    client: SyncJournalClient,
+    log: OutputLog,
+    records: Iterable[Mapping[str, Any]],
+    journals: Sequence[str],
+    *,
+    output: str,
+    asset: str,
+    began: float,
+    key: str | None = None,
+) -> CommittedOutput:
+    """Publish records as JSON messages to journals, unless an attempt has published this `output`.
+
+    Records with equal values of the field `key` go to one journal, in order; without it, all go to one. `records` are
+    read only if nothing is published yet. `began` is when the first attempt may have begun, in Unix seconds.
+
+    Raises InvalidInput for a record without the field, and when outputs of the time of `began` may be forgotten: then
+    nobody knows whether this one was published. Raises SqlStoreError, Unavailable and the errors of appends; try again
+    after these.
+    """
+    done = log.find(output)
+    if done is None:
+        if log.may_be_forgotten(began):
+            raise InvalidInput(
+                f"output {output} is of a run that began {datetime.fromtimestamp(began, UTC):%Y-%m-%d}, and outputs of "
+                "that time are forgotten; whether this one was published cannot be told. Launch a new run, which "
+                "publishes the output anew, and keep outputs for more days if runs take so long",
+                field="began",
+            )
+        done = _publish(client, log, records, journals, output, asset, key)
+    # Readers drop acknowledgements that they have seen, so appending them again does no harm.
+    for journal, intent in done.intents.items():
+        client.append(journal, intent, retry_unknown=True)
+    log.acknowledge(output)
+    return done
+
+
+def _publish(
+    client: SyncJournalClient,
+    log: OutputLog,
+    records: Iterable[Mapping[str, Any]],
+    journals: Sequence[str],
+    output: str,
+    asset: str,
+    key: str | None,
+) -> CommittedOutput:
+    mapping = RendezvousMapping(journals)
+    only = mapping(output.encode())
+    publisher = sync_publisher(client, JsonLines())
+    count = 0
+    try:
+        for record in records:
+            if key is not None and key not in record:
+                raise InvalidInput(f"record {count} has no field {key!r}, which chooses its journal", field=key)
+            journal = only if key is None else mapping(str(record[key]).encode())
+            publisher.add(journal, {**record})
+            count += 1
+        made = CommittedOutput(count, publisher.prepare())
+    except BaseException:
+        publisher.rollback()
+        raise
+    if log.commit(output, asset, made):
+        return made
+    publisher.rollback()
+    quicker = log.find(output)
+    if quicker is None:
+        raise Unavailable(f"output {output} was committed by another attempt, and is gone from the store")
+    return quicker
