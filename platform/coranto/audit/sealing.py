@@ -7,27 +7,16 @@ deleted.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from coranto.errors import CorruptData, InvalidInput
+from coranto.security.jws import sign, verify
 from coranto.security.tokens import Auth, Keys
 
-if TYPE_CHECKING:
-    from jwt import PyJWS
-
 TYPE: Final = "coranto-audit-memory"
-_ALGORITHM: Final = "HS256"
 _BEGIN: Final = b"eyJ"
 """The beginning of every JWS, and of nothing that audits keep without a seal."""
-
-
-@functools.cache
-def _jws() -> PyJWS:
-    import jwt  # Imported here: it takes long, and without keys it is not needed.
-
-    return jwt.PyJWS(algorithms=[_ALGORITHM], options={"enforce_minimum_key_length": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +38,7 @@ class Seal:
         """Return the content for its place."""
         if self.keys is None:
             return content
-        headers = {"typ": TYPE, "name": name}
-        return _jws().encode(content, self.keys.secrets[0].reveal(), algorithm=_ALGORITHM, headers=headers).encode()
+        return sign(content, self.keys, {"typ": TYPE, "name": name}).encode()
 
     def open(self, content: bytes, name: str) -> bytes:
         """Return the content that was given to `close`.
@@ -71,17 +59,9 @@ class Seal:
                 "same keys",
                 field="$CORANTO_AUTH_KEYS",
             )
-        import jwt
-
-        for secret in self.keys.secrets:
-            try:
-                found = _jws().decode_complete(content, secret.reveal(), algorithms=[_ALGORITHM])
-            except (jwt.PyJWTError, ValueError):
-                continue
-            header = found["header"]
-            if header.get("typ") == TYPE and header.get("name") == name:
-                payload: bytes = found["payload"]
-                return payload
+        found = verify(content, self.keys)
+        if found is not None and found.header.get("typ") == TYPE and found.header.get("name") == name:
+            return found.content
         raise CorruptData(
             f"{name} was changed or renamed after it was signed, or was signed with a key that is not among the given "
             "ones ($CORANTO_AUTH_KEYS)"

@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final
-
-import jwt
 
 from coranto.errors import InvalidInput, Unauthenticated
+from coranto.security.jws import claimed_header, sign, verify
 from coranto.security.tokens import Keys
-
-_ALGORITHM: Final = "HS256"
-_jws = jwt.PyJWS(algorithms=[_ALGORITHM], options={"enforce_minimum_key_length": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +26,7 @@ class DocumentKind:
 
 def sign_document(kind: DocumentKind, content: bytes, keys: Keys) -> str:
     """Return the document, signed with the first key."""
-    return _jws.encode(content, keys.secrets[0].reveal(), algorithm=_ALGORITHM, headers={"typ": kind.typ})
+    return sign(content, keys, {"typ": kind.typ})
 
 
 def verify_document(kind: DocumentKind, signed: str, keys: Keys) -> bytes:
@@ -41,29 +36,17 @@ def verify_document(kind: DocumentKind, signed: str, keys: Keys) -> bytes:
     another kind or none at all.
     """
     text = signed.strip()
-    try:
-        found = _jws.get_unverified_header(text).get("typ")
-    except (jwt.PyJWTError, ValueError):
-        raise InvalidInput(
-            f"is not a signed {kind.name}: expected what `{kind.command}` wrote", field=kind.name
-        ) from None
-    if found != kind.typ:
+    header = claimed_header(text)
+    if header is None:
+        raise InvalidInput(f"is not a signed {kind.name}: expected what `{kind.command}` wrote", field=kind.name)
+    if (found := header.get("typ")) != kind.typ:
         raise InvalidInput(f"is a JWT of type {found!r}, not a signed {kind.name} ({kind.typ})", field=kind.name)
-    for secret in keys.secrets:
-        try:
-            content: bytes = _jws.decode(text, secret.reveal(), algorithms=[_ALGORITHM])
-        except (jwt.InvalidSignatureError, jwt.InvalidKeyError):
-            continue
-        except (jwt.PyJWTError, ValueError) as error:
-            raise Unauthenticated(
-                f"the {kind.name}'s signature cannot be verified: {type(error).__name__}; "
-                f"write it again with `{kind.command}`"
-            ) from None
-        return content
-    raise Unauthenticated(
-        f"the {kind.name} was changed after it was signed, or it was signed with a key that is not among the given "
-        "ones ($CORANTO_AUTH_KEYS)"
-    )
+    if (document := verify(text, keys)) is None:
+        raise Unauthenticated(
+            f"the {kind.name} was changed after it was signed, or it was signed with a key that is not among the given "
+            "ones ($CORANTO_AUTH_KEYS)"
+        )
+    return document.content
 
 
 def environment_keys(kind: DocumentKind) -> Keys:
