@@ -3,7 +3,8 @@
 The tests of `platform/coranto/client/retry.py` are `tests/platform/client/test_retry.py`, and files such as
 `test_retry_under_load.py`. A module without such a file is found by those who use it in its room: a module of at most
 `SMALL` lines of code by any module there that imports it, a larger one only if all that import it lead to the tests of
-one or two. A module that decides nothing (it has no branch and no loop) needs no tests.
+one or two. A file of tests that has its room's name, such as `components/test_components.py`, tests the modules of the
+room together. A module that decides nothing (it has no branch and no loop) needs no tests.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ MIRRORS: Final = {
     "platform/coranto": "tests/platform",
     "broker/coranto_broker": "tests/broker",
     "consumers/coranto_consumers": "tests/consumers",
+    "orchestration/dagster_coranto": "tests/orchestration",
+    "orchestration/airflow_coranto": "tests/orchestration/airflow/installed",
 }
 OWN_TOOLS: Final = {"testing", "testing_chain", "simulation", "contract", "contracts", "generated", "wire"}
 """Rooms of what tests are made of; simulations have tests in `tests/simulation`, and the others in their users'."""
@@ -40,6 +43,12 @@ DECISIONS: Final = (
 
 STREAM_CONTRACT: Final = "platform/streams/test_contract_t01_t14.py", "the contract of streams tests writers as a whole"
 MEMBER: Final = "broker/server/test_process_health.py", "it is the life of a process, which takes a real one"
+FIELDS: Final = "orchestration/translation/test_translator.py", "definitions are made of it, and their fields compared"
+ONE_RUN: Final = "orchestration/consumers/test_one_run_at_a_time.py", "runs and their sensor need one another"
+SECRETS: Final = "orchestration/translation/test_hostile_metadata.py", "it keeps secrets out of what Dagster shows"
+OPERATORS: Final = "orchestration/airflow/installed/operators/test_operators.py", "the operators share it"
+JOB_OF_AIRFLOW: Final = "orchestration/airflow/installed/test_flights.py", "it takes an Airflow and a cluster"
+NO_AIRFLOW: Final = "it needs no Airflow"
 ELSEWHERE: Final = {
     "coranto.audit.findings": ("platform/audit/test_report.py", "the values that reports consist of"),
     "coranto.cli.reconciling": ("platform/cli/journals/test_applying.py", "the part that two commands share"),
@@ -84,6 +93,27 @@ ELSEWHERE: Final = {
     "coranto_consumers.runtime.discovery": ("consumers/cli/test_consumer.py", "commands find a consumer by it"),
     "coranto_consumers.runtime.metrics": ("consumers/runtime/test_process.py", "a process serves them"),
     "coranto_consumers.spark.frames": ("consumers/spark/test_rows_misfits.py", "it takes a Spark session and misfits"),
+    "dagster_coranto.consumers.assets": ("orchestration/flights/test_pipeline.py", "it takes Spark and a cluster"),
+    "dagster_coranto.consumers.consumption": ("orchestration/test_serve.py", "it takes a consumer that works"),
+    "dagster_coranto.consumers.definition": FIELDS,
+    "dagster_coranto.flights.cli": ("system/test_main_job.py", "the demo is run as its users run it"),
+    "dagster_coranto.instance.heartbeat": ONE_RUN,
+    "dagster_coranto.instance.log": ("orchestration/flights/test_ui_processes.py", "it takes processes of Dagster"),
+    "dagster_coranto.instance.underway": ONE_RUN,
+    "dagster_coranto.resources.sql_store": SECRETS,
+    "dagster_coranto.resources.typed": ("orchestration/journals/test_assets.py", "functions that publish use it"),
+    "dagster_coranto.translation.options": FIELDS,
+    "dagster_coranto.translation.sql_tables": FIELDS,
+    "dagster_coranto.translation.vectors": ("orchestration/windows/test_windows.py", "`AsOf` finds what it keeps"),
+    "airflow_coranto.failures": OPERATORS,
+    "airflow_coranto.flights.dags.flights": JOB_OF_AIRFLOW,
+    "airflow_coranto.flights.standalone": JOB_OF_AIRFLOW,
+    "airflow_coranto.links": ("orchestration/airflow/installed/test_pages.py", "the pages of Airflow show it"),
+    "airflow_coranto.lineage": ("orchestration/airflow/installed/test_assets.py", "the names are those of assets"),
+    "airflow_coranto.queue": ("orchestration/airflow/installed/test_provider_info.py", "Airflow finds it by its name"),
+    "airflow_coranto.rows": ("orchestration/airflow/test_rows.py", NO_AIRFLOW),
+    "airflow_coranto.store": OPERATORS,
+    "airflow_coranto.store_url": ("orchestration/airflow/test_store_url.py", NO_AIRFLOW),
 }
 """Modules whose tests have another name: the file of `tests`, and the reason."""
 
@@ -132,6 +162,8 @@ def has_own_tests(module: str) -> bool:
         return test == name or test.startswith(f"{name}_")
 
     tests = [each.stem.removeprefix("test_") for each in folder.glob("test_*.py")]
+    if folder.name in tests and folder.name not in siblings:
+        return True
     return any(
         max((each for each in siblings if is_of(test, each)), key=len, default="") == path.stem for test in tests
     )
@@ -195,6 +227,9 @@ def test_exceptions_are_needed_and_name_tests() -> None:
 @pytest.mark.parametrize("source", MIRRORS)
 def test_folders_of_tests_are_rooms(source: str) -> None:
     tests = ROOT / MIRRORS[source]
-    folders = {each.parent.relative_to(tests) for each in tests.rglob("test_*.py")}
+    others = {ROOT / each for each in ("tests/orchestration/airflow", *MIRRORS.values())} - {tests, *tests.parents}
+    folders = {
+        each.parent.relative_to(tests) for each in tests.rglob("test_*.py") if others.isdisjoint((each, *each.parents))
+    }
     rooms = {each.parent.relative_to(ROOT / source) for each in (ROOT / source).rglob("*.py")}
     assert folders - {Path("spark/cluster")} <= rooms, "Spark's own clusters are no room; each other folder is"
