@@ -36,7 +36,7 @@ def sign(content: bytes, keys: Keys, header: Mapping[str, str]) -> str:
 
 
 def verify(text: str | bytes, keys: Keys) -> Signed | None:
-    """Return what a text says, or None if none of the keys has signed it as it is."""
+    """Return the header and content of a text, or None if none of the keys has signed it as it is."""
     import jwt
 
     for secret in keys.secrets:
