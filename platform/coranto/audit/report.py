@@ -10,7 +10,7 @@ from typing import Final
 import pydantic
 
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject, ranked
-from coranto.errors import InvalidInput
+from coranto.security.documents import parse_document
 
 FORMAT: Final = 1
 """The version of the report's JSON. A reader refuses later ones."""
@@ -112,21 +112,7 @@ class Report:
     @classmethod
     def from_json(cls, text: str | bytes) -> Report:
         """Return the report of its JSON. Raises InvalidInput for other text, and for reports of later versions."""
-        try:
-            report = _REPORT.validate_json(text)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise InvalidInput(
-                f"is not a report of an audit, or one of a later version: {where or 'the text'}: {first['msg']}",
-                field="report",
-            ) from None
-        if report.format > FORMAT:
-            raise InvalidInput(
-                f"has format {report.format}, and this version reads up to {FORMAT}: use the version that wrote it",
-                field="report",
-            )
-        return report
+        return parse_document(_REPORT, text, name="report of an audit", field="report", newest=FORMAT)
 
 
 _REPORT: Final = pydantic.TypeAdapter(Report)

@@ -16,6 +16,7 @@ import pydantic
 from coranto.errors import InvalidInput
 from coranto.fragments.cover_set import CoverSet
 from coranto.fragments.fragment import Codec, Fragment
+from coranto.security.documents import parse_document
 
 FORMAT: Final = 1
 """The version of the manifest's JSON. A reader refuses later ones."""
@@ -157,20 +158,7 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
         """Return the manifest of its JSON. Raises InvalidInput for other text, and if it lacks content it claims."""
-        try:
-            manifest = _MANIFEST.validate_json(text)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise InvalidInput(
-                f"is not a manifest, or one of a later version: {where or 'the text'}: {first['msg']}",
-                field="manifest",
-            ) from None
-        if manifest.format > FORMAT:
-            raise InvalidInput(
-                f"has format {manifest.format}, and this version reads up to {FORMAT}: use the version that wrote it",
-                field="manifest",
-            )
+        manifest = parse_document(_MANIFEST, text, name="manifest", field="manifest", newest=FORMAT)
         names = [part.journal for part in manifest.journals]
         if len(set(names)) < len(names):
             raise InvalidInput(

@@ -1,4 +1,6 @@
-"""Signed documents: a JWT (HS256) whose content is a document, so that nobody can change the document unnoticed.
+"""Documents such as reports and manifests: read from JSON, and signed so that nobody can change them unnoticed.
+
+A signed document is a JWT (HS256) whose content is the document.
 
 The keys are those of the cluster (`coranto.security.tokens.Keys`). A document is no token: the header's `typ` names its
 kind, and only documents of the expected kind are accepted. Brokers in turn refuse a document as a token, because it
@@ -9,6 +11,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import pydantic
 
 from coranto.errors import InvalidInput, Unauthenticated
 from coranto.security.jws import claimed_header, sign, verify
@@ -47,6 +52,37 @@ def verify_document(kind: DocumentKind, signed: str, keys: Keys) -> bytes:
             "ones ($CORANTO_AUTH_KEYS)"
         )
     return document.content
+
+
+class Versioned(Protocol):
+    """A document that names the version of its format."""
+
+    @property
+    def format(self) -> int: ...
+
+
+D = TypeVar("D", bound=Versioned)
+
+
+def parse_document(adapter: pydantic.TypeAdapter[D], text: str | bytes, *, name: str, field: str, newest: int) -> D:
+    """Return the document of its JSON. `newest` is the last version of the format that this program reads.
+
+    Raises InvalidInput for other text, and for documents of later versions.
+    """
+    try:
+        document = adapter.validate_json(text)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the text"
+        raise InvalidInput(
+            f"is not a {name}, or one of a later version: {where}: {first['msg']}", field=field
+        ) from None
+    if document.format > newest:
+        raise InvalidInput(
+            f"has format {document.format}, and this version reads up to {newest}: use the version that wrote it",
+            field=field,
+        )
+    return document
 
 
 def environment_keys(kind: DocumentKind) -> Keys:
