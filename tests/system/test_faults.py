@@ -1,11 +1,12 @@
-"""Real brokers in two zones, a real etcd and an S3 server, under load: each fault by itself, and what is left of it.
+"""Real brokers in two zones, a real etcd and an S3 server, under load: every fault, and what several leave behind.
 
 `python -m coranto.testing.faults --minutes 30` does them all in any order for as long as is wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
 
 
-BRIEF = (nemesis.pause_briefly, nemesis.hold_brokers, nemesis.delay_brokers)
-"""Faults after which everything still runs, so that their tests share a cluster."""
-
-
 LASTING_LEASE_SECONDS = 40.0
 """Leases that must not run out last this long, so that a machine that stands still for a while ends none."""
 EXPIRING_LEASE_SECONDS = 9.0
@@ -36,48 +33,44 @@ If all did, a reader might see content that is then lost (CHANGELOG, "Known limi
 """
 
 
-@pytest.fixture
-def options(fault: nemesis.Fault) -> RunOptions:
-    replications = (2, 2) if fault in nemesis.LASTING else (2, 3)
-    lease_seconds = EXPIRING_LEASE_SECONDS if fault in nemesis.EXPIRING else LASTING_LEASE_SECONDS
-    return RunOptions(replications=replications, lease_seconds=lease_seconds)
+@dataclass(frozen=True)
+class Round:
+    """Faults that share a cluster: each is over when the next one begins."""
+
+    name: str
+    options: RunOptions
+    faults: tuple[nemesis.Fault, ...]
 
 
-@pytest.fixture
-async def run(server: S3Server, tmp_path: Path, options: RunOptions) -> AsyncIterator[FaultRun]:
-    async with FaultRun(tmp_path, server, options) as run:
-        yield run
-
-
-@pytest.mark.parametrize(
-    "fault", [fault for fault in nemesis.FAULTS if fault not in BRIEF], ids=lambda fault: fault.__name__
+ROUNDS = (
+    Round(
+        "leases last",
+        RunOptions(replications=(2, 3), lease_seconds=LASTING_LEASE_SECONDS),
+        tuple(fault for fault in nemesis.FAULTS if fault not in nemesis.LASTING),
+    ),
+    *(
+        Round(fault.__name__, RunOptions(replications=(2, 2), lease_seconds=EXPIRING_LEASE_SECONDS), (fault,))
+        for fault in nemesis.EXPIRING
+    ),
+    Round("roll", RunOptions(replications=(2, 2), lease_seconds=LASTING_LEASE_SECONDS), (nemesis.roll,)),
+    Round(
+        "scale",
+        RunOptions(brokers=1, replications=(1, 1), lease_seconds=LASTING_LEASE_SECONDS),
+        (nemesis.scale,),
+    ),
 )
-async def test_a_fault(run: FaultRun, fault: nemesis.Fault) -> None:
-    await fault(run)
-    verdict = await run.conclude()
+
+
+def test_every_fault_has_its_round() -> None:
+    done = [fault for round_ in ROUNDS for fault in round_.faults]
+    assert sorted(map(str, done)) == sorted(map(str, (*nemesis.FAULTS, nemesis.scale)))
+
+
+@pytest.mark.parametrize("round_", ROUNDS, ids=lambda round_: round_.name.replace(" ", "_"))
+async def test_a_round_of_faults(round_: Round, server: S3Server, tmp_path: Path) -> None:
+    async with FaultRun(tmp_path, server, round_.options) as run:
+        for fault in round_.faults:
+            await fault(run)
+        verdict = await run.conclude()
     assert verdict.problems == []
-    assert verdict.outcomes["append ok"] > 60
-
-
-@pytest.mark.parametrize(
-    "options",
-    [RunOptions(replications=(2, 3), lease_seconds=LASTING_LEASE_SECONDS)],
-    ids=["three brokers"],
-)
-async def test_brief_faults(run: FaultRun) -> None:
-    for fault in BRIEF:
-        await fault(run)
-    verdict = await run.conclude()
-    assert verdict.problems == []
-    assert verdict.outcomes["append ok"] > 100
-
-
-@pytest.mark.parametrize(
-    "options",
-    [RunOptions(brokers=1, replications=(1, 1), lease_seconds=LASTING_LEASE_SECONDS)],
-    ids=["from one broker"],
-)
-async def test_scale_up_and_down(run: FaultRun) -> None:
-    await nemesis.scale(run)
-    verdict = await run.conclude()
-    assert verdict.problems == []
+    assert verdict.outcomes["append ok"] > (60 if len(round_.faults) == 1 else 100)
