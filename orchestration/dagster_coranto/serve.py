@@ -21,10 +21,12 @@ import typer
 from dagster._core.code_pointer import CodePointer
 from dagster._core.definitions.reconstruct import initialize_repository_def_from_pointer
 from dagster._core.workspace.autodiscovery import loadable_targets_from_python_module
+from prometheus_client import CollectorRegistry, start_http_server
 from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import ClusterError, CommitOutcomeUnknown, CorantoError, Fenced
 from coranto.telemetry import configure_logging
+from coranto_consumers.spark import SparkConsumerMetrics
 from dagster_coranto.consumers.consumption import Consumption
 from dagster_coranto.consumers.definition import Materialized, SparkConsumerDefinition, consumer_of
 from dagster_coranto.resources.journals import JournalResource
@@ -45,21 +47,26 @@ def load_repository(module: str) -> dg.RepositoryDefinition:
 
 
 def serve(
-    repository: dg.RepositoryDefinition, name: str, instance: dg.DagsterInstance, stopped: threading.Event
+    repository: dg.RepositoryDefinition,
+    name: str,
+    instance: dg.DagsterInstance,
+    stopped: threading.Event,
+    registry: CollectorRegistry | None = None,
 ) -> None:
-    """Keep a consumer going until `stopped`, through outages of brokers and stores.
+    """Keep a consumer going until `stopped`, through outages of brokers and stores. Its metrics are in `registry`.
 
     Raises Fenced when another instance has started, and InvalidInput if no consumer has that name.
     """
     assets = repository.assets_defs_by_key
     definition = consumer_of(list(dict.fromkeys(assets.values())), name)
     required = assets[definition.keys[0]].required_resource_keys - {"io_manager"}
+    metrics = SparkConsumerMetrics(definition.name, registry)
     resources = {key: value for key, value in repository.get_top_level_resources().items() if key in required}
     pause = _FIRST_PAUSE_SECONDS
     with dg.build_resources(resources, instance=instance) as bound:
         while not stopped.is_set():
             try:
-                _serve_once(definition, bound, instance, stopped)
+                _serve_once(definition, bound, instance, stopped, metrics)
                 pause = _FIRST_PAUSE_SECONDS
             except CorantoError as error:
                 if not (error.retriable or isinstance(error, CommitOutcomeUnknown | ClusterError)):
@@ -72,7 +79,11 @@ def serve(
 
 
 def _serve_once(
-    definition: SparkConsumerDefinition, resources: object, instance: dg.DagsterInstance, stopped: threading.Event
+    definition: SparkConsumerDefinition,
+    resources: object,
+    instance: dg.DagsterInstance,
+    stopped: threading.Event,
+    metrics: SparkConsumerMetrics,
 ) -> None:
     by_name = {key: getattr(resources, key) for key in resources._asdict()}  # type: ignore[attr-defined]
     context = dg.build_asset_context(resources=by_name, instance=instance)
@@ -88,13 +99,16 @@ def _serve_once(
             _log.warning("dagster.materialisation_not_reported", asset=state.key.to_user_string(), error=str(error))
 
     Consumption(definition, settings, journals, spark).serve(
-        emit, stopped.is_set, lambda: stopped.wait(_IDLE_SECONDS), _log
+        emit, stopped.is_set, lambda: stopped.wait(_IDLE_SECONDS), _log, metrics.observe
     )
 
 
 def run(
     module: Annotated[str, typer.Option("--module-name", "-m", help="Python module of the Dagster definitions.")],
     consumer: Annotated[str, typer.Argument(help="The consumer's name; not needed if there is only one.")] = "",
+    metrics_port: Annotated[
+        int, typer.Option(help="Port for Prometheus metrics, on all interfaces; 0: none.", min=0, max=65535)
+    ] = 0,
 ) -> None:
     """Keep a Spark consumer going beside Dagster, until interrupted.
 
@@ -111,7 +125,10 @@ def run(
     try:
         with dg.DagsterInstance.get() as instance:
             _log.info("dagster.consuming_begun", module=module, consumer=consumer or "(the only one)")
-            serve(load_repository(module), consumer, instance, stopped)
+            registry = CollectorRegistry()
+            if metrics_port:
+                start_http_server(metrics_port, registry=registry)
+            serve(load_repository(module), consumer, instance, stopped, registry)
     except Fenced as error:
         typer.echo(f"Another instance of the consumer has started: {error}", err=True)
         raise typer.Exit(1) from None

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_table
     from coranto_consumers.spark.foreach_batch import exactly_once
     from coranto_consumers.spark.inputs import MisfitPolicy
+    from coranto_consumers.spark.metrics import SparkConsumerMetrics
     from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
     from coranto_consumers.spark.session import new_session
     from coranto_consumers.spark.source import register
+    from coranto_consumers.spark.stopping import StopOnSignals
     from coranto_consumers.spark.streaming.progress import bytes_behind
     from coranto_consumers.spark.task_errors import error_of_task, errors_of_tasks
     from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
@@ -29,6 +31,8 @@ _HOMES = {
     **dict.fromkeys(("DeadLetters", "dead_letter_table"), "coranto_consumers.spark.dead_letters"),
     **dict.fromkeys(("MisfitPolicy",), "coranto_consumers.spark.inputs"),
     **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.progress"),
+    **dict.fromkeys(("SparkConsumerMetrics",), "coranto_consumers.spark.metrics"),
+    **dict.fromkeys(("StopOnSignals",), "coranto_consumers.spark.stopping"),
     **dict.fromkeys(("new_session",), "coranto_consumers.spark.session"),
     **dict.fromkeys(("register",), "coranto_consumers.spark.source"),
     **dict.fromkeys(("error_of_task", "errors_of_tasks"), "coranto_consumers.spark.task_errors"),
@@ -52,7 +56,9 @@ __all__ = [
     "Quotient",
     "Replace",
     "SparkConsumer",
+    "SparkConsumerMetrics",
     "Step",
+    "StopOnSignals",
     "TableOutput",
     "bytes_behind",
     "dead_letter_table",

@@ -12,6 +12,8 @@ The driver owns each transaction, and executors do the work (`docs/architecture.
    the acknowledgements of winning attempts.
 6. **Acknowledge.** Append the acknowledgements, only after the commit.
 
+During steps 5 and 6, the input of the next transaction is read already (`reading_ahead.py`).
+
 After any failure of a consumer, the next one goes on from the last commit: it reads again, and deletes staged rows.
 Pending messages of the failed transaction are never acknowledged.
 """
@@ -19,9 +21,10 @@ Pending messages of the failed transaction are never acknowledged.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -41,13 +44,15 @@ from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
 from coranto_consumers.spark.frames import parse_schema
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions, MisfitPolicy
-from coranto_consumers.spark.long_transactions import LongTransaction, LongTransactions
+from coranto_consumers.spark.long_transactions import LongTransaction
 from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by
 from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
 from coranto_consumers.spark.producer_ids import SettledIds
-from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
-from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range, plan_transaction
+from coranto_consumers.spark.progress import ConsumeReport, Hooks, PhaseTimes, Step
+from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range
+from coranto_consumers.spark.reading_ahead import InputAhead, PlannedInput
 from coranto_consumers.spark.task_errors import errors_of_tasks
+from coranto_consumers.spark.unread import UnreadContent
 from coranto_consumers.stores.sql import SqlStore
 
 DEFAULT_TRANSACTION_BYTES = 256 << 20
@@ -59,11 +64,12 @@ class SparkConsumer:
 
     `store_url` is a SQLAlchemy URL (see `coranto_consumers.stores`). A transaction reads at most about
     `max_transaction_bytes` of new content, and as much again of each journal for producers' transactions that were open
-    before. The messages of longer ones are delivered in several transactions (`long_transactions.py`). A task reads at
-    most about `max_partition_bytes`. `spark` may be a function that starts a session; it is called when there is
-    something to read. `on_progress` is called once the plan is known, and after each transaction. `uuid_pointer` is the
-    JSON pointer to a message's UUID. Use an instance from one thread only. Instances with the same application name
-    fence each other off, on any machine.
+    before. The messages of longer ones are delivered in several transactions (`long_transactions.py`). While one
+    commits, the next one is read, so Spark keeps the rows of up to two. A task reads at most about
+    `max_partition_bytes`. `spark` may be a function that starts a session; it is called when there is something to
+    read. `on_progress` is called once the plan is known, and after each transaction. `uuid_pointer` is the JSON pointer
+    to a message's UUID. Use an instance from one thread only. Instances with the same application name fence each other
+    off, on any machine.
 
     Messages that do not fit the application's columns, or whose UUID cannot be read, are `misfits`. They end the run;
     or the application gets them, with nulls for what does not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters`
@@ -124,13 +130,9 @@ class SparkConsumer:
 
         After any of them, the next run goes on from the last commit.
         """
-
-        def done(report: ConsumeReport) -> bool:
-            return max_transactions is not None and report.transactions >= max_transactions
-
         with SyncJournalClient.of(self._config) as client, errors_of_tasks():
             report, sources = self._begin(client)
-            report, _ = self._catch_up(client, report, sources, self._present(client), done)
+            report, _ = self._catch_up(client, report, sources, self._present(client), most=max_transactions)
             return replace(report, heads=_heads(extents(client, list(report.heads))))
 
     def run_until_stopped(
@@ -149,7 +151,7 @@ class SparkConsumer:
                 if _heads(present) == caught_up:
                     wait()
                     continue
-                report, sources = self._catch_up(client, report, sources, present, lambda _: stop())
+                report, sources = self._catch_up(client, report, sources, present, stop)
                 caught_up = _heads(present)
             return report
 
@@ -172,9 +174,10 @@ class SparkConsumer:
         report: ConsumeReport,
         sources: Mapping[str, Source],
         present: Mapping[str, ContentExtent],
-        done: Callable[[ConsumeReport], bool],
+        stop: Callable[[], bool] = lambda: False,
+        most: int | None = None,
     ) -> tuple[ConsumeReport, Mapping[str, Source]]:
-        """Process what is present in transactions, until there is none left or `done`."""
+        """Process what is present, until there is none left, `stop`, or `most` transactions."""
         # A source that is not known yet is read from its earliest offset.
         sources = {**{journal: Source(extent.begin) for journal, extent in present.items()}, **sources}
         heads, begins = _heads(present), {journal: extent.begin for journal, extent in present.items()}
@@ -183,41 +186,51 @@ class SparkConsumer:
                 report, sources = self._pass_by(report, sources, lost, extent.begin)
         report = replace(report, offsets=_offsets(heads, sources), heads=heads)
         self._on_progress(report)
-        behind, holes, long = set(heads), Holes(), LongTransactions()
-        while not done(report):
-            for lost in holes.due(sources):
-                report, sources = self._pass_by(report, sources, lost)
-            if (due := long.due(sources, self._max_transaction_bytes)) is not None:
+        unread = UnreadContent(heads)
+        with InputAhead[Input]() as ahead:
+            while (most is None or report.transactions < most) and not stop():
+                for lost in unread.holes.due(sources):
+                    report, sources = self._pass_by(report, sources, lost)
+                if (due := unread.long.due(sources, self._max_transaction_bytes)) is not None:
+                    try:
+                        with errors_of_tasks():
+                            report, sources = self._replay(client, due, sources, heads, report)
+                    except OffsetJump as error:
+                        self._meet(unread.holes, error)
+                    else:
+                        self._on_progress(report)
+                    continue
+                if not (ranges := unread.plan(sources, self._max_transaction_bytes)):
+                    break
+                self._hooks.reached(Step.PLANNED)
+                is_last = most is not None and report.transactions + 1 >= most
+                written = _nothing if is_last else partial(self._read_on, client, ahead, unread, ranges, begins)
+                reading = ahead.take(PlannedInput.of(ranges, sources)) or self._reading(client, ranges, sources, begins)
                 try:
                     with errors_of_tasks():
-                        report, sources = self._replay(client, due, sources, heads, report)
+                        report, sources = self._process(client, reading, report, written)
                 except OffsetJump as error:
-                    self._meet(holes, error)
-                else:
-                    self._on_progress(report)
-                continue
-            ends = long.ends(holes.ends(heads))
-            ranges = plan_transaction(
-                {journal: (sources[journal].read_through, ends[journal]) for journal in sorted(behind)},
-                self._max_transaction_bytes,
-            )
-            if not ranges:
-                break
-            try:
-                with errors_of_tasks():
-                    report, after = self._transaction(client, ranges, sources, begins, report)
-            except OffsetJump as error:
-                self._meet(holes, error)
-                continue
-            except MetLongTransactions as met:
-                long.meet(met.found)
-                continue
-            # A journal may end in a line that its writer has not finished. That line is left to the next run.
-            unread = {each.journal: each.begin for each in ranges if after[each.journal].read_through == each.begin}
-            behind -= {journal for journal, offset in unread.items() if holes.stuck(journal, offset)}
-            sources = after
-            self._on_progress(report)
+                    self._meet(unread.holes, error)
+                    continue
+                except MetLongTransactions as met:
+                    unread.long.meet(met.found)
+                    continue
+                unread.processed(ranges, sources)
+                self._on_progress(report)
         return report, sources
+
+    def _read_on(
+        self,
+        client: SyncJournalClient,
+        ahead: InputAhead[Input],
+        unread: UnreadContent,
+        ranges: Sequence[Range],
+        begins: Mapping[str, int],
+        after: Mapping[str, Source],
+    ) -> None:
+        """Begin to read what follows the ranges of a transaction, which will leave sources in the states `after`."""
+        if following := unread.plan_next(ranges, after, self._max_transaction_bytes):
+            ahead.begin(PlannedInput.of(following, after), self._reading(client, following, after, begins))
 
     def _meet(self, holes: Holes, error: OffsetJump) -> None:
         """Take in that content is gone. Raises the error if that is not to be passed by."""
@@ -247,25 +260,24 @@ class SparkConsumer:
                 self._max_partition_bytes,
                 misfits=policy,
                 uuid_pointer=self._uuid_pointer,
+                name=self._application.name,
             )
         return self._inputs
 
-    def _transaction(
+    @contextmanager
+    def _reading(
         self,
         client: SyncJournalClient,
         ranges: Sequence[Range],
         sources: Mapping[str, Source],
         begins: Mapping[str, int],
-        report: ConsumeReport,
-    ) -> tuple[ConsumeReport, dict[str, Source]]:
-        """Run steps 2 to 6 of the module's description for planned ranges."""
-        self._hooks.reached(Step.PLANNED)
+    ) -> Iterator[Input]:
+        """Run step 3 of the module's description for planned ranges."""
         # Small ranges are not split, so nobody needs to know where their fragments begin.
         cuts = cuts_of(client, [each.journal for each in ranges if each.length > WORTHWHILE_BYTES])
         pruning = Pruning(time.time(), first_offsets=begins)
-        return self._process(
-            client, self._input_reader().read(ranges, sources, cuts, pruning, self._max_transaction_bytes), report
-        )
+        with self._input_reader().read(ranges, sources, cuts, pruning, self._max_transaction_bytes) as read:
+            yield read
 
     def _replay(
         self,
@@ -278,16 +290,28 @@ class SparkConsumer:
         """Run steps 2 to 6 for a part of a transaction that was open for long."""
         self._hooks.reached(Step.PLANNED)
         reader, head = self._input_reader(), heads[long.journal]
-        return self._process(client, reader.read_part(long, sources, head, self._max_transaction_bytes), report)
+        reading = reader.read_part(long, sources, head, self._max_transaction_bytes)
+        return self._process(client, reading, report, _nothing)
 
     def _process(
-        self, client: SyncJournalClient, reading: AbstractContextManager[Input], report: ConsumeReport
+        self,
+        client: SyncJournalClient,
+        reading: AbstractContextManager[Input],
+        report: ConsumeReport,
+        written: Callable[[Mapping[str, Source]], None],
     ) -> tuple[ConsumeReport, dict[str, Source]]:
-        """Run steps 3 to 6 of the module's description for an input."""
+        """Run steps 3 to 6 of the module's description for an input.
+
+        `written` is called before step 5, with the states of sources that this will commit.
+        """
+        times = PhaseTimes()
         with reading as read:
+            times.ended("reading")
             self._hooks.reached(Step.SEQUENCED)
             staged, published = self._write(client, read, report.fence)
+            times.ended("writing")
             with rolled_back_on_failure(client, published) as committing:
+                written(read.sources)
 
                 def merged() -> None:
                     self._hooks.reached(Step.MERGED)
@@ -295,9 +319,11 @@ class SparkConsumer:
 
                 checkpoint = Checkpoint(read.sources, published.intents)
                 commit_outputs(self._store, self._application.name, report.fence, staged, checkpoint, merged)
+            times.ended("committing")
             self._hooks.reached(Step.COMMITTED)
             if not acknowledge(client, published.intents).may_repeat:
                 self._ids.settle(published.uses)
+            times.ended("acknowledging")
             self._hooks.reached(Step.ACKNOWLEDGED)
         report = replace(
             report,
@@ -307,6 +333,7 @@ class SparkConsumer:
             rows=report.rows + read.rows,
             published=report.published + published.messages,
             offsets=_offsets(report.offsets, read.sources),
+            seconds=times.added_to(report.seconds),
         )
         return report, read.sources
 
@@ -324,6 +351,10 @@ class SparkConsumer:
         published = publish_journal_outputs(journals, client, self._ids)
         self._hooks.reached(Step.PUBLISHED)
         return staged, published
+
+
+def _nothing(after: Mapping[str, Source]) -> None:
+    """Read nothing ahead."""
 
 
 def _heads(present: Mapping[str, ContentExtent]) -> dict[str, int]:

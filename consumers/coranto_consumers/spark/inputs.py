@@ -30,6 +30,7 @@ from coranto_consumers.spark.frames import (
     summaries_in,
     take_in,
 )
+from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.long_transactions import LongTransaction, find_long, sequence_part
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range, ReadPlan, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
@@ -79,7 +80,7 @@ class MetLongTransactions(Exception):
 
 
 class InputReader:
-    """Reads the inputs of transactions."""
+    """Reads the inputs of transactions. `name` is that of the consumer, for the descriptions of Spark's jobs."""
 
     def __init__(
         self,
@@ -90,7 +91,9 @@ class InputReader:
         *,
         misfits: MisfitPolicy = MisfitPolicy.FAIL,
         uuid_pointer: str = DEFAULT_UUID_POINTER,
+        name: str = "journals",
     ) -> None:
+        self._name = name
         self._misfits = misfits
         self._uuid_pointer = uuid_pointer
         register(spark)  # For executors that have Coranto from an archive of the session.
@@ -156,7 +159,8 @@ class InputReader:
             yield Input(parsed_values(chosen, self._schema), messages, count, after)
             return
         with _persisted(parse_values(chosen, self._schema)) as parsed:
-            taken = take_in(parsed, self._schema, fails=self._misfits is MisfitPolicy.FAIL)
+            with described(self._spark, f"{self._name}: parses what workers left to Spark"):
+                taken = take_in(parsed, self._schema, fails=self._misfits is MisfitPolicy.FAIL)
             persisted.close()  # The rows that were read are not needed any more once `parsed` is evaluated.
             if self._misfits is MisfitPolicy.DEAD_LETTERS and taken.misfits:
                 fitting = taken.messages - taken.misfits
@@ -222,7 +226,8 @@ class InputReader:
             table = planned.read_here()
             return self._spark.createDataFrame(table, planned.schema).coalesce(1), summaries_in(table, plan)
         rows = persisted.enter_context(_persisted(planned.by_tasks(self._spark)))
-        return rows, collect_summaries(rows, plan)
+        with described(self._spark, f"{self._name}: reads {sum(part.length for part in plan.numbers):,} bytes"):
+            return rows, collect_summaries(rows, plan)
 
     def _plan(
         self,

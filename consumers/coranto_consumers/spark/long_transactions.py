@@ -64,6 +64,9 @@ class LongTransactions:
     def __init__(self) -> None:
         self._met: dict[str, LongTransaction] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._met)
+
     def meet(self, found: Iterable[LongTransaction]) -> None:
         """Take in what was met. Nothing may be committed of what was read with it."""
         self._met |= {each.journal: each for each in found}

@@ -6,7 +6,7 @@ journal may be deleted and created again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import structlog
@@ -84,6 +84,12 @@ def go_on_behind(source: Source, lost: LostContent, begin: int = 0) -> tuple[Sou
 def pass_by(sources: Mapping[str, Source], lost: LostContent, begin: int = 0) -> dict[str, Source]:
     """Return sources that go on behind lost content, as `go_on_behind` has it, and warn of what is missing."""
     source, partly = go_on_behind(sources[lost.journal], lost, begin)
+    warn_of(lost, partly)
+    return {**sources, lost.journal: source}
+
+
+def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
+    """Log what is missing: content, and parts of transactions."""
     _log.warning(
         "source.content_lost", journal=lost.journal, begin=lost.begin, end=lost.end, made_again=lost.made_again
     )
@@ -95,7 +101,6 @@ def pass_by(sources: Mapping[str, Source], lost: LostContent, begin: int = 0) ->
             begin=each.begin,
             end=each.end,
         )
-    return {**sources, lost.journal: source}
 
 
 class Holes:
@@ -104,6 +109,9 @@ class Holes:
     def __init__(self) -> None:
         self._holes: dict[str, LostContent] = {}
         self._met: set[LostContent] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._holes)
 
     def meet(self, lost: LostContent) -> None:
         """Take in what was met. Raises its error if it was met before: then passing it by did not help."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType, VariantType
@@ -19,11 +21,12 @@ from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks
 from coranto_consumers.spark.application import JournalOutput, TableOutput
 from coranto_consumers.spark.discovery import find_journals
+from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.producer_ids import SettledIds, Use
 from coranto_consumers.spark.tasks import PUBLISHED, STAGED, PublishTask, StageTask
 from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
 from coranto_consumers.stores.sql import SqlStore
-from coranto_consumers.stores.staging import stage_of
+from coranto_consumers.stores.staging import stage_of, write_in_transaction
 
 EXACT: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -32,19 +35,43 @@ EXACT: Final = {
 """Options of Spark's writer of JSON, which writes milliseconds otherwise."""
 
 
+CARRIED_TO_APPEND: Final = 8 << 20
+"""The bytes of rows that one of the first tasks carries to the driver at most, for the driver to write them."""
+CARRIED_TO_MERGE: Final = 1 << 20
+"""The same for rows with keys, which have to be staged anyway: by the tasks at once, if they are many."""
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Rows that are ready in a stage table."""
+    """Rows that are ready: in a stage table, or here."""
 
     plan: MergePlan
     stage: Table
+    owner: tuple[str, int, str]
+    """The values of `STAGE_COLUMNS` for rows that are staged only by `merge`."""
     attempts: tuple[str, ...]
-    """The attempts that Spark declared successful."""
+    """The attempts that Spark declared successful and whose rows are in the stage table."""
     rows: int
+    """The number of rows in the stage table."""
+    carried: tuple[bytes, ...] = ()
+    """Other rows, as Arrow streams."""
 
     def merge(self, connection: Connection) -> None:
-        """Merge the rows into their table. Raises like `merge_staged`."""
-        merge_staged(connection, self.plan, self.stage, self.attempts, self.rows)
+        """Merge the rows into their table. Raises like `merge_staged`.
+
+        Carried rows without keys are written once, straight into the table.
+        """
+        attempts, rows = self.attempts, self.rows
+        for stream in self.carried:
+            for batch in pa.ipc.open_stream(pa.BufferReader(stream)):
+                if self.plan.keys:
+                    write_in_transaction(connection, self.stage, batch, self.owner)
+                    rows += batch.num_rows
+                else:
+                    write_in_transaction(connection, self.plan.table, batch)
+        if self.plan.keys and self.carried:
+            attempts = (*attempts, self.owner[-1])
+        merge_staged(connection, self.plan, self.stage, attempts, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +90,32 @@ def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: 
     """Stage the rows of an output. Raises InvalidInput when they do not fit the table."""
     plan = plan_merge(output.table, output.rows.columns, output.keys, output.merge)
     stage = stage_of(store, plan)
-    task = StageTask(store.url, stage, shard, fence)
-    won = output.rows.mapInArrow(task, STAGED).collect()
-    return Staged(plan, stage, tuple(row.attempt for row in won), sum(row.rows for row in won))
+    most = 0 if not can_carry(plan) else CARRIED_TO_MERGE if plan.keys else CARRIED_TO_APPEND
+    task = StageTask(store.url, stage, shard, fence, most, store.is_postgresql)
+    with described(output.rows.sparkSession, f"{shard}: writes rows for table {plan.table.name}"):
+        won = output.rows.mapInArrow(task, STAGED).collect()
+    staged = [row for row in won if row.carried is None]
+    return Staged(
+        plan,
+        stage,
+        (shard, fence, uuid.uuid4().hex),
+        tuple(row.attempt for row in staged),
+        sum(row.rows for row in staged),
+        tuple(bytes(row.carried) for row in won if row.carried is not None),
+    )
+
+
+def can_carry(plan: MergePlan) -> bool:
+    """Return True if rows that are written straight into a plan's table are those that a merge would write.
+
+    A merge is a statement of SQLAlchemy, which gives other columns their defaults, and the database refuses it values
+    that it makes itself.
+    """
+    others = [column for name, column in plan.table.c.items() if name not in plan.columns]
+    own = [plan.table.c[name] for name in plan.columns]
+    return not any(each.default is not None for each in others) and all(
+        each.identity is None and each.computed is None for each in own
+    )
 
 
 def publish_journal_outputs(
@@ -83,13 +133,19 @@ def publish_journal_outputs(
     for output in outputs:
         journals = find_journals(client, output.journals, field="journal output")
         task = PublishTask(for_tasks(client.config, Capability.APPEND, journals), journals, output.mapping, pool)
-        won = _keys_and_values(output, keyed=len(journals) > 1).mapInArrow(task, PUBLISHED).collect()
+        messages_of = _keys_and_values(output, keyed=len(journals) > 1)
+        with described(output.rows.sparkSession, f"publishes messages to {_shown(output.journals)}"):
+            won = messages_of.mapInArrow(task, PUBLISHED).collect()
         for row in won:
             intents[row.journal] += bytes(row.intent)
             rollbacks[row.journal] += bytes(row.rollback)
             messages += row.messages
             uses[ProducerId(bytes(row.producer))] = Use(ProducerId(bytes(row.producer)), row.token, row.clock)
     return Published(dict(intents), messages, dict(rollbacks), tuple(uses.values()))
+
+
+def _shown(journals: str | Sequence[str]) -> str:
+    return journals if isinstance(journals, str) else ", ".join(journals)
 
 
 def _keys_and_values(output: JournalOutput, *, keyed: bool) -> DataFrame:

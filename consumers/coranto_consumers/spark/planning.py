@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-import structlog
-
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals, match_journals
-from coranto_consumers.spark.losses import LostContent, lost_before
+from coranto_consumers.spark.losses import LostContent, lost_before, warn_of
 from coranto_consumers.spark.options import EARLIEST, LATEST, SourceOptions
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
-
-_log = structlog.get_logger(__name__)
 
 _SAMPLE_BYTES: Final = 64 << 10
 
@@ -68,7 +64,7 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
     if lost is not None and options.fail_on_data_loss and not lost.made_again:
         raise lost.error("")
     if lost is not None and not options.fail_on_data_loss:
-        _log.warning("source.content_lost", journal=journal, begin=lost.begin, end=lost.end, made_again=lost.made_again)
+        warn_of(lost)
         start = min(max(start, extent.begin), extent.head) if not lost.made_again else extent.begin
         end = max(start, min(end, extent.head))
     if not start <= end <= extent.head:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from sqlalchemy import Connection
 
@@ -36,6 +38,10 @@ class Hooks:
         connection.commit()
 
 
+PHASES: Final = ("reading", "writing", "committing", "acknowledging")
+"""The phases of a transaction, in order. `reading` is the time for which a transaction waits for its input."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumeReport:
     """The progress of a run so far."""
@@ -58,8 +64,29 @@ class ConsumeReport:
     """Messages among the processed that do not fit the application's columns: dead letters, or nulls."""
     lost: tuple[LostContent, ...] = ()
     """Content of the sources that is gone, and was passed by."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """The time of transactions by phase: reading (waiting for their input), writing, committing, acknowledging."""
 
     @property
     def lag_bytes(self) -> int:
         """The bytes of content up to `heads` that are not processed yet."""
         return sum(max(0, head - self.offsets.get(journal, 0)) for journal, head in self.heads.items())
+
+
+class PhaseTimes:
+    """Measures the phases of one transaction, in seconds."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._last = monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def ended(self, phase: str) -> None:
+        """Take in that a phase has ended, and the next one begins."""
+        now = self._monotonic()
+        self._seconds[phase] = now - self._last
+        self._last = now
+
+    def added_to(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Return the phases' times together with those of earlier transactions."""
+        return {phase: seconds.get(phase, 0.0) + self._seconds.get(phase, 0.0) for phase in PHASES}

@@ -70,12 +70,16 @@ class TimeOptions:
         """Parse options with names in lower case. Raises InvalidInput."""
         return cls(_side(given, "starting"), _side(given, "ending"))
 
-    def __bool__(self) -> bool:
-        return self.starting is not None or self.ending is not None
-
     def of(self, journal: str) -> TimeSpan:
         """Return the span of a journal. Raises InvalidInput when the options leave it out."""
         return TimeSpan(_at(self.starting, journal, "starting"), _at(self.ending, journal, "ending"))
+
+    def of_any(self, journal: str) -> TimeSpan:
+        """Return the span of a journal, which has no bounds when the options leave the journal out."""
+        starting, ending = (
+            side.get(journal) if isinstance(side, Mapping) else side for side in (self.starting, self.ending)
+        )
+        return TimeSpan(starting, ending)
 
 
 def _at(times: int | Mapping[str, int] | None, journal: str, side: str) -> int | None:

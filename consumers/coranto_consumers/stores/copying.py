@@ -8,9 +8,12 @@ from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Column
+from psycopg import sql
+from sqlalchemy import Column, Connection, Table
+from sqlalchemy.exc import DBAPIError
 
 _NULL: Final = r"\N"
 _ESCAPES: Final = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
@@ -50,6 +53,27 @@ def copy_text(owner: Sequence[object], columns: Sequence[Any]) -> Any:
     # The rows' texts follow one another in one buffer, which is what COPY reads.
     _, borders, text = rows.buffers()
     return text.slice(0, np.frombuffer(borders, dtype=np.int32)[len(rows)])
+
+
+def copy_statement(table: Table, names: Sequence[str]) -> sql.Composed:
+    """Return the statement that copies text into columns of a table."""
+    place = [part for part in (table.schema, table.name) if part is not None]
+    listed = sql.SQL(", ").join(sql.Identifier(table.c[name].name) for name in names)
+    return sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(*place), listed)
+
+
+def copy_into(connection: Connection, table: Table, names: Sequence[str], text: Any) -> None:
+    """Write rows of `copy_text` within a transaction of PostgreSQL. Raises its errors as SQLAlchemy does."""
+    driver: Any = connection.connection.driver_connection
+    statement = copy_statement(table, names)
+    try:
+        with driver.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.write(memoryview(text))
+    except psycopg.Error as error:
+        lost = bool(driver.closed)
+        raise DBAPIError.instance(  # As for any other statement of the transaction.
+            statement.as_string(driver), None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost
+        ) from error
 
 
 def _texts(column: Any) -> Any:

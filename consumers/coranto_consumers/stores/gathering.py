@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-import psycopg
 import pyarrow as pa
-from psycopg import sql
 from sqlalchemy import Column, Connection, Table, TypeDecorator, insert
-from sqlalchemy.exc import DBAPIError
 
 from coranto.errors import InvalidInput
-from coranto_consumers.stores.copying import can_copy, copy_text
+from coranto_consumers.stores.copying import can_copy, copy_into, copy_text
 
 MOST_ROWS: Final = 10_000
 """Rows that are gathered before they are written in any case."""
@@ -82,19 +79,7 @@ def _copied(connection: Connection, table: Table, names: Sequence[str], rows: Se
     columns = [_column([row[name] for row in rows], table.c[name]) for name in names]
     if any(column is None for column in columns):
         return False
-    driver: Any = connection.connection.driver_connection
-    place = [part for part in (table.schema, table.name) if part is not None]
-    listed = sql.SQL(", ").join(sql.Identifier(table.c[name].name) for name in names)
-    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(*place), listed)
-    try:
-        with driver.cursor() as cursor, cursor.copy(statement) as copy:
-            copy.write(memoryview(copy_text((), columns)))
-    except psycopg.Error as error:
-        lost = bool(driver.closed)
-        text = statement.as_string(driver)
-        raise DBAPIError.instance(  # As for any other statement of the transaction.
-            text, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost
-        ) from error
+    copy_into(connection, table, names, copy_text((), columns))
     return True
 
 

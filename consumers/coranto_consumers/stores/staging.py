@@ -8,17 +8,17 @@ owner of the consumer deletes them by fence.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from psycopg import Copy, sql
+from psycopg import Copy
 from sqlalchemy import Connection, Dialect, MetaData, Table, delete, insert, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from coranto_consumers.stores.copying import can_copy, copy_text
+from coranto_consumers.stores.copying import can_copy, copy_into, copy_statement, copy_text
 from coranto_consumers.stores.engines import is_denied
 from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, stage_table
 from coranto_consumers.stores.sql import SqlStore
@@ -91,6 +91,39 @@ def _in_stages(store: SqlStore, connection: Connection, work: Callable[[Table], 
                 raise
 
 
+def can_copy_all(batch: Any, table: Table) -> bool:
+    """Return True if all columns of an Arrow record batch can be copied into those of a table as text."""
+    return all(can_copy(field.type, table.c[field.name]) for field in batch.schema)
+
+
+def write_in_transaction(connection: Connection, table: Table, batch: Any, owner: Sequence[object] = ()) -> None:
+    """Write the rows of an Arrow record batch into a table, as part of a transaction.
+
+    `owner` has the values of `STAGE_COLUMNS` if the table is a stage. PostgreSQL has to be able to copy all columns
+    (`can_copy_all`). Raises the database's errors as SQLAlchemy does.
+    """
+    if not batch.num_rows:
+        return
+    owners = dict(zip(STAGE_COLUMNS, owner, strict=True)) if owner else {}
+    if connection.dialect.name != "postgresql":
+        connection.execute(insert(table), [{**owners, **row} for row in batch.to_pylist()])
+        return
+    names = batch.schema.names
+    for part in _parts(batch):
+        columns = [part.column(name) for name in names]
+        copy_into(connection, table, (*owners, *names), copy_text(owner, columns))
+
+
+def _parts(batch: Any) -> Iterator[Any]:
+    """Yield the rows of a record batch in parts that are not too large to be made text at once."""
+    if batch.nbytes > _TEXT_BYTES and batch.num_rows > 1:
+        half = batch.num_rows // 2
+        yield from _parts(batch.slice(0, half))
+        yield from _parts(batch.slice(half))
+    else:
+        yield batch
+
+
 class StageWriter:
     """Writes one task attempt's rows. Leaving the context without an error makes them visible to the merge.
 
@@ -114,10 +147,7 @@ class StageWriter:
             driver: Any = connection.driver_connection
             self._exit.enter_context(driver.transaction())
             cursor = self._exit.enter_context(driver.cursor())
-            names = [sql.Identifier(name) for name in (*STAGE_COLUMNS, *self._columns)]
-            statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
-                sql.Identifier(self._stage.name), sql.SQL(", ").join(names)
-            )
+            statement = copy_statement(self._stage, (*STAGE_COLUMNS, *self._columns))
             self._copy = self._exit.enter_context(cursor.copy(statement))
         return self
 
@@ -142,15 +172,10 @@ class StageWriter:
         """
         if not batch.num_rows:
             return 0
-        if batch.nbytes > _TEXT_BYTES and batch.num_rows > 1:
-            half = batch.num_rows // 2
-            return self.write_batch(batch.slice(0, half)) + self.write_batch(batch.slice(half))
-        columns = [batch.column(name) for name in self._columns]
-        if self._copy is None or not all(
-            can_copy(column.type, self._stage.c[name]) for name, column in zip(self._columns, columns, strict=True)
-        ):
+        if self._copy is None or not can_copy_all(batch, self._stage):
             return self.write(batch.to_pylist())
-        self._copy.write(memoryview(copy_text(self._owner, columns)))
+        for part in _parts(batch):
+            self._copy.write(memoryview(copy_text(self._owner, [part.column(name) for name in self._columns])))
         return int(batch.num_rows)
 
     def __exit__(

@@ -70,10 +70,12 @@ class Consumption:
         stop: Callable[[], bool],
         wait: Callable[[], object],
         log: Log,
+        observe: Callable[[ConsumeReport], object] = lambda report: None,
     ) -> ConsumeReport:
         """Consume what is written, until `stop`. Raises as `SparkConsumer.run_until_stopped` does.
 
-        What has been committed is emitted at most every `report_seconds`, and in the end: each asset's new state.
+        `observe` is called with all progress. What has been committed is emitted at most every `report_seconds`, and in
+        the end: each asset's new state.
         """
         latest: ConsumeReport | None = None
         emitted = 0
@@ -81,6 +83,8 @@ class Consumption:
 
         def tell(report: ConsumeReport | None, *, now: bool = False) -> None:
             nonlocal latest, emitted, due
+            if report is not None:
+                observe(report)
             latest = report or latest
             if latest is None or latest.transactions == emitted or (self._monotonic() < due and not now):
                 return

@@ -31,6 +31,8 @@ from coranto_consumers.spark import (
     Step,
     TableOutput,
 )
+from coranto_consumers.spark import outputs as spark_outputs
+from coranto_consumers.spark.reading_ahead import InputAhead
 from coranto_consumers.spark.tasks import StageTask
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
@@ -153,16 +155,24 @@ def consumer(spark, world, store_url, **options) -> SparkConsumer:
     return SparkConsumer(Delays(), world.broker.config, store_url, spark, **options)
 
 
-def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url):
+def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url, monkeypatch):
     for _ in range(2):
         world.publish(30)
-    reports = []
+    reports, taken = [], []
+
+    def watched(ahead, wanted, take=InputAhead.take):
+        found = take(ahead, wanted)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(InputAhead, "take", watched)
     limits = {"max_transaction_bytes": 4_000, "max_partition_bytes": 1_500}
 
     report = consumer(spark, world, store_url, on_progress=reports.append, **limits).run_until_caught_up()
 
     world.check(store_url)
     assert report.transactions == len(reports) - 1 > 1
+    assert taken == [False] + [True] * (report.transactions - 1), "all but the first were read ahead"
     assert (reports[0].transactions, reports[0].offsets) == (0, dict.fromkeys(SOURCES, 0))
     assert report.messages == len(world.committed)
     assert report.rows == sum(world.broker.content(journal).count(b"\n") for journal in SOURCES)
@@ -224,19 +234,44 @@ class CrashAt(Hooks):
             raise Crash(step)
 
 
+LOG = Table("log", MetaData(), Column("n", BigInteger, nullable=False))
+
+
+class LoggedDelays(Delays):
+    """Keeps the numbers of all messages, too, in a table without keys."""
+
+    def outputs(self, committed):
+        made = super().outputs(committed)
+        return Outputs([*made.tables, TableOutput(LOG, committed.select("n"))], made.journals)
+
+
 @pytest.mark.parametrize(
-    "store_url", ["sqlite", "postgresql"], indirect=True
+    ("store_url", "staged"), [("sqlite", False), ("postgresql", True)], indirect=["store_url"]
 )  # What crashes leave in the third is no different.
-def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, store_url):
+def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, store_url, staged, monkeypatch):
+    if staged:
+        monkeypatch.setattr(spark_outputs, "CARRIED_TO_APPEND", 0)
+        monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
+
+    def run(hooks: Hooks | None = None):
+        # Small transactions, so that another one is read ahead while the first one crashes.
+        limits = {"max_transaction_bytes": 1_500} if hooks else {}
+        return SparkConsumer(
+            LoggedDelays(), world.broker.config, store_url, spark, hooks=hooks, **limits
+        ).run_until_caught_up()
+
     for step in Step:
         world.publish(15)
         with pytest.raises(Crash):
-            consumer(spark, world, store_url, hooks=CrashAt(step)).run_until_caught_up()
+            run(CrashAt(step))
 
-    report = consumer(spark, world, store_url).run_until_caught_up()
+    report = run()
 
     world.check(store_url)
     assert report.fence == len(Step) + 1
+    with SqlStore(store_url).engine.connect() as connection:
+        logged = connection.execute(select(LOG.c.n).order_by("n")).scalars().all()
+    assert logged == sorted(row["n"] for row in world.committed)
 
 
 def test_an_instance_that_was_superseded_is_refused(spark, world, store_url):

@@ -1,12 +1,15 @@
-"""Values of every Spark type arrive in messages as they left, or are refused."""
+"""Values of every Spark type arrive in messages as they left, or are refused; rows arrive in tables by any way."""
 
 import pytest
 from pyspark.sql import functions as F
+from sqlalchemy import BigInteger, Column, Identity, Integer, MetaData, Numeric, Table, Text, select
 
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
-from coranto_consumers.spark import JournalOutput
-from coranto_consumers.spark.outputs import publish_journal_outputs
+from coranto_consumers.spark import Add, JournalOutput, Max, TableOutput, outputs
+from coranto_consumers.spark.outputs import can_carry, publish_journal_outputs, stage_table_output
+from coranto_consumers.stores import SqlStore
+from coranto_consumers.stores.merge import plan_merge
 
 pytestmark = pytest.mark.integration
 
@@ -66,3 +69,76 @@ def test_maps_by_other_keys_than_texts_are_refused(broker, spark, key):
     rows = spark.sql(f"SELECT named_struct('list', array(map({key}, 'x'))) AS value")
     with pytest.raises(InvalidInput, match=r"value.list\[\] is map<.*cast its keys to STRING"):
         published(broker, spark, rows)
+
+
+ROWS = Table(
+    "rows",
+    MetaData(),
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("text", Text),
+    Column("amount", Numeric(20, 3)),
+    Column("count", Integer),
+)
+
+
+def written(rows, store: SqlStore, keys: list[str]) -> tuple[outputs.Staged, list[tuple]]:
+    """Rows as they were made ready, and the table once they are merged, with keys twice."""
+    merge = {"text": Max(), "amount": Add(), "count": Add()} if keys else {}
+    with store.engine.begin() as connection:
+        ROWS.drop(connection, checkfirst=True)
+    found = []
+    for fence in (1, 2) if keys else (1,):
+        staged = stage_table_output(TableOutput(ROWS, rows, keys, merge), store, "shard", fence)
+        with store.engine.begin() as connection:
+            staged.merge(connection)
+            found = [tuple(row) for row in connection.execute(select(ROWS).order_by("id"))]
+    return staged, found
+
+
+@pytest.mark.parametrize("keys", [[], ["id"]], ids=["appended", "merged"])
+def test_rows_arrive_the_same_whether_tasks_stage_them_or_the_driver_writes_them(spark, store_url, keys, monkeypatch):
+    store = SqlStore(store_url)
+    rows = spark.range(0, 300, numPartitions=3).selectExpr(
+        "id",
+        "IF(id % 3 = 0, NULL, concat('tab\\t, line\\n, backslash \\\\, ', id)) AS text",
+        "CAST(id / 8 AS DECIMAL(20, 3)) AS amount",
+        "IF(id % 5 = 0, NULL, CAST(id AS INT)) AS count",
+    )
+
+    carried, driver = written(rows, store, keys)
+    monkeypatch.setattr(outputs, "CARRIED_TO_APPEND", 0)
+    monkeypatch.setattr(outputs, "CARRIED_TO_MERGE", 0)
+    staged, tasks = written(rows, store, keys)
+
+    assert driver == tasks
+    assert len(tasks) == 300
+    assert (len(carried.carried), carried.attempts, carried.rows) == (3, (), 0)
+    assert (staged.carried, len(staged.attempts), staged.rows) == ((), 3, 300)
+
+
+def test_tasks_with_many_rows_stage_them_beside_others_that_carry_few(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "CARRIED_TO_APPEND", 6_000)
+    store = SqlStore(f"sqlite:///{tmp_path}/store.db")
+    rows = spark.range(0, 1100, numPartitions=11).selectExpr(
+        "id", "repeat('x', IF(id < 100, 1000, 1)) AS text", "CAST(1 AS DECIMAL(20, 3)) AS amount", "1 AS count"
+    )
+
+    staged, found = written(rows, store, [])
+
+    assert [row[0] for row in found] == list(range(1100))
+    # The first has rows that are too long, and the share of later ones is too small.
+    assert (len(staged.attempts), staged.rows) == (1 + 3, 400)
+    assert len(staged.carried) == 7
+
+
+def test_rows_are_carried_only_where_writing_them_means_the_same_as_merging_them():
+    table = Table(
+        "made",
+        MetaData(),
+        Column("id", Integer, Identity(always=True), primary_key=True),
+        Column("at", Integer, default=7),
+        Column("n", Integer),
+    )
+    assert can_carry(plan_merge(table, ["at", "n"], (), {}))
+    assert not can_carry(plan_merge(table, ["n"], (), {})), "SQLAlchemy gives a merge the default"
+    assert not can_carry(plan_merge(table, ["id", "at"], (), {})), "the database makes the ids"

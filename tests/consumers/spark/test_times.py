@@ -15,6 +15,7 @@ from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.source import JournalDataSource
 from coranto_consumers.spark.streaming.options import StreamOptions
+from coranto_consumers.spark.streaming.reader import JournalStreamReader
 
 ONE, TWO = "times/one", "times/two"
 T0 = 1_700_000_000_000
@@ -111,9 +112,41 @@ def test_other_times_are_refused(journals, options, problem):
         read(journals, **options)
 
 
-def test_streams_have_no_times():
-    for name in ("startingTimestamp", "endingTimestamp"):
-        with pytest.raises(InvalidInput, match=rf"{name}: is for spark\.read"):
-            StreamOptions.parse({"endpoint": "127.0.0.1:1", "subscribe": ONE, name: "1"})
-    with pytest.raises(InvalidInput, match=r"failOnDataLoss: is for spark\.read"):
-        StreamOptions.parse({"endpoint": "127.0.0.1:1", "subscribe": ONE, "failOnDataLoss": "false"})
+def stream(broker, **options) -> JournalStreamReader:
+    source = JournalDataSource({"endpoint": broker.endpoint, "selector": "name:prefix=times/", **options})
+    return source.streamReader(source.schema())
+
+
+def batch(reader: JournalStreamReader, start) -> tuple[dict, dict[str, list[int]]]:
+    """The end of the next batch of a query, and its rows."""
+    end = reader.latestOffset(json.loads(json.dumps(start)), reader.getDefaultReadLimit())
+    found: dict[str, list[int]] = {}
+    for part in reader.partitions(start, json.loads(json.dumps(end))):
+        for rows in reader.read(part):
+            for row in rows.to_pylist():
+                found.setdefault(row["journal"], []).append(json.loads(row["value"])["n"])
+    return end, {journal: sorted(numbers) for journal, numbers in sorted(found.items())}
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_a_query_begins_at_a_time_and_journals_that_appear_later_are_read_whole(journals, isolation):
+    by_journal = {"startingOffsetsByTimestamp": json.dumps({ONE: T0 + 3 * HOUR, TWO: T0 + 5 * HOUR})}
+    reader = stream(journals, isolation=isolation, **by_journal)
+    try:
+        begun = reader.initialOffset()
+        assert begun[ONE] == journals.fake.journals[ONE].stored[1].fragment.begin > 0, "it fetches nothing older"
+        end, found = batch(reader, begun)
+        assert found == {ONE: [3, 4, 5, 99], TWO: [5, 99]}
+        journals.create("times/three")
+        journals.write("times/three", b'{"n":7}\n')
+        assert batch(reader, end)[1] == {"times/three": [7]}
+    finally:
+        reader.stop()
+
+
+def test_a_query_begins_at_one_time_or_offset_and_has_no_end():
+    given = {"endpoint": "127.0.0.1:1", "subscribe": ONE}
+    with pytest.raises(InvalidInput, match="endingTimestamp: a streaming query has no end"):
+        StreamOptions.parse({**given, "endingTimestamp": "1"})
+    with pytest.raises(InvalidInput, match="startingOffsets: is given beside a starting time"):
+        StreamOptions.parse({**given, "startingTimestamp": "1", "startingOffsets": "earliest"})

@@ -52,17 +52,13 @@ class StreamOptions:
         source = SourceOptions.parse({key: value for key, value in options.items() if key.lower() != "startingoffsets"})
         if source.isolation is Isolation.SEQUENCED:
             raise InvalidInput("is for consumers; leave it out", field="option slices")
-        if source.times:
+        if source.times.ending is not None:
             raise InvalidInput(
-                "is for spark.read, and a stream begins at startingOffsets; leave it out",
-                field=f"option {'startingTimestamp' if source.times.starting is not None else 'endingTimestamp'}",
+                "a streaming query has no end; use trigger(availableNow=True) to read what there is now",
+                field="option endingTimestamp",
             )
-        if not source.fail_on_data_loss:
-            raise InvalidInput(
-                "is for spark.read: a stream ends where content is gone; leave it out, and begin anew with another "
-                "checkpoint",
-                field="option failOnDataLoss",
-            )
+        if source.times.starting is not None and "startingoffsets" in given:
+            raise InvalidInput("is given beside a starting time; leave one of them out", field="option startingOffsets")
         if source.max_records is not None:
             raise InvalidInput("is for spark.read; give maxOffsetsPerTrigger", field="option maxRecordsPerPartition")
         most = number_option(given, "maxOffsetsPerTrigger", 0, least=0)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,14 +28,16 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, OffsetJump
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.discovery import ContentExtent, fragment_begins
 from coranto_consumers.spark.fetching import shared_cache
+from coranto_consumers.spark.losses import LostContent, warn_of
 from coranto_consumers.spark.ranges import Range, plan_transaction
 from coranto_consumers.spark.rows import BatchBuilder, RowLayout
 from coranto_consumers.spark.streaming.journals import QueryJournals, require
+from coranto_consumers.spark.streaming.losses import beginning_at, lost_at, without_lost_part
 from coranto_consumers.spark.streaming.offsets import MAX_LISTED, Position, Positions, begin_of, dumps, loads
 from coranto_consumers.spark.streaming.options import StreamOptions
 from coranto_consumers.spark.streaming.planning import BatchPlanner, JournalBatch, ReadState, StreamPart, require_end
@@ -68,6 +71,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._waiting_since: float | None = None
         self._states: dict[str, ReadState] = {}
         self._planned: tuple[str, list[StreamPartition]] = "", []
+        self._lost: set[LostContent] = set()
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out keys, which executors have no use for, and what only the planning process needs."""
@@ -84,9 +88,15 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begin(self) -> dict[str, Any]:
         if self._initial is None:
-            starting = self._options.starting
+            starting, times = self._options.starting, self._options.source.times
             found: Mapping[str, Position | None]
-            if starting == {}:
+            if times.starting is not None:
+                client, heads = self._journals.client, self._journals.ask()
+                found = {
+                    name: Position(times.of(name).first_offset(client, name, each.begin, each.head))
+                    for name, each in heads.items()
+                }
+            elif starting == {}:
                 found = {}
             else:
                 heads = self._journals.ask()
@@ -165,12 +175,23 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             before = begun.get(name)
             at = before if before is not None and before.offset == begin else Position(begin)
-            require(name, replace(at, created=position.created), heads)
-            state = self._known(name, at)
+            named = replace(at, created=position.created)
+            if self._options.source.fail_on_data_loss:
+                require(name, named, heads)
+            elif (lost := lost_at(name, named, heads.get(name))) is not None:
+                self._warn_once(lost)
+                if lost.made_again or lost.end >= position.offset:
+                    continue  # Nothing is left of this journal's part of the batch.
+                at = Position(lost.end)
+            begin, state = at.offset, self._known(name, at)
             whole = self._range(name, begin, position.offset, heads[name], position.since is not None)
-            batches[name] = self._planner().plan(
-                replace(whole, limit=position.offset), state, cuts=self._cuts(whole), listed=self._listed(len(ended))
+            plan = partial(
+                self._planner().plan,
+                replace(whole, limit=position.offset),
+                cuts=self._cuts(whole),
+                listed=self._listed(len(ended)),
             )
+            batches[name] = self._tried(plan, state)
             require_end(name, batches[name], position.offset)
             self._states[name] = replace(batches[name].state, position=position)
         return self._partitions(batches)
@@ -196,17 +217,35 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _entry(self, begun: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, ReadState]:
         """Return the state of each journal before the next batch. Raises if a journal is not the one that was read."""
-        for name, position in begun.items():
-            require(name, position, heads)
+        if self._options.source.fail_on_data_loss:
+            for name, position in begun.items():
+                require(name, position, heads)
         states = {}
         for name, head in heads.items():
-            states[name] = self._known(name, begun.get(name, Position(head.begin)))
+            states[name] = self._at(name, begun.get(name, Position(head.begin)), head)
         return states
+
+    def _at(self, journal: str, position: Position, head: ContentExtent) -> ReadState:
+        """Return the state at a position; or a new one, where content is gone and the query goes on without it."""
+        if self._options.source.fail_on_data_loss or (lost := lost_at(journal, position, head)) is None:
+            return self._known(journal, position)
+        self._warn_once(lost)
+        return beginning_at(head.begin)
+
+    def _warn_once(self, lost: LostContent) -> None:
+        if lost not in self._lost:
+            self._lost.add(lost)
+            warn_of(lost)
 
     def _known(self, journal: str, position: Position) -> ReadState:
         state = self._states.get(journal)
         if state is None or state.position != position:
-            state = self._states[journal] = self._planner().restore(journal, position)
+            known = position
+            if not self._options.source.fail_on_data_loss and position.rescan is not None:
+                least = min(self._journals.heads[journal].begin, position.offset)
+                known = replace(position, rescan=max(position.rescan, least))
+            state = replace(self._planner().restore(journal, known), position=position)
+            self._states[journal] = state
         return state
 
     def _plan(
@@ -225,18 +264,29 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if limited and options.max_messages is not None:
                 share = max(1, options.max_messages * each.length // total)
             whole = self._range(each.journal, each.begin, each.end, head, not state.position.created)
-            return planner.plan(
+            work = partial(
+                planner.plan,
                 whole,
-                state,
                 cuts=self._cuts(whole),
                 counted=limited and bool(options.min_messages),
                 max_messages=share,
                 listed=self._listed(len(states)),
                 first_offset=head.begin,
             )
+            return self._tried(work, state)
 
         with ThreadPoolExecutor(min(_THREADS, len(ranges)) or 1) as threads:
             return dict(zip([each.journal for each in ranges], threads.map(plan, ranges), strict=True))
+
+    def _tried(self, plan: Callable[..., JournalBatch], state: ReadState) -> JournalBatch:
+        """Plan from a state. If content of open transactions is gone, and the query goes on, plan without that."""
+        try:
+            return plan(state=state)
+        except OffsetJump as error:
+            without = None if self._options.source.fail_on_data_loss else without_lost_part(state, error)
+            if without is None:
+                raise
+            return plan(state=without)
 
     def _range(self, journal: str, begin: int, end: int, head: ContentExtent, first: bool) -> Range:
         """Return a range to read. In the `first` batch of a journal, a user's offset may be within a line."""
@@ -281,8 +331,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         config = replace(partition.client, disk_cache=shared_cache(source.cache_bytes))
         with told_to_driver(), SyncJournalClient.of(config, timeout=config.patience) as client:
             for part in partition.parts:
+                # A journal that has appeared since the query began may be one that the options do not name.
+                span = source.times.of_any(part.numbered.range.journal)
                 for lines in part.read(client, source.framing):
-                    yield from batches.build(lines)
+                    yield from batches.build(lines.where(span.mask(lines.clocks)))
 
     def stop(self) -> None:
         self._journals.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
+from structlog.testing import capture_logs
 
 from coranto.errors import CorruptData, InvalidInput, OffsetJump
 from coranto.messages.framing import JsonLines
@@ -220,3 +221,108 @@ def test_unknown_journals_in_starting_offsets_are_refused(broker, new_reader):
     with pytest.raises(InvalidInput, match="startingOffsets: names a/topic/won"):
         new_reader(startingOffsets='{"a/topic/won": 5}').initialOffset()
     assert new_reader(startingOffsets='{"a/topic/one": 0}').initialOffset() == {ONE: 0}
+
+
+def lost(logs) -> list[tuple[str, int, int, bool]]:
+    return [
+        (each["journal"], each["begin"], each["end"], each["made_again"])
+        for each in logs
+        if each["event"] == "source.content_lost"
+    ]
+
+
+def test_a_query_may_go_on_behind_what_retention_took_and_says_once_what_is_missing(broker, publisher, new_reader):
+    broker.create(ONE, TWO)
+    one, fake = publisher(), broker.fake.journals[ONE]
+    for n in (1, 2, 3):
+        one.publish(ONE, {"n": n})
+        one.flush()
+        fake.roll()
+    reader = new_reader(startingOffsets="earliest", maxOffsetsPerTrigger="1", failOnDataLoss="false")
+    first, rows = next_batch(reader, reader.initialOffset())
+    assert rows == [(ONE, 1)]
+    begin, end = fake.stored[0].fragment.end, fake.stored[1].fragment.end
+
+    fake.drop_before(end)
+    with capture_logs() as logs:
+        second, rows = next_batch(reader, first)
+        # The query dies before this batch is committed, and plans it again.
+        restarted = new_reader(startingOffsets="earliest", failOnDataLoss="false")
+        assert read(restarted, first, second) == rows == [(ONE, 3)]
+        assert next_batch(reader, second) == (second, [])
+    assert lost(logs) == [(ONE, begin, end, False)]
+
+    one.publish(ONE, {"n": 4})
+    one.flush()
+    for each in (reader, restarted):
+        assert next_batch(each, second)[1] == [(ONE, 4)]
+
+
+def test_a_batch_that_was_planned_and_has_lost_content_since_has_the_rest(broker, publisher, new_reader):
+    broker.create(ONE, TWO)
+    one, fake = publisher(), broker.fake.journals[ONE]
+    for n in (1, 2):
+        one.publish(ONE, {"n": n})
+        one.publish(TWO, {"n": n})
+        one.flush()
+        fake.roll()
+    reader = new_reader(startingOffsets="earliest", failOnDataLoss="false")
+    start = reader.initialOffset()
+    end, _ = next_batch(reader, start)
+
+    fake.drop_before(fake.stored[0].fragment.end)
+    assert read(new_reader(failOnDataLoss="false"), start, end) == [(ONE, 2), (TWO, 1), (TWO, 2)]
+    with pytest.raises(OffsetJump):
+        read(new_reader(), start, end)
+    fake.stored = []
+    assert read(new_reader(failOnDataLoss="false"), start, end) == [(TWO, 1), (TWO, 2)]
+
+
+def test_a_query_may_go_on_with_a_journal_that_was_made_again_and_without_one_that_is_gone(
+    broker, publisher, new_reader
+):
+    broker.create(ONE, TWO)
+    one = publisher()
+    for journal in (ONE, TWO):
+        one.publish(journal, {"n": 1})
+    one.flush()
+    reader = new_reader(startingOffsets="earliest", failOnDataLoss="false")
+    first, _ = next_batch(reader, reader.initialOffset())
+
+    del broker.fake.journals[TWO]
+    broker.create(ONE)
+    publisher().publish(ONE, {"n": 2})
+    again = publisher()
+    again.publish(ONE, {"n": 3})
+    again.flush()
+    with capture_logs() as logs:
+        second, rows = next_batch(reader, first)
+    assert rows == [(ONE, 3)]
+    assert [(journal, made_again) for journal, _, _, made_again in lost(logs)] == [(ONE, True)]
+    assert read(new_reader(failOnDataLoss="false"), first, second) == rows
+    assert second[TWO] == first[TWO]
+    assert next_batch(reader, second) == (second, [])
+
+
+def test_of_a_transaction_that_retention_took_in_part_a_query_delivers_the_rest(
+    broker, publisher, new_reader, tmp_path
+):
+    broker.create(ONE)
+    slow, fake = publisher(), broker.fake.journals[ONE]
+    for n in (1, 2):
+        slow.add(ONE, {"n": n})
+        slow.flush()
+        fake.roll(tmp_path)  # Reads go on only at stored content.
+    reader = new_reader(startingOffsets="earliest", failOnDataLoss="false")
+    first, rows = next_batch(reader, reader.initialOffset())
+    assert rows == []
+
+    fake.drop_before(fake.stored[0].fragment.end)
+    slow.commit()
+    with pytest.raises(OffsetJump):
+        next_batch(new_reader(startingOffsets="earliest"), first)
+    with capture_logs() as logs:
+        second, rows = next_batch(reader, first)
+    assert rows == [(ONE, 2)]
+    assert read(new_reader(failOnDataLoss="false"), first, second) == rows
+    assert "source.transaction_lost_in_part" in [each["event"] for each in logs]

@@ -1,0 +1,78 @@
+"""An input that was read ahead is used if it is the one that is wanted, and is let go otherwise."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from coranto.messages.checkpoints import Source
+from coranto_consumers.spark.ranges import Range
+from coranto_consumers.spark.reading_ahead import InputAhead, PlannedInput
+
+FIRST = PlannedInput.of([Range("a", 0, 10, 50)], {"a": Source(0), "other": Source(7)})
+SECOND = PlannedInput.of([Range("a", 10, 20, 50)], {"a": Source(10)})
+
+
+class Inputs:
+    """Opens inputs, and knows those that are open."""
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+        self.failing = False
+        self.thread = ""
+
+    @contextmanager
+    def read(self, name: str) -> Iterator[str]:
+        if self.failing:
+            raise ValueError(f"{name} cannot be read")
+        self.thread = threading.current_thread().name
+        self.open.append(name)
+        try:
+            yield name
+        finally:
+            self.open.remove(name)
+
+
+def test_what_was_read_in_a_thread_is_taken_once_and_closed_by_its_taker():
+    inputs = Inputs()
+    with InputAhead[str]() as ahead:
+        assert ahead.take(FIRST) is None
+        ahead.begin(FIRST, inputs.read("first"))
+        taken = ahead.take(PlannedInput.of([Range("a", 0, 10, 50)], {"a": Source(0), "other": Source(8)}))
+        assert taken is not None, "states of other journals play no part"
+        assert ahead.take(FIRST) is None
+        with taken as found:
+            assert (found, inputs.open) == ("first", ["first"])
+        assert inputs.open == []
+    assert inputs.thread != threading.current_thread().name
+
+
+def test_what_nobody_wants_is_let_go():
+    inputs = Inputs()
+    with InputAhead[str]() as ahead:
+        ahead.begin(FIRST, inputs.read("first"))
+        assert ahead.take(SECOND) is None
+        assert inputs.open == []
+        ahead.begin(FIRST, inputs.read("first"))
+        ahead.begin(SECOND, inputs.read("second"))
+    assert inputs.open == []
+
+
+def test_other_states_of_sources_are_another_input():
+    inputs = Inputs()
+    with InputAhead[str]() as ahead:
+        ahead.begin(FIRST, inputs.read("first"))
+        assert ahead.take(PlannedInput(FIRST.ranges, {"a": Source(1)})) is None
+
+
+def test_errors_are_raised_to_the_taker_and_to_nobody_else():
+    inputs = Inputs()
+    inputs.failing = True
+    with InputAhead[str]() as ahead:
+        ahead.begin(FIRST, inputs.read("first"))
+        taken = ahead.take(FIRST)
+        assert taken is not None
+        with pytest.raises(ValueError, match="first cannot be read"), taken:
+            pass
+        ahead.begin(SECOND, inputs.read("second"))
