@@ -115,8 +115,9 @@ class Broker:
         self.peers = peers if peers is not None else Peers(settings.zone, CallTokens(keys, clock), peer_tls(settings))
         self.fragments = fragments or FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
         self.receive_budget = ReceiveBudget(settings.group_append_bytes)
-        self.proxied: set[Any] = set()
-        self.append_streams: set[EndingStream] = set()
+        # In order, so that a simulation can be replayed.
+        self.proxied: dict[Any, None] = {}
+        self.append_streams: dict[EndingStream, None] = {}
         self.is_stopping = False
         self._disk = disk
         self._background: set[asyncio.Task[None]] = set()

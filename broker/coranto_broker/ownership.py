@@ -24,21 +24,22 @@ class Signal:
 
     def __init__(self) -> None:
         self.fired = False
-        self._waiters: set[asyncio.Future[object]] = set()
+        # In order, so that a simulation can be replayed.
+        self._waiters: dict[asyncio.Future[object], None] = {}
 
     def fire(self) -> None:
         self.fired = True
-        waiters, self._waiters = self._waiters, set()
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(Invalidated())
 
     def add(self, waiter: asyncio.Future[object]) -> None:
         """Fail `waiter` with Invalidated when the signal fires. It must not have fired yet."""
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
 
     def discard(self, waiter: asyncio.Future[object]) -> None:
-        self._waiters.discard(waiter)
+        self._waiters.pop(waiter, None)
 
     async def wait(self) -> None:
         """Return once the signal has fired."""
@@ -58,7 +59,7 @@ class Waiters:
     """Work that waits for an event which may come again and again. It is true while anybody waits."""
 
     def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[object]] = set()
+        self._waiting: dict[asyncio.Future[object], None] = {}  # In order, too.
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -74,7 +75,7 @@ class Waiters:
         if until is not None and until.fired:
             raise Invalidated
         waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiter)
+        self._waiting[waiter] = None
         if until is not None:
             until.add(waiter)
         try:
@@ -83,7 +84,7 @@ class Waiters:
         except TimeoutError:
             return
         finally:
-            self._waiting.discard(waiter)
+            self._waiting.pop(waiter, None)
             if until is not None:
                 until.discard(waiter)
 

@@ -161,7 +161,7 @@ class FragmentIndex:
         self.appended_at = 0.0
         """The time of the last append that this broker has seen, or can tell from its files (Unix seconds)."""
         self._refreshed = asyncio.Event()
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # In order, so that a simulation can be replayed.
         self._closed = False
 
     @property
@@ -414,11 +414,11 @@ class FragmentIndex:
     async def changed(self) -> None:
         """Wait for the next change of the index, or until it is closed."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             await waiter
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
 
     def close(self) -> None:
         """Close the index because the replica is gone, and wake all who wait."""
@@ -435,7 +435,7 @@ class FragmentIndex:
 
     def _wake(self) -> None:
         if self._waiters:
-            waiters, self._waiters = self._waiters, set()
+            waiters, self._waiters = self._waiters, {}
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)

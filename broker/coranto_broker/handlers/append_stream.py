@@ -50,7 +50,7 @@ async def serve(broker: Broker, context: Context, admission: Admission, answers:
         raise InvalidInput("the first message of the stream must be empty", field="AppendBatch.appends")
     stream = _Stream(broker, context, admission, answers)
     stream.authorize()
-    broker.append_streams.add(stream)
+    broker.append_streams[stream] = None
     await context.write(AppendAnswers(closing=broker.is_stopping))
     sending = asyncio.create_task(stream.send())
     try:
@@ -64,7 +64,7 @@ async def serve(broker: Broker, context: Context, admission: Admission, answers:
         stream.end()
         await sending
     finally:
-        broker.append_streams.discard(stream)
+        broker.append_streams.pop(stream, None)
         sending.cancel()
         stream.close()
 

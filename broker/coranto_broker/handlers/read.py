@@ -151,10 +151,10 @@ async def _proxy(broker: Broker, resolution: Resolution, request: pb.ReadRequest
     metadata = broker.peers.metadata(Capability.READ, request.journal)
     with broker.peers.calling(resolution.header):
         call = broker.peers.stub(resolution.header).Read(forwarded, metadata=metadata)
-        broker.proxied.add(call)
+        broker.proxied[call] = None
         try:
             async for response in call:
                 await context.write(response)
         finally:
-            broker.proxied.discard(call)
+            broker.proxied.pop(call, None)
             call.cancel()
