@@ -41,7 +41,12 @@ DISK_SECONDS = 30.0
 """The longest pause between attempts to recover a spool from a disk that fails."""
 DEFAULT_REFRESH_SECONDS = 300.0
 REFRESH_AFTER_STORING_SECONDS = 2.0
-REFRESH_FOR_GAP_SECONDS = 10.0
+REFRESH_FOR_GAP_SECONDS = 0.5
+"""The least time from one listing to the next, while a reader waits for content that may have been stored since.
+
+It doubles with each further listing that such a reader needs, up to `LONGEST_REFRESH_FOR_GAP_SECONDS`.
+"""
+LONGEST_REFRESH_FOR_GAP_SECONDS = 10.0
 LISTING_PATIENCE = 5
 """The number of failed attempts at the first listing after which callers that wait for it get an error."""
 _log = structlog.get_logger(__name__)
@@ -138,6 +143,8 @@ class Replica:
         self._refresh_at = 0.0  # Monotonic time of the next listing of the stores.
         self._refreshed_at = 0.0
         self._refresh_sooner = asyncio.Event()
+        self._gap_met = False  # A reader has met a gap since the last listing.
+        self._gap_seconds = REFRESH_FOR_GAP_SECONDS
         self._unlistable = asyncio.Event()
         self._listing_problem = ""
         self._recovering: asyncio.Task[None] | None = None
@@ -248,8 +255,12 @@ class Replica:
             self._refresh_by(self._clock.monotonic() + REFRESH_AFTER_STORING_SECONDS)  # To free its file.
 
     def _gap(self) -> None:
-        """List the stores sooner. A reader wants content that another broker may have stored since the last listing."""
-        self._refresh_by(self._refreshed_at + REFRESH_FOR_GAP_SECONDS)
+        """List the stores sooner. A reader wants content that another broker may have stored since the last listing.
+
+        A broker that gives a journal up stores its last content when the next one has listed the stores already.
+        """
+        self._gap_met = True
+        self._refresh_by(self._refreshed_at + self._gap_seconds)
 
     def _refresh_by(self, at: float) -> None:
         if at < self._refresh_at:
@@ -378,6 +389,8 @@ class Replica:
         failures, interval = 0, DEFAULT_REFRESH_SECONDS
         while True:
             begun_at = self._refreshed_at = self._clock.monotonic()
+            longer = min(2 * self._gap_seconds, LONGEST_REFRESH_FOR_GAP_SECONDS)  # In case that nobody ever stores it.
+            self._gap_seconds = longer if self._gap_met else REFRESH_FOR_GAP_SECONDS
             try:
                 spec = self._spec()
                 if spec is None:
@@ -386,6 +399,7 @@ class Replica:
                 listed = await self._folders.fragments(self.journal, spec.fragment.stores)
                 if self._recovering is not None:
                     await asyncio.wait((self._recovering,))  # The journal's head must include that of the spool.
+                self._gap_met = False  # Readers that still wait will say so again.
                 for sealed in self.index.refresh(listed, begun_at):
                     _log.error(
                         "fragment.wrong_in_store",
@@ -405,6 +419,8 @@ class Replica:
                 if failures >= LISTING_PATIENCE:
                     self._unlistable.set()
             self._refresh_at = self._clock.monotonic() + interval
+            if self._gap_met:
+                self._refresh_by(begun_at + self._gap_seconds)
             await self._pause_refresh()
 
     async def _pause_refresh(self) -> None:

@@ -6,7 +6,8 @@ Its readers see the journal's end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from coranto.coordination.etcd import EtcdHeader
 from coranto.coordination.layout import Layout, MemberId
 from coranto.effects import LocalDisk, SystemClock
 from coranto.errors import StoreError, Unavailable
+from coranto.fragments.fragment import Codec, Fragment
 from coranto.fragments.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.journal_folders import JournalFolders
@@ -116,5 +118,40 @@ async def test_waiting_for_a_store_that_cannot_be_listed_ends_with_an_error(
         del spec.fragment.stores[1:]
         await asyncio.wait_for(replica.index.wait_refreshed(), 60)
         await replica.wait_refreshed()
+    finally:
+        await replica.stop(drop=True)
+
+
+async def test_a_reader_at_a_gap_has_the_stores_listed_soon_and_then_ever_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pulse(replica: Replica) -> Signal | None:
+        return None
+
+    monkeypatch.setattr("coranto_broker.replication.replica.REFRESH_FOR_GAP_SECONDS", 0.01)
+    listings: asyncio.Queue[float] = asyncio.Queue()
+
+    class Folders(JournalFolders):
+        async def fragments(self, journal: str, urls: Iterable[str]) -> list[Fragment]:
+            listings.put_nowait(asyncio.get_running_loop().time())
+            return listed[:]
+
+    monkeypatch.setattr(f"{__name__}.JournalFolders", Folders)
+    listed: list[Fragment] = []
+    spec = pb.JournalSpec(name=J, fragment=pb.JournalSpec.Fragment(stores=["file:///"]))
+    replica = _replica(tmp_path, spec, pulse)
+    replica.start()
+    try:
+        async with asyncio.timeout(60):
+            await replica.index.wait_refreshed()
+            replica.index.note_head(10)  # Others wrote it, and store it only now.
+            reading = asyncio.ensure_future(replica.index.query(5, block=True))
+            times = [await listings.get() for _ in range(5)]
+            for number, (one, next_one) in enumerate(itertools.pairwise(times[1:])):
+                assert next_one - one > 0.9 * 0.01 * 2 ** (number + 1), "the store is spared"
+            listed.append(Fragment(J, 0, 10, bytes(20), Codec.NONE, "file:///", 1))
+            found = await reading
+            assert found.entry is not None
+            assert found.entry.fragment == listed[0]
     finally:
         await replica.stop(drop=True)
