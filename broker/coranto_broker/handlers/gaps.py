@@ -72,7 +72,7 @@ class GapReader:
             found = await self._index.query(
                 offset, block=request.block, begin_mod_time=request.begin_mod_time, until_gap=self._asks
             )
-            if not found.gap or not self._asks or (found.entry is not None and self._index.jump_is_sound(found.offset)):
+            if not found.gap or not self._asks or (_jumps(found) and self._index.jump_is_sound(found.offset)):
                 break
             if (elsewhere := await self._elsewhere(found, loans)) is not None:
                 return elsewhere
@@ -92,7 +92,7 @@ class GapReader:
 
     async def _elsewhere(self, found: QueryResult, loans: AsyncExitStack) -> Found | None:
         """Find the content at the beginning of a gap at a peer, or in a store that a peer knows to have it."""
-        request, jumps = self._request, found.entry is not None and found.offset > found.gap.start
+        request, jumps = self._request, _jumps(found)
         copies, all_answered = await self._broker.copies.find(self._journal, found.gap.start, request.begin_mod_time)
         for copy in sorted(copies, key=lambda copy: copy.offset):
             offset = copy.offset
@@ -137,3 +137,8 @@ class GapReader:
                 reason=str(error),
             )
             return None
+
+
+def _jumps(found: QueryResult) -> bool:
+    """Return True if a read with this answer would jump over a gap."""
+    return found.entry is not None and found.offset > found.gap.start

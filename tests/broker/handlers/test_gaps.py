@@ -154,6 +154,8 @@ async def test_damage_in_a_local_file_is_bridged(pair: Pair) -> None:
     sealed.content.path.write_bytes(b"?" * 2000)
     sealed.content.quarantine(sealed.content.path.with_name("damaged"))
     assert await pair.reader.content(J) == CONTENT + b"end"
+    pair.replica.index.note_sound_jump(4000)  # It is about what lies before.
+    assert await pair.reader.content(J, 4000) == CONTENT[4000:] + b"end"
 
 
 @pytest.mark.integration
