@@ -46,19 +46,21 @@ async def find_append(
     def match(message: Envelope[E]) -> int | None:
         return message.begin if (message.producer, message.clock) == (producer, first_clock) else None
 
-    try:
-        async with asyncio.timeout(max(patience_seconds, LEAST_PATIENCE_SECONDS)):
-            return await _found(client, journal, events, within.start, match, end=within.stop if within else 0)
-    except TimeoutError:
-        return None
+    return await _found(client, journal, events, within, match, patience_seconds)
 
 
 async def find_transaction(
-    client: JournalClient, journal: str, events: EventFormat[E], producer: ProducerId, end: TransactionEnd, begin: int
+    client: JournalClient,
+    journal: str,
+    events: EventFormat[E],
+    producer: ProducerId,
+    end: TransactionEnd,
+    within: range,
+    patience_seconds: float,
 ) -> tuple[int, int] | None:
-    """Find the bytes [begin, end) of a transaction by its transaction end, from `begin` to the head.
+    """Find the bytes [begin, end) of a transaction by its transaction end, `within` a range as for `find_append`.
 
-    A message must begin at `begin`. Returns None if the transaction is not there, or the journal cannot be read.
+    Returns None if the transaction is not there, or in the same cases as `find_append`.
     """
     started = -1
 
@@ -74,25 +76,29 @@ async def find_transaction(
             started = -1
         return None
 
-    return await _found(client, journal, events, begin, match)
+    return await _found(client, journal, events, within, match, patience_seconds)
 
 
 async def _found(
     client: JournalClient,
     journal: str,
     events: EventFormat[E],
-    begin: int,
+    within: range,
     match: Callable[[Envelope[E]], T | None],
-    end: int = 0,
+    patience_seconds: float,
 ) -> T | None:
-    """Find what `match` returns for a message, from `begin` to `end`, or to the head if that is 0."""
+    """Find what `match` returns for a message, `within` a range of offsets, or to the head if that is empty."""
+    begin, end = within.start, within.stop if within else 0
     try:
-        async with contextlib.aclosing(client.read(journal, begin, end_offset=end, block=end > 0)) as chunks:
+        async with (
+            asyncio.timeout(max(patience_seconds, LEAST_PATIENCE_SECONDS)),
+            contextlib.aclosing(client.read(journal, begin, end_offset=end, block=end > 0)) as chunks,
+        ):
             passed_over: list[CorruptMessage] = []
             async for message in AsyncReadUncommitted(events, journal, chunks, begin, on_corrupt=passed_over.append):
                 found = match(message)
                 if found is not None:
                     return found
-    except CorantoError:
+    except (CorantoError, TimeoutError):
         return None  # The caller reports that the place is not known.
     return None

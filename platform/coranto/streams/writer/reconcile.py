@@ -123,17 +123,34 @@ class Reconciler:
         wanted = TransactionEnd(shared.identity.writer, unit.sequence)
         is_last = self.entry is not None and self.entry.sequence == unit.sequence
         hint = self.entry.hint if self.entry is not None and is_last else 0
-        places = [(self.segment, max(self.segment.begin, hint))]
-        places += [(segment, segment.begin) for segment in self._before(unit.place)]
-        for segment, begin in places:
+        for segment in (self.segment, *self._before(unit.place)):
+            begin = max(segment.begin, hint) if segment is self.segment else segment.begin
+            within = range(begin, await self._end_of(segment))
+            if not within:
+                continue
             found = await find_transaction(
-                shared.client, segment.journal, shared.events, shared.identity.producer, wanted, begin
+                shared.client,
+                segment.journal,
+                shared.events,
+                shared.identity.producer,
+                wanted,
+                within,
+                shared.patience,
             )
             if found is not None:
                 result = CommitResult(segment.journal, segment.number, *found, unit.place, -1, unit.sequence, True)
                 shared.succeed(unit, result)
                 return
         shared.fail(unit, self._no_position(unit.sequence))
+
+    async def _end_of(self, segment: Segment) -> int:
+        """Return the end of a segment, which is not below anything that is durable; 0 if it cannot be found out."""
+        if segment.sealed_at is not None:
+            return segment.sealed_at
+        try:
+            return (await self._shared.certain_barrier(segment.journal)).end
+        except CorantoError:
+            return 0
 
     def _no_position(self, sequence: int) -> PositionUnknown:
         return PositionUnknown(

@@ -12,9 +12,9 @@ from coranto.client.client import JournalClient
 from coranto.client.values import Chunk
 from coranto.errors import Unavailable
 from coranto.messages.uuids import Flags, ProducerId, build_uuid
-from coranto.streams.model.events import JsonEvents
+from coranto.streams.model.events import JsonEvents, TransactionEnd
 from coranto.streams.writer import locating
-from coranto.streams.writer.locating import find_append
+from coranto.streams.writer.locating import find_append, find_transaction
 
 ME, OTHER = ProducerId(b"\x01abcde"), ProducerId(b"\x03abcde")
 EVENTS = JsonEvents()
@@ -29,6 +29,7 @@ class StaleClient:
     """A client of a broker that shows a journal's beginning, and after a while all of it."""
 
     def __init__(self, shown: int, *, failure: Exception | None = None) -> None:
+        self.content = CONTENT
         self.shown = shown
         self.caught_up = asyncio.Event()
         self.failure = failure
@@ -36,11 +37,11 @@ class StaleClient:
     async def read(self, journal: str, offset: int, *, end_offset: int, block: bool) -> AsyncIterator[Chunk]:
         if self.failure is not None:
             raise self.failure
-        end = min(end_offset or len(CONTENT), self.shown)
-        yield Chunk(offset, CONTENT[offset:end], self.shown)
+        end = min(end_offset or len(self.content), self.shown)
+        yield Chunk(offset, self.content[offset:end], self.shown)
         if block and end < end_offset:
             await self.caught_up.wait()
-            yield Chunk(end, CONTENT[end:end_offset], len(CONTENT))
+            yield Chunk(end, self.content[end:end_offset], len(self.content))
 
 
 async def place(client: StaleClient, clock: int, within: range) -> int | None:
@@ -60,3 +61,19 @@ async def test_the_search_ends_when_the_journal_cannot_be_read(monkeypatch: pyte
     monkeypatch.setattr(locating, "LEAST_PATIENCE_SECONDS", 0.05)
     assert await place(StaleClient(10), 48, range(0, len(CONTENT))) is None
     assert await place(StaleClient(10, failure=Unavailable("away")), 48, range(0, len(CONTENT))) is None
+
+
+async def test_a_durable_transaction_is_found_although_a_broker_shows_an_older_head() -> None:
+    client, end = StaleClient(len(LINES[0])), TransactionEnd("importer", 7)
+    asyncio.get_running_loop().call_later(0.01, client.caught_up.set)
+    event = EVENTS.stamp(EVENTS.encode({"number": 3}), build_uuid(ME, 64, Flags.CONTINUE_TXN))
+    transaction = event + EVENTS.transaction_end(build_uuid(ME, 80, Flags.ACK_TXN), *end)
+    content = CONTENT + transaction
+    client.content = content
+
+    async def place_of(within: range) -> tuple[int, int] | None:
+        return await find_transaction(cast(JournalClient, client), "a/journal", EVENTS, ME, end, within, 0.0)
+
+    assert await place_of(range(0, len(content))) == (len(CONTENT), len(content))
+    client.caught_up.clear()
+    assert await place_of(range(0)) is None, "without an end, the head that the broker tells ends the search"
