@@ -74,7 +74,6 @@ ELSEWHERE: Final = {
         "watermarks are made of its marks",
     ),
     "coranto.streams.writer.units": STREAM_CONTRACT,
-    "coranto_broker.recovery.saved_records": ("broker/recovery/test_adoption.py", "it takes an etcd that was restored"),
     "coranto_broker.replication.peer_copies": (
         "broker/fragments/test_store_refuses.py",
         "it takes brokers and a damaged disk",

@@ -37,6 +37,7 @@ class SavedRecords:
         self._root = data_dir / FOLDER
         self._disk = disk
         self._synced = synced
+        self._named = False  # The folder's own name is on the disk.
 
     def save(self, journal: str, record: InSyncRecord) -> None:
         """Save a record in place of an earlier one of the same journal. Raises OSError if the disk fails."""
@@ -92,3 +93,8 @@ class SavedRecords:
         finally:
             file.close()
         self._disk.rename(partial, path)
+        if self._synced:  # Otherwise power loss may take its name, or that of the folder.
+            self._disk.sync_folder(self._root)
+            if not self._named:
+                self._disk.sync_folder(self._root.parent)
+                self._named = True
