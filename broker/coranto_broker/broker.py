@@ -132,6 +132,7 @@ class Broker:
             base=self._base,
             guard=[residence.guard] if residence is not None else [],
             known_revision=lambda: self.keyspace.known_revision,
+            etcd_id=residence.etcd_id if residence is not None else 0,
         )
         self._former: set[tuple[str, int]] = set()
         self._folders = JournalFolders(stores, self._names_below)

@@ -41,7 +41,8 @@ class InSyncRecords:
 
     Written records are also kept in `saved`, in case etcd is restored from a backup. `base` is added to etcd's
     revisions. Nothing is written once `guard` does not hold any more. `known_revision` returns a revision that etcd has
-    reached. All methods raise Unavailable if etcd does not answer.
+    reached, `etcd_id` is etcd's cluster id (0: that of its first answer). All methods raise Unavailable if etcd does
+    not answer, or if it was restored: its records may be older than our spools, and would judge them wrongly.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class InSyncRecords:
         base: int = 0,
         guard: Sequence[Compare] = (),
         known_revision: Callable[[], int] = lambda: 0,
+        etcd_id: int = 0,
     ) -> None:
         self._coordinator = coordinator
         self._layout = layout
@@ -61,6 +63,7 @@ class InSyncRecords:
         self._base = base
         self._guard = tuple(guard)
         self._known_revision = known_revision
+        self._etcd_id = etcd_id
         self._seen = 0
         self.me = str(member)
 
@@ -69,6 +72,12 @@ class InSyncRecords:
         key = self._layout.in_sync_key(journal)
         seen = max(self._seen, self._known_revision())
         header, kv = await self._coordinator.get(key)
+        self._etcd_id = self._etcd_id or header.cluster_id
+        if header.cluster_id != self._etcd_id:
+            raise Unavailable(
+                f"etcd's cluster id changed from {self._etcd_id:#x} to {header.cluster_id:#x}: it was restored or "
+                "replaced; see 'An etcd that was restored' in docs/operations.md"
+            )
         if header.revision < seen:
             raise Unavailable(
                 f"etcd went back from revision {seen} to {header.revision}: it was restored; "

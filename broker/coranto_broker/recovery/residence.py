@@ -67,7 +67,10 @@ def new_word(entropy: Entropy) -> str:
 
 
 class Residence:
-    """The result of `check`. `base` is added to etcd's revisions. `guard` holds while the cluster is unchanged."""
+    """The result of `check`.
+
+    `base` is added to etcd's revisions, `etcd_id` is etcd's cluster id. `guard` holds while the cluster is unchanged.
+    """
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class Residence:
         use: KeyValue | None,
     ) -> None:
         self.base = cluster.base
+        self.etcd_id = identity.etcd
         self.guard: Compare = unmodified(cluster_kv)
         self._coordinator = coordinator
         self._use_key = layout.use_key(member)

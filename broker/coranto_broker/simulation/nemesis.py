@@ -80,6 +80,11 @@ class Nemesis:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
+    @property
+    def is_done(self) -> bool:
+        """True once nothing of what it began goes on. An operator finishes the present restore after `heal`, too."""
+        return not self._operator.is_busy
+
     def heal(self) -> None:
         """Mend all faults."""
         world = self._world

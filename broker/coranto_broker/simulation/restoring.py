@@ -25,6 +25,11 @@ class Operator:
         self._at_work: asyncio.Task[None] | None = None
         self._may_restore = True
 
+    @property
+    def is_busy(self) -> bool:
+        """True while a restore is under way."""
+        return self._at_work is not None and not self._at_work.done()
+
     def rest(self) -> None:
         """Begin no more restores, but finish the present one."""
         self._may_restore = False
@@ -34,7 +39,7 @@ class Operator:
 
         Returns at once while another restore is under way. Cancelling it does not stop the restore.
         """
-        if self._at_work is not None and not self._at_work.done():
+        if self.is_busy:
             return
         rng, world = self._world.rng, self._world
         backup = world.etcd.backup() if rng.random() < 0.6 else Backup()

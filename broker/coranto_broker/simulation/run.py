@@ -76,6 +76,8 @@ async def _run(world: World, report: RunReport) -> None:
     await asyncio.gather(harm, return_exceptions=True)
     nemesis.heal()
     world.loop.note("healed")
+    if not await world.until(lambda: nemesis.is_done, LIVELINESS_SECONDS):
+        report.anomalies.append(Anomaly("stuck", "all journals", "the operator does not get etcd adopted"))
     await _prove_alive(world, workload, report)
     await workload.stop()
     # A commit of a client that went away may still be under way. It must arrive before its journal is read back.

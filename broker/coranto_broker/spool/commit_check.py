@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from coranto.fragments.fragment import Fragment
 from coranto_broker.spool import commit_log
 from coranto_broker.spool.commit_log import CommitRecord
 from coranto_broker.spool.spool import Hash, new_sum
@@ -41,6 +42,8 @@ class Examined:
     """A description of what is wrong with the files; empty if nothing is."""
     torn: bool = False
     """True if there is content and a log, but the log has no whole record."""
+    taken_out: bool = False
+    """True if the content was found to be damaged in an earlier process, and was set aside then."""
 
     @property
     def kept_end(self) -> int:
@@ -57,9 +60,19 @@ class Examined:
 
 
 def examine(
-    journal: str, create_revision: int, begin: int, logs: Mapping[int, bytes], size: int, read: Read
+    journal: str,
+    create_revision: int,
+    begin: int,
+    logs: Mapping[int, bytes],
+    size: int,
+    read: Read,
+    *,
+    is_taken_out: Callable[[Fragment], bool] = lambda fragment: False,
 ) -> Examined:
-    """Examine the fragment at `begin`: its `logs` by generation, and its content of `size` bytes."""
+    """Examine the fragment at `begin`: its `logs` by generation, and its content of `size` bytes.
+
+    `is_taken_out` tells whether content with this extent and SHA-1 was set aside as damaged while its log stayed.
+    """
     records: list[tuple[int, int, int, CommitRecord]] = []  # Each after its sort key: end, generation, position.
     whole: dict[int, int] = {}  # The end of the last whole entry, by generation.
     promised = 0
@@ -87,6 +100,9 @@ def examine(
             claimed_end = max(begin + size, claimed_end)
             return Examined(begin, claimed_end=claimed_end, promised=max(promised, claimed_end), problem=problem)
     best = max(records)
+    if is_taken_out(best[-1].committed.fragment):
+        _, generation, _, record = best
+        return Examined(begin, record, generation, whole[generation], new_sum(), claimed_end, promised, taken_out=True)
     running = _sum_of(read, best[0] - begin) if best[0] - begin <= size else None
     problem = ""
     if running is None or not _agrees(best[-1], running):

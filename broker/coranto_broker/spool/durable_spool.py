@@ -134,7 +134,7 @@ class Sealed:
         self.content.quarantine(self._place_aside(self.content))
 
     def _place_aside(self, file: SharedFile) -> Path:
-        return file.path.parent / SET_ASIDE / f"{self.fragment.sum.hex()[:8]}.{file.path.name}"
+        return file.path.parent / SET_ASIDE / name_aside(self.fragment, file.path)
 
     def drop(self) -> None:
         """Remove the files, because their content is elsewhere or no longer wanted.
@@ -204,6 +204,11 @@ class SpoolFolder:
             self.disk.write_atomic(self.path / DISTRUSTED_FILE, str(error).encode())
         except OSError as problem:
             _log.error("spool.distrust_not_marked", folder=str(self.path), error=str(problem))
+
+
+def name_aside(fragment: Fragment, path: Path) -> str:
+    """Return the name in `SET_ASIDE` of a file of a completed fragment."""
+    return f"{fragment.sum.hex()[:8]}.{path.name}"
 
 
 def folder_of(root: Path, journal: str, create_revision: int) -> Path:

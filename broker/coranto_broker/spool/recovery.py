@@ -18,6 +18,10 @@ All changes by recovery are on the disk before it returns. So content that it ha
 be mistaken for content that is written there later. In a folder where a sync has failed, everything is rewritten: what
 was read may be in memory only, and another sync would prove nothing.
 
+A completed fragment whose content an earlier process found to be damaged has only its log here. Nothing is known to be
+lost then: the log tells the journal's extent, and the persister looks for the content in the store and at other
+brokers, as it did before. So the fragment comes back without its content, and the journal goes on where it ended.
+
 `in_sync` decides whether others went on without the content that is found here. Such content is set aside, too.
 """
 
@@ -44,6 +48,7 @@ from coranto_broker.spool.durable_spool import (
     SettledOffset,
     SpoolFolder,
     SpoolObserver,
+    name_aside,
 )
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.shared_file import SharedFile
@@ -73,6 +78,7 @@ class _Verified:
     sum: Hash
     stamp: Stamp
     readable: int = 0
+    taken_out: bool = False
 
     @property
     def fragment(self) -> Fragment:
@@ -189,13 +195,13 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
     sealed = [_sealed(folder, each, watermark) for each in verified if each.fragment.length]
     if not verified:
         spool, log, generation = Spool(folder.journal), None, 0
-    elif not lost_end:
+    elif not lost_end and not verified[-1].taken_out:
         newest = verified[-1]
         spool, log, generation = Spool.restored(newest.committed, newest.sum), newest.log, newest.generation
         if newest.committed.fragment.length:
             sealed.pop()
     else:
-        # The content after it is lost. The last good fragment is closed, as a roll would have done.
+        # The content after it is lost, or its own is away. The last fragment is closed, as a roll would have done.
         spool, log, generation = _after(verified[-1]), None, 0
     if not lost_end and LOST_FILE in names:
         folder.disk.remove(folder.path / LOST_FILE)
@@ -263,8 +269,9 @@ def _examine_all(folder: SpoolFolder, names: list[str]) -> list[tuple[_FragmentF
     """Examine the files of all fragments. Changes nothing."""
     examined = []
     awaits_flush = False
-    for found in _find(names):
-        each = _examine(folder, found)
+    fragments = _find(names)
+    for found in fragments:
+        each = _examine(folder, found, completed=found is not fragments[-1])
         if each.torn and awaits_flush:
             # Acknowledgements wait for the disk, and the log reaches the disk before any content. So none was given
             # for this content.
@@ -290,12 +297,24 @@ def _give_up_empty(examined: list[tuple[_FragmentFiles, Examined]], promised: in
     return examined[-1][0].begin
 
 
-def _examine(folder: SpoolFolder, found: _FragmentFiles) -> Examined:
-    """Examine the files of one fragment. Changes nothing."""
+def _examine(folder: SpoolFolder, found: _FragmentFiles, *, completed: bool) -> Examined:
+    """Examine the files of one fragment. Changes nothing. `completed` says that a later fragment has begun."""
     logs = {each: folder.disk.read(folder.log(found.begin, each).path) for each in found.generations}
-    if not found.has_content:
-        return examine(folder.journal, folder.create_revision, found.begin, logs, 0, lambda position, length: b"")
     content = folder.content(found.begin)
+    if not found.has_content:
+
+        def is_taken_out(fragment: Fragment) -> bool:
+            return completed and name_aside(fragment, content.path) in folder.disk.list(folder.path / SET_ASIDE)
+
+        return examine(
+            folder.journal,
+            folder.create_revision,
+            found.begin,
+            logs,
+            0,
+            lambda position, length: b"",
+            is_taken_out=is_taken_out,
+        )
     try:
         with content.borrow():
             return examine(folder.journal, folder.create_revision, found.begin, logs, content.size(), content.read_at)
@@ -339,7 +358,8 @@ def _keep_verified(
     finally:
         content.seal()
     record = examined.record
-    return _Verified(record.committed, log, generation, examined.sum, record.stamp, record.readable)
+    taken_out = examined.taken_out
+    return _Verified(record.committed, log, generation, examined.sum, record.stamp, record.readable, taken_out)
 
 
 def _cut(folder: SpoolFolder, found: _FragmentFiles, examined: Examined, log: SharedFile, *, superseding: bool) -> None:
@@ -386,6 +406,8 @@ def _sealed(folder: SpoolFolder, verified: _Verified, watermark: SettledOffset) 
     committed = verified.committed
     content = folder.content(committed.fragment.begin)
     content.seal()
+    if verified.taken_out:
+        content.stay_quarantined()
     return Sealed(
         committed.fragment,
         committed.first_append_time,

@@ -137,6 +137,10 @@ class SharedFile:
         self._disk.rename(self.path, target)
         self._disk.sync_folder(target.parent)
 
+    def stay_quarantined(self) -> None:
+        """Note that an earlier process quarantined the content, so that all is as it was there."""
+        self._taken_out = True
+
     def sibling(self, name: str) -> SharedFile:
         """Return an empty file in the same folder, for `replace_with`."""
         file = SharedFile(self._disk, self.path.with_name(name))

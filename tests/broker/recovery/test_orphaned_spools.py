@@ -15,19 +15,21 @@ import pytest
 from coranto.coordination.etcd import Compare, EtcdHeader, KeyValue, Op, Put, TxnResult
 from coranto.coordination.layout import Layout, MemberId
 from coranto.effects import LocalDisk, SystemClock
+from coranto.errors import Unavailable
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
 from coranto.labels import label_set
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.persister import FragmentPersister
 from coranto_broker.metrics import Metrics
-from coranto_broker.recovery import orphaned_spools
+from coranto_broker.recovery import orphaned_spools, spool_recovery
 from coranto_broker.recovery.deleted_spools import DeletedSpools
 from coranto_broker.recovery.in_sync_records import InSyncRecords, Stranded
 from coranto_broker.recovery.orphaned_spools import OrphanedSpools
 from coranto_broker.spool import in_sync
-from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import Epoch, InSyncRecord
+from coranto_broker.spool.spool import empty_at
 from coranto_broker.testing.running import eventually
 
 J = "test/journal"
@@ -48,6 +50,7 @@ class World:
         self.used: set[Path] = set()
         self.record: InSyncRecord | None = None
         self.revision = 100
+        self.etcd_id = 1
         self.etcd_revision = 0  # The latest one of etcd, if it is ahead of the record's.
         self.disk = LocalDisk()
         self.clock = SystemClock()
@@ -119,7 +122,7 @@ class World:
     async def get(self, key: str) -> tuple[EtcdHeader, KeyValue | None]:
         value = in_sync.encode(self.record) if self.record is not None else b""
         kv = KeyValue(key, value, mod_revision=self.revision) if value else None
-        return EtcdHeader(1, 1, max(self.revision, self.etcd_revision), 1), kv
+        return EtcdHeader(self.etcd_id, 1, max(self.revision, self.etcd_revision), 1), kv
 
     async def txn(self, compares: list[Compare], ops: list[Op]) -> TxnResult:
         (compare,), (op,) = compares, ops
@@ -302,6 +305,30 @@ async def test_a_journal_that_has_lost_its_members_is_rescued(world: World) -> N
     assert len(world.stored) == 1
 
 
+async def test_a_rescue_with_a_damaged_fragment_goes_on_after_a_restart_once_another_broker_has_stored_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Found by simulation: the restarted broker took it for lost, and left the record with an unknown end.
+    world.write(b"all of it", 40)
+    recovered = spool_recovery.recover(world.folder)
+    spool = recovered.durable(world.folder, world, Fsync.NEVER)
+    sealed: list[Sealed] = []
+    monkeypatch.setattr(world, "spool_complete", lambda each, *, primary: sealed.append(each))
+    fragment = spool.fragment
+    spool.propose(empty_at(fragment, spool.end, fragment.codec), spool.registers, primary=True)
+    spool.close()
+    sealed[0].quarantine_content()
+    world.record, world.route = InSyncRecord(7, (ME,), (Epoch(40, 0),)), [OTHER]
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: world.record is not None and world.record.claimed)
+    await world.looked(3)
+    assert world.record.members == (ME,), "it knows the journal's end and waits for the content"
+    await world.stores.get("file:///frags/").put(fragment, b"all of it")
+    world.persister.hurry(J)
+    await eventually(lambda: world.record is not None and world.record.closed)
+    assert (world.record.end, world.record.registers) == (9, MINE)
+
+
 @pytest.mark.parametrize("route", [[], [OTHER, "local#new"]])
 async def test_a_journal_with_a_member_or_without_any_broker_needs_no_rescue(world: World, route: list[str]) -> None:
     world.write(b"abc", 10)
@@ -379,3 +406,13 @@ async def test_a_folder_that_is_used_is_left_alone(world: World) -> None:
     world.used.clear()
     world.orphans.add(world.folder.path)
     await eventually(lambda: not world.folder.path.exists())
+
+
+async def test_nothing_is_judged_by_the_records_of_an_etcd_that_replaced_the_one_before(world: World) -> None:
+    # Found by simulation: an exiting broker stored what nobody had acknowledged, as a restored record was too old.
+    world.record = InSyncRecord(7, (ME, OTHER), (Epoch(40, 0),))
+    stamp = in_sync.Stamp(50, 50)
+    assert await world.records.judge(J, 7, stamp, 9) is in_sync.Judgement.FINAL
+    world.etcd_id = 2
+    with pytest.raises(Unavailable, match="cluster id changed from 0x1 to 0x2"):
+        await world.records.judge(J, 7, stamp, 9)
