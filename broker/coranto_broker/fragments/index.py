@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -161,6 +162,7 @@ class FragmentIndex:
         self.appended_at = 0.0
         """The time of the last append that this broker has seen, or can tell from its files (Unix seconds)."""
         self._refreshed = asyncio.Event()
+        self._listed_from = -math.inf  # Monotonic time at which the last listing began.
         self._waiters: dict[asyncio.Future[None], None] = {}  # In order, so that a simulation can be replayed.
         self._closed = False
 
@@ -294,6 +296,7 @@ class FragmentIndex:
             if not any(entry.begin < fragment.end and fragment.begin < entry.end for entry in entries):
                 entries.add(IndexEntry(fragment))
         self._all = entries
+        self._listed_from = begun_at
         self._refreshed.set()
         self._changed()
         return again
@@ -410,6 +413,32 @@ class FragmentIndex:
         except TimeoutError:
             return False
         return True
+
+    async def wait_listed_again(self, timeout: float) -> bool:
+        """Wait for a listing of the stores that begins after this call. Returns False if `timeout` seconds pass before.
+
+        Such a listing has everything that was stored before the call, whichever broker stored it.
+        """
+        asked_at = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(timeout):
+                while self._listed_from < asked_at:
+                    self._check_open()
+                    self._on_gap()
+                    await self.changed()
+        except TimeoutError:
+            return False
+        return True
+
+    def has_gap(self, begin: int, end: int = 0) -> bool:
+        """Return True if content of [begin, end) was written that nothing here covers. An `end` of 0 is the head.
+
+        What retention has removed is no gap: it comes before the first entry, if that is stored.
+        """
+        entries = self._all
+        is_begin_removed = len(entries) > 0 and bool(entries[0].fragment.backing_store)
+        first = entries.begin_offset if is_begin_removed else 0
+        return not entries.covers(max(begin, first), end or max(self._noted_head, entries.end_offset))
 
     async def changed(self) -> None:
         """Wait for the next change of the index, or until it is closed."""

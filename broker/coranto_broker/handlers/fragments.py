@@ -1,4 +1,9 @@
-"""The RPC ListFragments: pages through the fragment index of a journal."""
+"""The RPC ListFragments: pages through the fragment index of a journal.
+
+The index knows the stores by its last listing. Another broker, such as the primary before a roll, may have stored
+fragments since and dropped its files. So a page with a gap is told only after the stores were listed once more:
+otherwise an audit or a recovery would take the gap for a loss.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,8 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 DEFAULT_PAGE = 1000
+LISTING_SECONDS = 15.0
+"""The longest wait for another listing. A store that does not answer must not keep the rest of the page back."""
 
 
 async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) -> pb.FragmentsResponse:
@@ -48,7 +55,11 @@ async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) ->
             return answer
     replica = resolution.require_replica
     await replica.wait_refreshed()
-    page, response.next_page_token = select(replica.index.entries, request)
+    index = replica.index
+    page, response.next_page_token = select(index.entries, request)
+    if index.has_gap(request.next_page_token, response.next_page_token):
+        await index.wait_listed_again(LISTING_SECONDS)
+        page, response.next_page_token = select(index.entries, request)
     for entry in page:
         listed = response.fragments.add(spec=entry.fragment.to_wire())
         if request.HasField("signatureTTL") and entry.fragment.backing_store:

@@ -291,3 +291,35 @@ async def test_damaged_content_is_read_from_the_store_once_it_is_there(index: Fr
     index.stored(sealed, fragment(0, 10, RECENT))
     (entry,) = index.entries
     assert entry.local is None
+
+
+async def test_gaps_of_what_was_written(index: FragmentIndex, tmp_path: Path) -> None:
+    assert not index.has_gap(0)
+    index.note_head(40)
+    assert index.has_gap(0)
+    index.refresh([fragment(10, 20, RECENT), fragment(30, 40, RECENT)], 0.0)
+    assert [index.has_gap(*span) for span in ((0, 20), (0, 0), (20, 30), (30, 0), (40, 0))] == [
+        False,  # Retention has removed what comes before.
+        True,
+        True,
+        False,
+        False,
+    ]
+    index.refresh([], 1.0)
+    index.spool_complete(local(tmp_path, 30))
+    assert index.has_gap(0), "content that is not stored yet was not removed before either"
+
+
+async def test_a_wait_for_another_listing_ends_with_one_that_began_later(
+    index: FragmentIndex, clock: ManualClock
+) -> None:
+    began = clock.monotonic() - 1.0
+    waiting = asyncio.create_task(index.wait_listed_again(60.0))
+    await asyncio.sleep(0)
+    index.refresh([], began)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    index.refresh([], clock.monotonic())
+    assert await waiting
+    clock.advance(1.0)
+    assert not await index.wait_listed_again(0.01)

@@ -98,6 +98,28 @@ async def test_changed_content_in_the_store_is_not_served(
     assert "SHA-1" in str(error.details())
 
 
+async def test_no_gap_is_told_of_what_another_broker_stored_since_the_last_listing(
+    broker: Running, broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coranto_broker.replication.replica.REFRESH_FOR_GAP_SECONDS", 0.01)
+    process, client = broker
+    await create(client, spec(stores=("file:///frags/",), fragment={"length": 1024, "refresh_interval": 86400}))
+    for _ in range(4):
+        await client.append(J, b"x" * 2000)
+    (replica,) = process.broker.resolver.local_replicas
+    await eventually(lambda: not replica.index.sealed_files() and len(stored_files(broker_settings)) == 3)
+    known = [entry.fragment for entry in replica.index.entries if entry.fragment.backing_store]
+    for older in (known[:1], known[::2], []):
+        replica.index.refresh(older, process.broker.clock.monotonic())
+        response = await client.stub.ListFragments(pb.FragmentsRequest(journal=J))
+        assert [each.spec.begin for each in response.fragments] == [0, 2000, 4000, 6000]
+    lost = next(path for path, fragment in stored_files(broker_settings).items() if fragment.begin == 2000)
+    lost.unlink()
+    replica.index.refresh(known[:1], process.broker.clock.monotonic())
+    response = await client.stub.ListFragments(pb.FragmentsRequest(journal=J))
+    assert [each.spec.begin for each in response.fragments] == [0, 4000, 6000], "a real loss is told"
+
+
 async def test_list_fragments_pages_and_signs(
     client: RawClient, broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
