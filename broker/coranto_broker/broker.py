@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord,
 from coranto_broker.recovery.orphaned_spools import OrphanedSpools
 from coranto_broker.recovery.residence import Residence, spools_of
 from coranto_broker.recovery.saved_records import SavedRecords
+from coranto_broker.replication.journal_facts import FactsOfJournals
 from coranto_broker.replication.peer_copies import PeerCopies
 from coranto_broker.replication.peers import Peers, PeerStream
 from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicaStream
@@ -48,11 +50,15 @@ from coranto_broker.replication.resolver import JournalKeySpace, JournalState, R
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import Judgement
+from coranto_broker.turns import Turns
 
 _log = structlog.get_logger(__name__)
 
 RENEW_SECONDS = TOKEN_SECONDS / 3
 """The lifetime of a pipeline whose streams end with their token. Tokens are valid for at least TOKEN_SECONDS / 2."""
+
+REPORT_SECONDS = 5.0
+"""The time between two reports of how many replicas wait to be started."""
 
 LEAVING_SECONDS = 5.0
 LEAVING_PARALLEL = 32
@@ -121,7 +127,7 @@ class Broker:
         self.is_stopping = False
         self._disk = disk
         self._background: set[asyncio.Task[None]] = set()
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._stopping: dict[str, list[asyncio.Task[None]]] = {}  # What uses the files of journals, by journal.
         self._base = residence.base if residence is not None else 0
         self._saved = SavedRecords(settings.data_dir, disk, synced=settings.fsync is Fsync.COMMIT)
         self.in_sync = InSyncRecords(
@@ -153,7 +159,10 @@ class Broker:
             copies=self.copies,
             backlog=self.backlog,
         )
+        self._starts, self._pulses = Turns(), Turns()
+        self._start_reported_at = 0.0
         self.resolver = Resolver(keyspace, self.member, self)
+        self.facts = FactsOfJournals(keyspace, self.member)
         self._used_folders: set[Path] = set()
         self._failed: set[str] = set()  # Journals whose next replica must not trust its folder.
         self._spools = spools_of(settings.data_dir)
@@ -236,13 +245,14 @@ class Broker:
         for call in list(self.proxied):
             call.cancel()
         if self._stopping:
-            await asyncio.wait(set(self._stopping), timeout=self.settings.exit_seconds)
+            await asyncio.wait(self._all_stopping, timeout=self.settings.exit_seconds)
         left = await self.persister.close(self.settings.exit_seconds)
         if left:
             _log.warning("fragment.left_in_local_files", fragments=left)
-        for task in [*self._background, *self._stopping]:
+        left_over = [*self._background, *self._all_stopping]
+        for task in left_over:
             task.cancel()
-        await asyncio.gather(*self._background, *self._stopping, return_exceptions=True)
+        await asyncio.gather(*left_over, return_exceptions=True)
 
     async def close(self) -> None:
         """Close the connections to peers."""
@@ -343,8 +353,21 @@ class Broker:
         self._failed.discard(item.id)
         self._used_folders.add(replica.folder.path)
         self._orphaned_spools.release(replica.folder.path)
-        replica.start(after=self._stopping_of(item.id))
+        self.spawn(self._start(replica, self._stopping_of(item.id)))
         return replica
+
+    async def _start(self, replica: Replica, after: Sequence[asyncio.Task[None]]) -> None:
+        """Start a replica when its turn has come, unless it is to stop by then."""
+        async with self._starts.turn(replica.journal):
+            if not replica.is_stopping:
+                await asyncio.wait((replica.start(after),))
+        now = self.clock.monotonic()
+        if self._starts.waiting and now >= self._start_reported_at + REPORT_SECONDS:
+            self._start_reported_at = now
+            _log.info("replicas.starting", waiting=self._starts.waiting)
+
+    def wanted(self, journal: str) -> None:
+        self._starts.prefer(journal)
 
     def _spool_failed(self, replica: Replica) -> None:
         """Replace a replica whose content the disk failed to keep. The new replica examines the files again."""
@@ -364,16 +387,24 @@ class Broker:
             except CorantoError as error:
                 _log.info("in_sync.removal_failed", journal=replica.journal, error=str(error))
         folder = replica.folder.path
-        if all(other.folder.path != folder for other in self.resolver.local_replicas):
+        successor = self.resolver.replica_of(replica.journal)
+        if successor is None or successor.folder.path != folder:
             self._used_folders.discard(folder)
             self._orphaned_spools.add(folder)
 
     def _stopping_of(self, journal: str) -> list[asyncio.Task[None]]:
         """Return tasks that use a journal's files, such as stopping replicas. The next replica must wait for them."""
-        return [task for task in self._stopping if task.get_name() == f"stop {journal}"]
+        return list(self._stopping.get(journal, ()))
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
-        self._stopping.discard(task)
+    @property
+    def _all_stopping(self) -> list[asyncio.Task[None]]:
+        return [task for tasks in self._stopping.values() for task in tasks]
+
+    def _stopped(self, journal: str, task: asyncio.Task[None]) -> None:
+        tasks = self._stopping[journal]
+        tasks.remove(task)
+        if not tasks:
+            del self._stopping[journal]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("replica.stop_failed", task=task.get_name(), exc_info=error)
 
@@ -407,8 +438,8 @@ class Broker:
 
         before = self._stopping_of(journal)
         task = asyncio.create_task(in_turn(), name=f"stop {journal}")
-        self._stopping.add(task)
-        task.add_done_callback(self._stopped)
+        self._stopping.setdefault(journal, []).append(task)
+        task.add_done_callback(functools.partial(self._stopped, journal))
         return task
 
     @property
@@ -484,7 +515,7 @@ class Broker:
         no_resume = pb.AppendRequest.SUSPEND_NO_RESUME
         fsm = AppendFsm(self, pb.AppendRequest(journal=replica.journal, do_not_proxy=True, suspend=no_resume))
         try:
-            async with asyncio.timeout(PULSE_SECONDS):
+            async with self._pulses.turn(replica.journal), asyncio.timeout(PULSE_SECONDS):
                 if await fsm.run():
                     await fsm.prepare_stream()
                     if fsm.client_sent(pb.AppendRequest()):

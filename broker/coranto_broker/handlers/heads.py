@@ -17,13 +17,14 @@ import grpc.aio
 import structlog
 
 from coranto import labels
-from coranto.coordination.keyspace_state import Item
+from coranto.coordination.layout import MemberId
 from coranto.errors import CorantoError
 from coranto.security.tokens import Capability, Claims
-from coranto.specs.validation import may_read, may_write, validate
+from coranto.specs.validation import may_write, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import HeadsRequest, HeadsResponse, JournalHead
 from coranto_broker.handlers.errors import Context
+from coranto_broker.replication.journal_facts import JournalFacts
 from coranto_broker.replication.replica import Replica
 
 if TYPE_CHECKING:
@@ -45,56 +46,57 @@ async def serve(broker: Broker, request: HeadsRequest, context: Context, claims:
     validate(pb.ListRequest(selector=selector))
     if request.min_etcd_revision > broker.keyspace.known_revision:
         await broker.resolver.wait_for_revision(request.min_etcd_revision)
-    state = broker.keyspace.state
+    state, facts = broker.keyspace.state, broker.facts.all()
     await context.write(
         HeadsResponse(status=pb.OK, header=broker.unrouted_header(state), version=VERSION, time=broker.clock.now())
     )
-    mine, theirs, nobodys = _by_primary(broker, state, selector, claims)
+    mine, theirs, nobodys = _by_primary(broker, state, facts, selector, claims)
     asked = [asyncio.ensure_future(_ask(broker, endpoint, selector)) for endpoint in theirs if not request.do_not_proxy]
     try:
         await _wait_listed(broker, mine)
-        await _send(context, (head_of(broker, state, item) for item in mine))
+        await _send(context, (_head_of(broker, each) for each in mine))
         if request.do_not_proxy:
             return
-        await _send(context, (head_of(broker, state, item) for item in nobodys))
-        for items, answer in zip(theirs.values(), asked, strict=True):
+        await _send(context, (_head_of(broker, each) for each in nobodys))
+        for journals, answer in zip(theirs.values(), asked, strict=True):
             told = await answer
-            await _send(context, (_other(broker, state, item, told) for item in items))
+            await _send(context, (_other(broker, each, told) for each in journals))
     finally:
         for task in asked:
             task.cancel()
 
 
-_Items = list[Item[pb.JournalSpec]]
+_Facts = list[JournalFacts]
 
 
 def _by_primary(
-    broker: Broker, state: JournalState, selector: pb.LabelSelector, claims: Claims
-) -> tuple[_Items, dict[str, _Items], _Items]:
+    broker: Broker, state: JournalState, facts: _Facts, selector: pb.LabelSelector, claims: Claims
+) -> tuple[_Facts, dict[str, _Facts], _Facts]:
     """Return the matching journals of this broker, those of others by endpoint, and those without a primary."""
-    matches = labels.matcher(selector)
-    mine: _Items = []
-    theirs: dict[str, _Items] = {}
-    nobodys: _Items = []
-    for item in state.items:
-        if not matches(labels.with_meta(item.id, item.spec.labels)) or not claims.covers(item.id, item.spec.labels):
+    matches, covers_all = labels.matcher(selector), claims.covers_all
+    mine: _Facts = []
+    by_member: dict[MemberId, _Facts] = {}
+    nobodys: _Facts = []
+    for each in facts:
+        if not matches(each.labels) or not (covers_all or claims.covers(each.item.id, each.item.spec.labels)):
             continue
-        primary = next((each for each in state.assignments_in_key_order(item.id) if each.slot == 0), None)
-        if primary is None:
-            nobodys.append(item)
-        elif primary.member == broker.member:
-            mine.append(item)
+        if each.primary is None:
+            nobodys.append(each)
+        elif each.primary == broker.member:
+            mine.append(each)
         else:
-            member = state.member(primary.member)
-            endpoint = state.entities.endpoint(member.spec) if member is not None else ""
-            theirs.setdefault(endpoint, []).append(item)
+            by_member.setdefault(each.primary, []).append(each)
+    theirs: dict[str, _Facts] = {}
+    for member_id, journals in by_member.items():
+        member = state.member(member_id)
+        theirs.setdefault(state.entities.endpoint(member.spec) if member is not None else "", []).extend(journals)
     return mine, theirs, nobodys
 
 
-async def _wait_listed(broker: Broker, items: _Items) -> None:
+async def _wait_listed(broker: Broker, journals: _Facts) -> None:
     deadline = broker.clock.monotonic() + LISTING_SECONDS
-    for item in items:
-        replica = broker.resolver.replica_of(item.id)
+    for each in journals:
+        replica = broker.resolver.replica_of(each.item.id)
         if replica is not None and not replica.index.refreshed:
             try:
                 await replica.index.wait_refreshed(max(0.0, deadline - broker.clock.monotonic()))
@@ -148,24 +150,24 @@ async def _ask(broker: Broker, endpoint: str, selector: pb.LabelSelector) -> _To
     return told
 
 
-def _other(broker: Broker, state: JournalState, item: Item[pb.JournalSpec], told: _Told) -> JournalHead:
+def _other(broker: Broker, facts: JournalFacts, told: _Told) -> JournalHead:
     """Return the head of a journal that another broker is primary of: as told, or as our own replica knows it."""
-    if (head := told.heads.get(item.id)) is not None:
+    if (head := told.heads.get(facts.item.id)) is not None:
         return head
-    if (replica := broker.resolver.replica_of(item.id)) is not None and replica.committed is not None:
-        return head_of(broker, state, item)
-    head = _of_etcd(broker, state, item)
-    if head.status == pb.OK:
-        head.status, head.problem, head.ask_alone = pb.NOT_JOURNAL_BROKER, told.problem, told.lacks
+    replica = broker.resolver.replica_of(facts.item.id)
+    if facts.head.status != pb.OK or (replica is not None and replica.committed is not None):
+        return _head_of(broker, facts)
+    head = _copy(facts.head)
+    head.status, head.problem, head.ask_alone = pb.NOT_JOURNAL_BROKER, told.problem, told.lacks
     return head
 
 
-def head_of(broker: Broker, state: JournalState, item: Item[pb.JournalSpec]) -> JournalHead:
-    """Return the head of a journal as etcd and this broker's replica, if there is one, know it."""
-    head = _of_etcd(broker, state, item)
+def _head_of(broker: Broker, facts: JournalFacts) -> JournalHead:
+    """Return the head of a journal as etcd and this broker's replica, if there is one, know it. Do not change it."""
+    if facts.head.status != pb.OK:
+        return facts.head
+    head, item = _copy(facts.head), facts.item
     replica = broker.resolver.replica_of(item.id)
-    if head.status != pb.OK:
-        return head
     if replica is None or replica.folder.create_revision != item.create_revision:
         head.status = pb.NOT_JOURNAL_BROKER if head.replicas else pb.INSUFFICIENT_JOURNAL_BROKERS
         head.problem = "no broker holds it now" if not head.replicas else "no replica of it could be asked"
@@ -176,27 +178,10 @@ def head_of(broker: Broker, state: JournalState, item: Item[pb.JournalSpec]) -> 
     return head
 
 
-def _of_etcd(broker: Broker, state: JournalState, item: Item[pb.JournalSpec]) -> JournalHead:
-    assignments = state.assignments_in_key_order(item.id)
-    spec = item.spec
-    head = JournalHead(
-        journal=item.id,
-        status=pb.OK,
-        create_revision=item.create_revision,
-        mod_revision=item.mod_revision,
-        replication=max(0, state.entities.replication(spec)),
-        replicas=len(assignments),
-        in_sync=bool(assignments) and all(state.entities.consistent([(a.key, a.value) for a in assignments])),
-        suspended=spec.suspend.level,
-        is_primary=any(each.slot == 0 and each.member == broker.member for each in assignments),
-    )
-    head.broker.zone, head.broker.suffix = broker.member.zone, broker.member.suffix
-    if not may_read(spec):
-        head.status, head.problem = pb.NOT_ALLOWED, "its flags do not allow reading"
-    elif spec.suspend.level == pb.JournalSpec.Suspend.FULL:
-        head.status, head.head = pb.SUSPENDED, spec.suspend.offset
-        head.problem = "it is fully suspended; the next append wakes it"
-    return head
+def _copy(head: JournalHead) -> JournalHead:
+    copy = JournalHead()
+    copy.CopyFrom(head)
+    return copy
 
 
 def _fill(broker: Broker, head: JournalHead, spec: pb.JournalSpec, replica: Replica) -> None:

@@ -169,14 +169,23 @@ class Replica:
         """The fragment under construction; None if the journal has no fragment store."""
         return self._spool.committed if self._spool is not None and self._has_stores() else None
 
-    def start(self, after: Sequence[asyncio.Task[None]] = ()) -> None:
-        """Start to list, to pulse, and to recover the spool once the tasks `after`, which use its files, are done."""
+    @property
+    def is_stopping(self) -> bool:
+        """True once `stop` was called."""
+        return self._stopping.is_set()
+
+    def start(self, after: Sequence[asyncio.Task[None]] = ()) -> asyncio.Task[None]:
+        """Start to list, to pulse, and to recover the spool once the tasks `after`, which use its files, are done.
+
+        Returns the task of the recovery.
+        """
         self.pipeline.put(None)
         self._recovering = asyncio.create_task(self._recover(after), name=f"recover {self.journal}")
         self._daemons = [
             asyncio.create_task(self._keep_refreshed(), name=f"refresh {self.journal}"),
             asyncio.create_task(self._keep_pulsing(), name=f"pulse {self.journal}"),
         ]
+        return self._recovering
 
     async def stop(self, *, drop: bool) -> None:
         """Give up the journal: complete its fragment for the persister or, with `drop`, set all local content aside.

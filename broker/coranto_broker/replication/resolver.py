@@ -17,7 +17,7 @@ others went on without its content         start a new replica in its place
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -92,6 +92,10 @@ class ReplicaFactory(Protocol):
         """Stop a replica in the background. With `drop`, the journal was deleted, and its local content goes too."""
         ...
 
+    def wanted(self, journal: str) -> None:
+        """Note that a call needs the replica of a journal, which may still wait to be started."""
+        ...
+
 
 @dataclass(slots=True)
 class _LocalReplica:
@@ -115,11 +119,13 @@ class Resolver:
         self._stopped = False
         self._waiting_for_revisions = 0
         self._cache: dict[tuple[str, bool, bool], Resolution] = {}
+        self._due: set[str] = set()  # Journals whose replicas may not follow the key space yet.
         self._stop_observing = keyspace.observe(self._update)
 
     def start(self) -> None:
         """Start replicas for the journals that are already assigned. The key space must be loaded."""
-        self._update(self._keyspace.state)
+        state = self._keyspace.state
+        self._follow(state, self._all(state))
 
     @property
     def local_replicas(self) -> list[Replica]:
@@ -231,7 +237,7 @@ class Resolver:
             return
         del self._locals[replica.journal]
         self._stop_local(local, drop=False)
-        self._update(self._keyspace.state)
+        self._follow(self._keyspace.state, (replica.journal,))
 
     def _resolve(self, journal: str, may_proxy: bool, require_primary: bool, *, hidden: bool = False) -> Resolution:
         state = self._keyspace.state
@@ -255,6 +261,8 @@ class Resolver:
             raise Unavailable(f"this broker has no replica of {journal}; see its log")
         if status != pb.OK:
             header.process_id.CopyFrom(local_id)
+        elif local is not None:
+            self._factory.wanted(journal)
         return Resolution(
             status,
             state,
@@ -283,48 +291,59 @@ class Resolver:
         return pb.OK
 
     def _update(self, state: JournalState) -> None:
-        """Make local replicas follow the key space. This is an observer and must not block."""
+        """Make local replicas follow a new state of the key space. This is an observer and must not block."""
+        self._follow(state, state.changed if state.changed is not None else self._all(state))
+
+    def _all(self, state: JournalState) -> set[str]:
+        """Return the journals that are assigned to this broker, and those that it has replicas of."""
+        return {*self._locals, *(each.item for each in state.by_member.get(self._member, ()))}
+
+    def _follow(self, state: JournalState, journals: Iterable[str]) -> None:
+        """Make the replicas of these journals follow the key space. After an error, the rest is made up for later."""
         self._cache.clear()
         if self._stopped:
             return
-        assigned = {each.item: each for each in state.by_member.get(self._member, [])}
-        for journal, local in list(self._locals.items()):
+        self._due.update(journals)
+        for journal in sorted(self._due):
+            self._follow_one(state, journal)
+            self._due.discard(journal)
+
+    def _follow_one(self, state: JournalState, journal: str) -> None:
+        local = self._locals.get(journal)
+        assignments = state.assignments_in_key_order(journal)
+        mine = next((each for each in reversed(assignments) if each.member == self._member), None)
+        if local is not None:
             # Look at the entry, not the item: a journal whose spec cannot be read must keep its content.
             entry = state.entries.get(state.layout.item_key(journal))
             deleted = entry is None or entry.kv.create_revision != local.create_revision
-            mine = assigned.get(journal)
             if mine is None or deleted or (local.primary and mine.slot != 0):
                 del self._locals[journal]
                 self._stop_local(local, drop=deleted)
-        for journal, mine in assigned.items():
-            item = state.item(journal)
-            if item is None:
-                continue  # The journal was deleted and the assignment will go, or its spec cannot be read.
-            basis = self._basis(state, item)
-            found = self._locals.get(journal)
-            if found is None:
-                replica = self._factory.start_replica(item, primary=mine.slot == 0)
-                self._locals[journal] = _LocalReplica(replica, item.create_revision, mine.slot == 0, basis)
-                continue
-            if mine.slot == 0 and not found.primary:
-                found.primary = True
-                found.replica.promoted()
-            if found.basis != basis:
-                found.basis = basis
-                route = state.route_of(journal, endpoints=False)
-                members = [f"{member.zone}#{member.suffix}" for member in route.members]
-                primary = members[route.primary] if route.primary >= 0 else None
-                _log.info("route.changed", journal=journal, route=members, primary=primary)
-                stale, found.signal = found.signal, Signal()
-                stale.fire()
+                local = None
+        item = state.item(journal) if mine is not None else None
+        if mine is None or item is None:
+            return  # The journal was deleted and the assignment will go, or its spec cannot be read.
+        basis = self._basis(assignments, item)
+        if local is None:
+            replica = self._factory.start_replica(item, primary=mine.slot == 0)
+            self._locals[journal] = _LocalReplica(replica, item.create_revision, mine.slot == 0, basis)
+            return
+        if mine.slot == 0 and not local.primary:
+            local.primary = True
+            local.replica.promoted()
+        if local.basis != basis:
+            local.basis = basis
+            route = state.route_of(journal, endpoints=False)
+            members = [f"{member.zone}#{member.suffix}" for member in route.members]
+            primary = members[route.primary] if route.primary >= 0 else None
+            _log.info("route.changed", journal=journal, route=members, primary=primary)
+            stale, local.signal = local.signal, Signal()
+            stale.fire()
 
     @staticmethod
-    def _basis(state: JournalState, item: Item[pb.JournalSpec]) -> tuple[object, ...]:
+    def _basis(assignments: Iterable[Assignment[pb.Route]], item: Item[pb.JournalSpec]) -> tuple[object, ...]:
         """Return the basis of a resolution: the assignments, by key and revision, and the stores."""
-        return (
-            tuple((each.key, each.kv.mod_revision) for each in state.assignments_in_key_order(item.id)),
-            tuple(item.spec.fragment.stores),
-        )
+        return tuple((each.key, each.kv.mod_revision) for each in assignments), tuple(item.spec.fragment.stores)
 
     def _stop_local(self, local: _LocalReplica, *, drop: bool) -> None:
         local.signal.fire()

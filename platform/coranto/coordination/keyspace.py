@@ -231,6 +231,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         header = state.header if state else None
         entries = state.entries if state else Entries([], [])
         events: list[WatchEvent] = []
+        changed: set[str] | None = set()
         known = self._known_revision
         for arrival in arrivals:
             if header is not None and arrival.header.cluster_id != header.cluster_id:
@@ -251,9 +252,12 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
                 # If nothing changed, keep the revision: peers that only watch might never reach the snapshot's.
                 if header is None or not entries.are_current(arrival, header.revision):
                     entries, header = Entries.load(arrival.kvs, self._decode), arrival.header
+                    changed = None
             elif arrival.events:
                 events.extend(arrival.events)
                 header = arrival.header
+                if changed is not None:
+                    changed.update(filter(None, (self.layout.item_of(event.kv.key) for event in arrival.events)))
             else:
                 known = max(known, arrival.header.revision)
         assert header is not None
@@ -261,7 +265,13 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             entries = entries.merge(events, self._decode)
         self._known_revision = known
         if state is None or entries is not state.entries:
-            self._state = KeySpaceState(header, entries, self.layout, self.entities)
+            self._state = KeySpaceState(
+                header,
+                entries,
+                self.layout,
+                self.entities,
+                changed=frozenset(changed) if changed is not None else None,
+            )
             for observer in tuple(self._observers):
                 try:
                     observer(self._state)
@@ -286,8 +296,8 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
     async def _prove(self, revision: int) -> None:
         """Advance the known revision if a range proves that the state is current (see the module's docstring)."""
         async with self._proving:
-            if self.known_revision >= revision:
-                return
+            if self.known_revision >= revision or self._pending:
+                return  # What has arrived is newer than the state, so it is not current.
             state = self.state
             try:
                 newer = await self._coordinator.range(

@@ -137,9 +137,20 @@ class KeySpaceState(Generic[ItemT, MemberT, AssignT]):
     """The key space as of `header.revision`. Immutable; keep it for as long as one consistent view is needed."""
 
     def __init__(
-        self, header: EtcdHeader, entries: Entries, layout: Layout, entities: Entities[ItemT, MemberT, AssignT]
+        self,
+        header: EtcdHeader,
+        entries: Entries,
+        layout: Layout,
+        entities: Entities[ItemT, MemberT, AssignT],
+        *,
+        changed: frozenset[str] | None = None,
     ) -> None:
+        """`changed` are the items whose spec or assignments may differ from the state before. None: any item may.
+
+        Who sees each state needs to look at no others, so that a change costs the same in a key space of any size.
+        """
         self.header = header
+        self.changed = changed
         self.entries = entries
         self.layout = layout
         self.entities = entities

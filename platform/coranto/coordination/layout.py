@@ -129,6 +129,14 @@ class Layout:
         zone, suffix = _part("zone", member.zone), _part("suffix", member.suffix)
         return f"{self.assignments_of(item)}{zone}{SEPARATOR}{suffix}{SEPARATOR}{slot}"
 
+    def item_of(self, key: str) -> str | None:
+        """Return the item that a key is about: its own, or that of its assignment. None for any other key."""
+        if key.startswith(self.items):
+            return key[len(self.items) :]
+        if key.startswith(self.assignments):
+            return key[len(self.assignments) :].partition(SEPARATOR)[0]
+        return None
+
     def decode(self, key: str) -> ItemKey | MemberKey | AssignmentKey:
         """Decode a key. Raises InvalidInput for a key that is not of this layout."""
         if key.startswith(self.items):

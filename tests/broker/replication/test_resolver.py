@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdHeader, KeyValue
-from coranto.coordination.keyspace_state import Assignment, Entries, Item, KeySpaceState, Member
+from coranto.coordination.keyspace_state import Assignment, Entries, Item, KeySpaceEntry, KeySpaceState, Member
 from coranto.coordination.layout import AssignmentKey, ItemKey, Layout, MemberId, MemberKey
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
@@ -46,6 +46,7 @@ class Cluster:
         self.layout = LAYOUT
         self.running: list[Any] = []
         self.log: list[str] = []
+        self.wants: list[str] = []
         for member in (SELF, OTHER):
             spec = pb.BrokerSpec(
                 process_spec=pb.ProcessSpec(
@@ -86,25 +87,36 @@ class Cluster:
         self.revision += 1
         del self.kvs[key]
 
-    def journal(self, *, stores: tuple[str, ...] = (), suspend: int = 0, replication: int = 1, flags: int = 0) -> None:
-        spec = pb.JournalSpec(name=J, replication=replication)
+    def journal(
+        self,
+        name: str = J,
+        *,
+        stores: tuple[str, ...] = (),
+        suspend: int = 0,
+        replication: int = 1,
+        flags: int = 0,
+    ) -> None:
+        spec = pb.JournalSpec(name=name, replication=replication)
         spec.flags = flags  # type: ignore[assignment]
         spec.fragment.length, spec.fragment.compression_codec = 1 << 20, pb.NONE
         spec.fragment.refresh_interval.FromSeconds(60)
         spec.fragment.stores.extend(stores)
         spec.suspend.level = suspend  # type: ignore[assignment]
-        self.put(LAYOUT.item_key(J), spec.SerializeToString())
+        self.put(LAYOUT.item_key(name), spec.SerializeToString())
 
-    def assign(self, member: MemberId, slot: int) -> None:
-        self.put(LAYOUT.assignment_key(J, member, slot), b"")
+    def assign(self, member: MemberId, slot: int, name: str = J) -> None:
+        self.put(LAYOUT.assignment_key(name, member, slot), b"")
 
-    def unassign(self, member: MemberId, slot: int) -> None:
-        self.delete(LAYOUT.assignment_key(J, member, slot))
+    def unassign(self, member: MemberId, slot: int, name: str = J) -> None:
+        self.delete(LAYOUT.assignment_key(name, member, slot))
+
+    def tell(self, state: JournalState) -> None:
+        for observer in self.observers:
+            observer(state)
 
     def apply(self) -> list[str]:
         """Let observers see the state; returns what the resolver did."""
-        for observer in self.observers:
-            observer(self.state)
+        self.tell(self.state)
         log, self.log = self.log, []
         return log
 
@@ -117,6 +129,9 @@ class Cluster:
 
     def stop_replica(self, replica: Any, *, drop: bool) -> None:
         self.log.append("drop" if drop else "stop")
+
+    def wanted(self, journal: str) -> None:
+        self.wants.append(journal)
 
 
 @pytest.fixture
@@ -311,3 +326,79 @@ async def test_nothing_is_kept_of_names_that_no_journal_has(resolver: Resolver) 
         for options in (PRIMARY, ANY, STRICT_PRIMARY, STRICT_ANY):
             assert (await resolver.resolve(f"no/journal-{number}", **options)).status == pb.JOURNAL_NOT_FOUND
     assert resolver._cache == {}
+
+
+async def test_calls_say_which_replica_they_need(cluster: Cluster, resolver: Resolver) -> None:
+    cluster.journal()
+    cluster.assign(OTHER, 0)
+    cluster.apply()
+    await resolver.resolve(J, **PRIMARY)
+    assert cluster.wants == [], "there is none here"
+    cluster.assign(SELF, 1)
+    cluster.apply()
+    await resolver.resolve(J, **ANY)
+    assert cluster.wants == [J]
+
+
+class CountedEntries(Entries):
+    """Entries that count how many of them are looked at."""
+
+    def __init__(self, found: Entries) -> None:
+        super().__init__(found._keys, found._entries)
+        self.looked_at = 0
+
+    def get(self, key: str) -> KeySpaceEntry | None:
+        self.looked_at += 1
+        return super().get(key)
+
+    def prefixed(self, prefix: str) -> Sequence[KeySpaceEntry]:
+        found = super().prefixed(prefix)
+        self.looked_at += 1 + len(found)
+        return found
+
+
+async def test_a_change_costs_the_same_however_many_journals_there_are() -> None:
+    def looked_at(journals: int) -> int:
+        cluster = Cluster()
+        keyspace: Any = cluster
+        resolver = Resolver(keyspace, SELF, cluster)
+        names = [f"some/journal-{number:04}" for number in range(journals)]
+        for name in names:
+            cluster.journal(name)
+            cluster.assign(SELF, 0, name)
+        assert cluster.apply() == ["start primary"] * journals
+        first, second, third = names[:3]
+        cluster.assign(OTHER, 1, first)
+        cluster.unassign(SELF, 0, second)
+        cluster.delete(LAYOUT.item_key(third))
+        cluster.journal("new/journal")
+        cluster.assign(SELF, 1, "new/journal")
+        entries = CountedEntries(cluster.state.entries)
+        changed = frozenset({first, second, third, "new/journal"})
+        cluster.tell(KeySpaceState(cluster.header, entries, LAYOUT, ENTITIES, changed=changed))
+        assert sorted(cluster.log) == ["drop", "start replica", "stop"]
+        assert len(resolver.local_replicas) == journals - 1
+        return entries.looked_at
+
+    assert 0 < looked_at(1000) == looked_at(10)
+
+
+async def test_what_failed_at_one_change_is_made_up_for_at_the_next(
+    cluster: Cluster, resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (J, "other/journal"):
+        cluster.journal(name)
+        cluster.assign(SELF, 0, name)
+    refusals = [OSError("no folder can be made")]
+    start = cluster.start_replica
+
+    def refusing(item: Item[pb.JournalSpec], *, primary: bool) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return start(item, primary=primary)
+
+    monkeypatch.setattr(cluster, "start_replica", refusing)
+    with pytest.raises(OSError, match="no folder"):
+        cluster.apply()
+    cluster.tell(KeySpaceState(cluster.header, cluster.state.entries, LAYOUT, ENTITIES, changed=frozenset()))
+    assert {replica.journal for replica in resolver.local_replicas} == {J, "other/journal"}

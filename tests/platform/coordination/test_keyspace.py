@@ -133,6 +133,33 @@ async def test_it_starts_at_the_revision_it_is_given(
     assert [item.id for item in state.items] == ["first", "second"]
 
 
+async def test_a_state_tells_which_items_may_have_changed(
+    coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
+) -> None:
+    await coordinator.txn([], [Put(layout.item_key(name), journal(name)) for name in ("first", "other", "third")])
+    faulty = Faulty(coordinator)
+    keyspace = keyspace_of(faulty)
+    seen: list[frozenset[str] | None] = []
+    keyspace.observe(lambda state: seen.append(state.changed))
+    assert (await keyspace.start()).changed is None
+    assert seen == [None], "any may have, as everything was loaded"
+
+    async def change(*ops: Op) -> frozenset[str] | None:
+        seen.clear()
+        result = await coordinator.txn([], ops)
+        await keyspace.wait_for_revision(result.header.revision, timeout=WAIT_SECONDS)
+        return frozenset[str]().union(*(each or () for each in seen)) if None not in seen else None
+
+    assert await change(Put(layout.assignment_key("other", BROKER, 0), b"")) == {"other"}
+    assert await change(Delete(layout.item_key("first")), Put(layout.item_key("new"), journal("new"))) == {
+        "first",
+        "new",
+    }
+    assert await change(Put(layout.member_key(BROKER), b"not a spec")) == set()
+    faulty.break_next.set()  # The mirror loads everything again, and cannot tell what it has missed.
+    assert await change(Delete(layout.assignment_key("other", BROKER, 0))) is None
+
+
 async def test_keys_next_to_the_prefix_are_not_its_own(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
 ) -> None:

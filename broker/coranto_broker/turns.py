@@ -1,0 +1,89 @@
+"""Turns for work of one kind, so that thousands of journals at once leave a broker time for its lease and for calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+TURN_SECONDS = 0.5
+"""The longest time for which work keeps its turn."""
+PARALLEL = 64
+"""Most turns of one kind at the same time."""
+
+_Waiter = asyncio.Future[None]
+
+
+class Turns:
+    """Gives turns in the order in which they are asked for, but to those first that somebody waits for (`prefer`).
+
+    Work that takes long, as with a peer that does not answer, loses its turn after TURN_SECONDS and goes on without it,
+    so that it does not hold back the rest.
+    """
+
+    def __init__(self, parallel: int = PARALLEL) -> None:
+        self._free = parallel
+        self._ordinary: OrderedDict[_Waiter, None] = OrderedDict()
+        self._preferred: OrderedDict[_Waiter, None] = OrderedDict()
+        self._by_name: dict[str, _Waiter] = {}
+
+    @property
+    def waiting(self) -> int:
+        """The number of those that wait for a turn."""
+        return len(self._ordinary) + len(self._preferred)
+
+    def prefer(self, name: str) -> None:
+        """Give the work of this name its turn before all that nobody waits for. No effect if it does not wait."""
+        waiter = self._by_name.get(name)
+        if waiter is not None and waiter in self._ordinary:
+            del self._ordinary[waiter]
+            self._preferred[waiter] = None
+
+    @asynccontextmanager
+    async def turn(self, name: str) -> AsyncIterator[None]:
+        """Wait for a turn, and have it during the block or for TURN_SECONDS, whichever is shorter."""
+        await self._take(name)
+        given_back = False
+
+        def give_back() -> None:
+            nonlocal given_back
+            if not given_back:
+                given_back = True
+                self._pass_on()
+
+        timer = asyncio.get_running_loop().call_later(TURN_SECONDS, give_back)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            give_back()
+
+    async def _take(self, name: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        waiter: _Waiter = asyncio.get_running_loop().create_future()
+        self._ordinary[waiter] = None
+        self._by_name[name] = waiter
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._pass_on()  # It was given a turn at the same moment.
+            raise
+        finally:
+            self._ordinary.pop(waiter, None)
+            self._preferred.pop(waiter, None)
+            if self._by_name.get(name) is waiter:
+                del self._by_name[name]
+
+    def _pass_on(self) -> None:
+        """Give a turn to the next that waits."""
+        for queue in (self._preferred, self._ordinary):
+            while queue:
+                waiter, _ = queue.popitem(last=False)
+                if not waiter.done():
+                    waiter.set_result(None)
+                    return
+        self._free += 1

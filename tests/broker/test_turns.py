@@ -1,0 +1,130 @@
+"""Turns: so many at the same time, in order, and none is kept for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coranto_broker import turns
+from coranto_broker.turns import Turns
+
+WAIT_SECONDS = 60.0
+
+
+class Works:
+    """Works that each wait for a turn, and keep it until they are told to end."""
+
+    def __init__(self, given: Turns) -> None:
+        self.given = given
+        self.begun: list[int] = []
+        self.changed = asyncio.Event()
+        self.running: set[int] = set()
+        self.most = 0
+        self.ends: dict[int, asyncio.Event] = {}
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def _work(self, number: int) -> None:
+        async with self.given.turn(str(number)):
+            self.begun.append(number)
+            self.changed.set()
+            self.running.add(number)
+            self.most = max(self.most, len(self.running))
+            await self.ends[number].wait()
+            self.running.discard(number)
+
+    async def start(self, *numbers: int) -> None:
+        for number in numbers:
+            self.ends[number] = asyncio.Event()
+            self.tasks[number] = asyncio.create_task(self._work(number))
+        await settle()
+
+    async def end(self, number: int) -> None:
+        self.ends[number].set()
+        await self.tasks[number]
+        await settle()
+
+
+async def settle() -> None:
+    """Let every task run until it waits."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_turns_are_given_in_order_and_only_so_many_at_a_time() -> None:
+    works = Works(Turns(2))
+    await works.start(*range(5))
+    assert works.begun == [0, 1]
+    assert works.given.waiting == 3
+    await works.end(1)
+    await works.end(0)
+    assert works.begun == [0, 1, 2, 3]
+    for number in (2, 3, 4):
+        await works.end(number)
+    assert works.begun == [0, 1, 2, 3, 4]
+    assert (works.most, works.given.waiting) == (2, 0)
+
+
+async def test_work_that_somebody_waits_for_comes_first() -> None:
+    works = Works(Turns(1))
+    await works.start(*range(5))
+    for preferred in ("3", "4", "3", "0", "nobody"):
+        works.given.prefer(preferred)
+    assert works.given.waiting == 4
+    for number in (0, 3, 4, 1, 2):
+        assert works.begun[-1] == number
+        await works.end(number)
+    await works.start(5)
+    assert works.begun[-1] == 5, "no turn was lost"
+    await works.end(5)
+
+
+async def test_a_turn_that_comes_as_its_taker_is_cancelled_is_passed_on() -> None:
+    works = Works(Turns(1))
+    await works.start(0, 1, 2)
+    works.ends[0].set()
+    await asyncio.sleep(0)  # The first work ends, and the second has its turn, but has not run yet.
+    works.tasks[1].cancel()
+    await settle()
+    assert works.begun == [0, 2]
+    await works.end(2)
+
+
+async def test_work_that_takes_long_loses_its_turn_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0.01)
+    works = Works(Turns(1))
+    await works.start(0, 1)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while works.begun != [0, 1]:
+            works.changed.clear()
+            await works.changed.wait()
+    assert works.running == {0, 1}, "the first goes on"
+    monkeypatch.setattr(turns, "TURN_SECONDS", WAIT_SECONDS)
+    await works.end(0)
+    await works.end(1)
+    await works.start(2, 3)
+    assert works.begun == [0, 1, 2], "a turn that was lost is not given back a second time"
+    await works.end(2)
+    await works.end(3)
+
+
+async def test_who_gives_up_waiting_or_fails_takes_no_turn_along() -> None:
+    works = Works(Turns(1))
+    await works.start(0, 1, 2)
+    works.tasks[1].cancel()
+    await settle()
+    assert works.given.waiting == 1
+    works.tasks[0].cancel()
+    await settle()
+    assert works.begun == [0, 2]
+    with pytest.raises(ZeroDivisionError):
+        await fail(works.given, works.end(2))
+    await works.start(3)
+    assert works.begun == [0, 2, 3]
+    await works.end(3)
+
+
+async def fail(given: Turns, before: object) -> None:
+    await before  # type: ignore[misc]
+    async with given.turn("fails"):
+        raise ZeroDivisionError
