@@ -19,6 +19,7 @@ from dagster_coranto.instance.home import dagster_environment
 
 _WORKSPACE = Path("workspace.yaml")
 _MODULE = "dagster_coranto.flights.definitions"
+DAEMON = ("-m", "dagster._daemon", "run")
 _READY_SECONDS = 180.0
 _STOP_SECONDS = 20.0
 _KILL_SECONDS = 10.0
@@ -30,12 +31,17 @@ class DagsterUi(LocalService):
     """The UI for the cluster below `data_dir`, from `start` to `close`; a context manager.
 
     It listens on `port` if that is free, otherwise on another port; see `url`. The output of its processes goes to
-    `data_dir`/logs. The daemon, which runs sensors, is optional. Processes that do not end within `stop_seconds` of
-    closing are killed.
+    `data_dir`/logs. `daemon` are Python's arguments for the daemon, which runs sensors; None: there is none. Processes
+    that do not end within `stop_seconds` of closing are killed.
     """
 
     def __init__(
-        self, data_dir: Path, *, port: int = 0, daemon: bool = True, stop_seconds: float = _STOP_SECONDS
+        self,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        daemon: Sequence[str] | None = DAEMON,
+        stop_seconds: float = _STOP_SECONDS,
     ) -> None:
         super().__init__(port)
         self._data_dir = data_dir.absolute()
@@ -50,9 +56,9 @@ class DagsterUi(LocalService):
     def start(self) -> None:
         """Start the UI, and return when it answers. Raises ClusterError when it does not come up."""
         address = ["--host", "127.0.0.1", "--port", str(self._port)]
-        server = self._child("dagster-webserver", "dagster_webserver", *address)
-        if self._daemon:
-            self._child("dagster-daemon", "dagster._daemon", "run")
+        server = self._child("dagster-webserver", "-m", "dagster_webserver", *address)
+        if self._daemon is not None:
+            self._child("dagster-daemon", *self._daemon)
         ready = partial(self._answers, "/server_info")
         wait_ready(server, ready, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
 
@@ -70,10 +76,10 @@ class DagsterUi(LocalService):
         _await_end(groups, time.monotonic() + _KILL_SECONDS)
         self._children.clear()
 
-    def _child(self, name: str, module: str, *arguments: str) -> ChildProcess:
+    def _child(self, name: str, *arguments: str) -> ChildProcess:
         child = ChildProcess(
             name,
-            [sys.executable, "-m", module, *arguments, *_workspace()],
+            [sys.executable, *arguments, *_workspace()],
             log=self._data_dir / "logs" / f"{name}.log",
             cwd=Path.cwd(),
             environment=dagster_environment(self._data_dir),

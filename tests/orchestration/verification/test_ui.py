@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ __all__ = ["browser", "page", "pytestmark"]
 LOOK_MS = 10_000
 QUEUE = "class: QueuedRunCoordinator\n  config: {max_concurrent_runs: 2, dequeue_interval_seconds: 1}"
 """Runs wait for one another, as Dagster advises for backfills."""
+DAEMON = (str(Path(__file__).with_name("quick_daemon.py")), "run")
 ORDERS = ("shop/orders/part-000", "shop/orders/part-001")
 
 
@@ -53,7 +54,7 @@ def ui(cluster_dir: Path) -> Iterator[DagsterUi]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cluster_dir)
-        with DagsterUi(cluster_dir) as running:
+        with DagsterUi(cluster_dir, daemon=DAEMON) as running:
             yield running
 
 
@@ -91,8 +92,20 @@ def picture(page: Page, name: str) -> None:
 
 
 def execute_checks(page: Page, ui: DagsterUi) -> None:
-    page.goto(f"{ui.url}/assets/shop/orders?view=checks")
-    page.get_by_role("button").filter(has_text=re.compile("^Execute all$")).click()
+    """Execute the checks by clicking, and show their results: the page itself looks only now and then."""
+    with dg.DagsterInstance.get() as instance:
+        before = instance.get_runs_count()
+        page.goto(f"{ui.url}/assets/shop/orders?view=checks")
+        page.get_by_role("button").filter(has_text=re.compile("^Execute all$")).click()
+        await_true(page, lambda: len(runs := instance.get_runs()) > before and runs[0].is_finished)
+    page.reload()
+
+
+def await_true(page: Page, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + RUN_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(200)
 
 
 def launch(page: Page, ui: DagsterUi, job: str, config: str = "") -> dict[str, Any]:
@@ -137,6 +150,8 @@ def open_until(page: Page, url: str, shown: Locator) -> None:
 def test_a_backfill_of_windows_is_launched_by_clicking(ui: DagsterUi, page: Page) -> None:
     page.set_viewport_size({"width": 1400, "height": 1000})
     partitions = f"{ui.url}/assets/order_counts?view=partitions"
+    with dg.DagsterInstance.get() as instance:
+        await_true(page, lambda: len(instance.get_dynamic_partitions("coranto_revenue_windows_windows")) == 2)
     open_until(page, partitions, page.get_by_text(re.compile(r"Missing \(2\)")))
     page.get_by_role("button").filter(has_text=re.compile("^Materialize…$")).click()
     page.get_by_role("button").filter(has_text=re.compile("^All$")).click()
@@ -145,11 +160,9 @@ def test_a_backfill_of_windows_is_launched_by_clicking(ui: DagsterUi, page: Page
     picture(page, "dagster-backfill-launch")
     begin.click()
     with dg.DagsterInstance.get() as instance:
-        deadline = time.monotonic() + RUN_SECONDS
-        while not (backfills := instance.get_backfills()) or not backfills[0].status.value.startswith("COMPLETED"):
-            assert time.monotonic() < deadline, backfills
-            page.wait_for_timeout(500)
-        assert backfills[0].status is BulkActionStatus.COMPLETED_SUCCESS
+        await_true(page, lambda: any(each.status.value.startswith("COMPLETED") for each in instance.get_backfills()))
+        (backfill,) = instance.get_backfills()
+        assert backfill.status is BulkActionStatus.COMPLETED_SUCCESS
     page.goto(f"{partitions}&partition=00000002")
     expect(page.get_by_text(re.compile(r"Materialized \(2\)"))).to_be_visible()
     row = page.locator("tr").filter(has=page.get_by_text("orders", exact=True))
