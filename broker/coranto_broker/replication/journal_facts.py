@@ -36,7 +36,7 @@ class FactsOfJournals:
         self._member = member
         self._known: dict[str, JournalFacts] = {}
         self.worked_out = 0
-        """How often the facts of a journal were worked out."""
+        """The number of times that facts of a journal were worked out."""
         keyspace.observe(self._forget)
 
     def all(self) -> list[JournalFacts]:
