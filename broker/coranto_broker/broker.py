@@ -41,7 +41,7 @@ from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord,
 from coranto_broker.recovery.orphaned_spools import OrphanedSpools
 from coranto_broker.recovery.residence import Residence, spools_of
 from coranto_broker.recovery.saved_records import SavedRecords
-from coranto_broker.replication.journal_facts import FactsOfJournals
+from coranto_broker.replication.journal_facts import JournalsInEtcd
 from coranto_broker.replication.peer_copies import PeerCopies
 from coranto_broker.replication.peers import Peers, PeerStream
 from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicaStream
@@ -162,7 +162,7 @@ class Broker:
         self._starts, self._pulses = Turns(), Turns()
         self._start_reported_at = 0.0
         self.resolver = Resolver(keyspace, self.member, self)
-        self.facts = FactsOfJournals(keyspace, self.member)
+        self.facts = JournalsInEtcd(keyspace, self.member)
         self._used_folders: set[Path] = set()
         self._failed: set[str] = set()  # Journals whose next replica must not trust its folder.
         self._spools = spools_of(settings.data_dir)

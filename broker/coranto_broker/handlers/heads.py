@@ -24,7 +24,7 @@ from coranto.specs.validation import may_write, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import HeadsRequest, HeadsResponse, JournalHead
 from coranto_broker.handlers.errors import Context
-from coranto_broker.replication.journal_facts import JournalFacts
+from coranto_broker.replication.journal_facts import EtcdFacts
 from coranto_broker.replication.replica import Replica
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ async def serve(broker: Broker, request: HeadsRequest, context: Context, claims:
             task.cancel()
 
 
-_Facts = list[JournalFacts]
+_Facts = list[EtcdFacts]
 
 
 def _by_primary(
@@ -150,7 +150,7 @@ async def _ask(broker: Broker, endpoint: str, selector: pb.LabelSelector) -> _To
     return told
 
 
-def _other(broker: Broker, facts: JournalFacts, told: _Told) -> JournalHead:
+def _other(broker: Broker, facts: EtcdFacts, told: _Told) -> JournalHead:
     """Return the head of a journal that another broker is primary of: as told, or as our own replica knows it."""
     if (head := told.heads.get(facts.item.id)) is not None:
         return head
@@ -162,7 +162,7 @@ def _other(broker: Broker, facts: JournalFacts, told: _Told) -> JournalHead:
     return head
 
 
-def _head_of(broker: Broker, facts: JournalFacts) -> JournalHead:
+def _head_of(broker: Broker, facts: EtcdFacts) -> JournalHead:
     """Return the head of a journal as etcd and this broker's replica, if there is one, know it. Do not change it."""
     if facts.head.status != pb.OK:
         return facts.head

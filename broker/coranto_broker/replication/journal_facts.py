@@ -17,7 +17,7 @@ from coranto_broker.replication.resolver import JournalKeySpace, JournalState
 
 
 @dataclass(frozen=True, slots=True)
-class JournalFacts:
+class EtcdFacts:
     """The facts of one journal. They are shared: copy a message before you change it."""
 
     item: Item[pb.JournalSpec]
@@ -28,18 +28,18 @@ class JournalFacts:
     """The part of its head that etcd knows. Only if its status is OK, replicas know more."""
 
 
-class FactsOfJournals:
+class JournalsInEtcd:
     """The facts of all journals, for the broker `member`."""
 
     def __init__(self, keyspace: JournalKeySpace, member: MemberId) -> None:
         self._keyspace = keyspace
         self._member = member
-        self._known: dict[str, JournalFacts] = {}
+        self._known: dict[str, EtcdFacts] = {}
         self.worked_out = 0
         """The number of times that facts of a journal were worked out."""
         keyspace.observe(self._forget)
 
-    def all(self) -> list[JournalFacts]:
+    def all(self) -> list[EtcdFacts]:
         """Return the facts of all journals by the present key space, ordered by name."""
         state, known = self._keyspace.state, self._known
         return [known.get(item.id) or self._work_out(state, item) for item in state.items]
@@ -51,7 +51,7 @@ class FactsOfJournals:
         for journal in state.changed:
             self._known.pop(journal, None)
 
-    def _work_out(self, state: JournalState, item: Item[pb.JournalSpec]) -> JournalFacts:
+    def _work_out(self, state: JournalState, item: Item[pb.JournalSpec]) -> EtcdFacts:
         spec = item.spec
         assignments = state.assignments_in_key_order(item.id)
         primary = next((each.member for each in assignments if each.slot == 0), None)
@@ -73,6 +73,6 @@ class FactsOfJournals:
             head.status, head.head = pb.SUSPENDED, spec.suspend.offset
             head.problem = "it is fully suspended; the next append wakes it"
         self.worked_out += 1
-        facts = JournalFacts(item, labels.with_meta(item.id, spec.labels), primary, head)
+        facts = EtcdFacts(item, labels.with_meta(item.id, spec.labels), primary, head)
         self._known[item.id] = facts
         return facts

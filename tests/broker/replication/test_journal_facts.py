@@ -6,7 +6,7 @@ from typing import Any
 
 from coranto.coordination.keyspace_state import KeySpaceState
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.replication.journal_facts import FactsOfJournals
+from coranto_broker.replication.journal_facts import JournalsInEtcd
 from tests.broker.replication.test_resolver import ENTITIES, LAYOUT, OTHER, SELF, Cluster
 
 FULL = pb.JournalSpec.Suspend.FULL
@@ -31,9 +31,9 @@ class Mirror(Cluster):
         self.tell(self.seen)
 
 
-def facts_of(mirror: Mirror) -> FactsOfJournals:
+def facts_of(mirror: Mirror) -> JournalsInEtcd:
     keyspace: Any = mirror
-    return FactsOfJournals(keyspace, SELF)
+    return JournalsInEtcd(keyspace, SELF)
 
 
 def test_facts_are_worked_out_again_only_for_journals_that_changed() -> None:
