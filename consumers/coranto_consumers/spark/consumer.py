@@ -40,7 +40,7 @@ from coranto_consumers.spark.committing import (
     delete_stale_rows,
     rolled_back_on_failure,
 )
-from coranto_consumers.spark.dead_letters import DeadLetters
+from coranto_consumers.spark.dead_letters import DeadLetters, policy_of
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
 from coranto_consumers.spark.frames import parse_schema
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions, MisfitPolicy
@@ -95,8 +95,7 @@ class SparkConsumer:
         fail_on_data_loss: bool = True,
         uuid_pointer: str = DEFAULT_UUID_POINTER,
     ) -> None:
-        if misfits is MisfitPolicy.DEAD_LETTERS:
-            raise InvalidInput("say where: DeadLetters(table=…) or DeadLetters(journals=…)", field="misfits")
+        policy_of(misfits)  # Raises InvalidInput.
         JsonLines(uuid_pointer)  # Raises InvalidInput.
         self._misfits = misfits
         self._uuid_pointer = uuid_pointer
@@ -252,13 +251,12 @@ class SparkConsumer:
         if self._inputs is None:
             spark = self._spark() if callable(self._spark) else self._spark
             schema = parse_schema(self._application.value_schema)
-            policy = MisfitPolicy.DEAD_LETTERS if isinstance(self._misfits, DeadLetters) else self._misfits
             self._inputs = InputReader(
                 spark,
                 self._config,
                 schema,
                 self._max_partition_bytes,
-                misfits=policy,
+                misfits=policy_of(self._misfits),
                 uuid_pointer=self._uuid_pointer,
                 name=self._application.name,
             )

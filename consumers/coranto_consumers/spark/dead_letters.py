@@ -12,6 +12,8 @@ from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, String, Table
 
 from coranto.errors import InvalidInput
 from coranto_consumers.spark.application import JournalOutput, Outputs, TableOutput
+from coranto_consumers.spark.inputs import MisfitPolicy
+from coranto_consumers.stores.windows import WINDOW_COLUMN
 
 COLUMNS: Final = ("journal", "offset", "line")
 
@@ -47,12 +49,20 @@ class DeadLetters:
         )
 
 
-def dead_letter_table(name: str, metadata: MetaData | None = None) -> Table:
-    """Return the definition of a table for dead letters."""
+def policy_of(misfits: MisfitPolicy | DeadLetters) -> MisfitPolicy:
+    """Return the policy that an option of a consumer means. Raises InvalidInput if it does not say where they go."""
+    if misfits is MisfitPolicy.DEAD_LETTERS:
+        raise InvalidInput("say where: DeadLetters(table=…) or DeadLetters(journals=…)", field="misfits")
+    return MisfitPolicy.DEAD_LETTERS if isinstance(misfits, DeadLetters) else misfits
+
+
+def dead_letter_table(name: str, metadata: MetaData | None = None, *, by_window: bool = False) -> Table:
+    """Return the definition of a table for dead letters; `by_window`, for those of a `WindowConsumer`."""
     return Table(
         name,
         metadata if metadata is not None else MetaData(),
         Column("journal", String(512), primary_key=True),
         Column("offset", BigInteger, primary_key=True),
         Column("line", LargeBinary, nullable=False),
+        *([Column(WINDOW_COLUMN, BigInteger, nullable=False)] if by_window else []),
     )

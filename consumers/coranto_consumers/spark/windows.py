@@ -15,9 +15,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy import Table, delete
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,22 +26,28 @@ from coranto.errors import CorruptData, InvalidInput
 from coranto.fragments.windows import Window, find
 from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
 from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application, TableOutput
 from coranto_consumers.spark.consumer import DEFAULT_PARTITION_BYTES
+from coranto_consumers.spark.dead_letters import DeadLetters, policy_of
 from coranto_consumers.spark.discovery import cuts_of, find_journals
 from coranto_consumers.spark.frames import parse_schema
-from coranto_consumers.spark.inputs import InputReader
+from coranto_consumers.spark.inputs import Input, InputReader, MisfitPolicy
 from coranto_consumers.spark.outputs import Staged, stage_table_output
 from coranto_consumers.spark.progress import Hooks, Step
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staging import delete_shards, delete_staged, delete_stale
-from coranto_consumers.stores.windows import KnownWindow, WindowLog, is_merged, shard_of, sources_before
-
-WINDOW_COLUMN: Final = "coranto_window"
-"""The column of tables with the first number of the window that a row comes from."""
+from coranto_consumers.stores.windows import (
+    WINDOW_COLUMN,
+    KnownWindow,
+    WindowLog,
+    is_merged,
+    shard_of,
+    sources_before,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class WindowReport:
     rows: int
     """Messages that were read, including duplicates, acknowledgements, and pending or rolled back messages."""
     fence: int
+    misfits: int = 0
+    """Messages among them that do not fit the application's columns: dead letters, or nulls."""
 
 
 class WindowConsumer:
@@ -62,7 +69,8 @@ class WindowConsumer:
 
     The application's outputs are tables only, with the column `coranto_window` (BIGINT NOT NULL), which is part of each
     key; this class fills it. The application's name and its selector of sources play no part: a window tells what is
-    read, and has a fence of its own.
+    read, and has a fence of its own. `misfits` and `uuid_pointer` are those of `SparkConsumer`; dead letters go to a
+    table only, which `dead_letter_table(…, by_window=True)` makes.
     """
 
     def __init__(
@@ -75,7 +83,19 @@ class WindowConsumer:
         *,
         max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
         hooks: Hooks | None = None,
+        misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
+        uuid_pointer: str = DEFAULT_UUID_POINTER,
     ) -> None:
+        policy_of(misfits)  # Raises InvalidInput.
+        JsonLines(uuid_pointer)  # Raises InvalidInput.
+        if isinstance(misfits, DeadLetters) and (misfits.table is None or WINDOW_COLUMN not in misfits.table.c):
+            raise InvalidInput(
+                f"dead letters of a window are replaced with its rows: give a table that has {WINDOW_COLUMN}, as "
+                "dead_letter_table(…, by_window=True) makes it",
+                field="misfits",
+            )
+        self._misfits = misfits
+        self._uuid_pointer = uuid_pointer
         self._name = name
         self._application = application
         self._config = client
@@ -114,14 +134,22 @@ class WindowConsumer:
             with reader.read(ranges, sources, cuts, pruning) as read:
                 _require_whole(window, read.sources)
                 self._hooks.reached(Step.SEQUENCED)
-                staged = self._stage(window, shard, read.committed if read.messages else None, fence)
+                staged = self._stage(window, shard, read, fence)
                 self._commit(window, shard, fence, staged, Checkpoint(read.sources))
-                return WindowReport(window, read.messages, read.rows, fence)
+                return WindowReport(window, read.messages, read.rows, fence, read.misfits)
 
     def _reader(self) -> InputReader:
         spark = self._spark() if callable(self._spark) else self._spark
         schema = parse_schema(self._application.value_schema)
-        return InputReader(spark, self._config, schema, self._max_partition_bytes)
+        return InputReader(
+            spark,
+            self._config,
+            schema,
+            self._max_partition_bytes,
+            misfits=policy_of(self._misfits),
+            uuid_pointer=self._uuid_pointer,
+            name=self._name,
+        )
 
     def _sources(
         self, reader: InputReader, client: SyncJournalClient, known: Sequence[KnownWindow], window: Window
@@ -136,19 +164,22 @@ class WindowConsumer:
             self.log.remember(each, Checkpoint(sources))
         return sources
 
-    def _stage(self, window: Window, shard: str, committed: DataFrame | None, fence: int) -> list[Staged]:
-        if committed is None:
+    def _stage(self, window: Window, shard: str, read: Input, fence: int) -> list[Staged]:
+        if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
+            self._store.create_tables(self._misfits.table)
+        made = [self._application.outputs(read.committed)] if read.messages else []
+        if read.dead is not None and isinstance(self._misfits, DeadLetters):
+            made.append(self._misfits.outputs(read.dead))
+        if not made:
             return []
-        outputs = self._application.outputs(committed)
-        if outputs.journals:
+        if any(outputs.journals for outputs in made):
             raise InvalidInput(
                 "an application that runs by windows cannot publish: messages in journals cannot be replaced; "
                 "let it return tables only",
                 field="outputs",
             )
-        staged = [
-            stage_table_output(_of_window(output, window), self._store, shard, fence) for output in outputs.tables
-        ]
+        tables = [_of_window(output, window) for outputs in made for output in outputs.tables]
+        staged = [stage_table_output(output, self._store, shard, fence) for output in tables]
         self._hooks.reached(Step.STAGED)
         return staged
 
@@ -157,6 +188,8 @@ class WindowConsumer:
             connection = transaction.connection
             self.log.claim(connection, window, after, time.time())
             tables: dict[str, Table] = {each.plan.table.fullname: each.plan.table for each in staged}
+            if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
+                tables[self._misfits.table.fullname] = self._misfits.table  # There may be none any more.
             for table in tables.values():
                 connection.execute(delete(table).where(table.c[WINDOW_COLUMN].between(window.first, window.last)))
             for each in staged:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import (
     BigInteger,
@@ -35,6 +36,9 @@ from coranto_consumers.stores.durability import commit_durably
 from coranto_consumers.stores.engines import READS_ONLY
 from coranto_consumers.stores.mysql import NAME
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
+
+WINDOW_COLUMN: Final = "coranto_window"
+"""The column of tables with the first number of the window that a row comes from."""
 
 WINDOWS = Table(
     "coranto_windows",

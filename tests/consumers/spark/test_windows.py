@@ -10,11 +10,22 @@ from pyspark.sql import functions as F
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, func, select
 
 from coranto.client import SyncJournalClient
-from coranto.errors import CorruptData, Fenced, InvalidInput
+from coranto.errors import CorruptData, CorruptMessage, Fenced, InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
-from coranto_consumers.spark import Add, Hooks, JournalOutput, Outputs, SparkConsumer, Step, TableOutput
+from coranto_consumers.spark import (
+    Add,
+    DeadLetters,
+    Hooks,
+    JournalOutput,
+    MisfitPolicy,
+    Outputs,
+    SparkConsumer,
+    Step,
+    TableOutput,
+    dead_letter_table,
+)
 from coranto_consumers.spark.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
@@ -256,3 +267,40 @@ def test_what_cannot_be_replaced_by_window_is_refused(spark, world, sqlite_url):
     world.broker.create(ONE)
     with pytest.raises(CorruptData, match="deleted and created again"):
         consumer(spark, world, sqlite_url).materialise(name)
+
+
+class Counts(Flights):
+    """Counts flights only, so that any number fits."""
+
+    value_schema = "carrier STRING"
+
+    def outputs(self, committed):
+        return super().outputs(committed.withColumn("n", F.lit(0)))
+
+
+def test_dead_letters_of_a_window_are_replaced_with_its_rows(spark, world, sqlite_url):
+    line, offset = b'{"n":"many","carrier":"AA"}', world.broker.head(ONE)
+    world.broker.write(ONE, line + b"\n")
+    world.roll()
+    (name,) = grown(consumer(spark, world, sqlite_url), world)
+    with pytest.raises(CorruptMessage, match="does not fit"):
+        consumer(spark, world, sqlite_url).materialise(name)
+    dead = dead_letter_table("dead", by_window=True)
+    keeping = DeadLetters(table=dead)
+
+    for _ in range(2):
+        report = consumer(spark, world, sqlite_url, misfits=keeping).materialise(name)
+        assert (report.messages, report.misfits) == (len(world.committed), 1)
+        assert rows_of(sqlite_url, dead) == [(ONE, offset, line, 1)]
+        check(sqlite_url, world)
+
+    nulls = consumer(spark, world, sqlite_url, Counts(), misfits=MisfitPolicy.NULLS).materialise(name)
+    assert (nulls.messages, nulls.misfits) == (len(world.committed) + 1, 0)
+    consumer(spark, world, sqlite_url, Counts(), misfits=keeping).materialise(name)
+    assert rows_of(sqlite_url, dead) == [], "what fits now is no dead letter any more"
+
+
+def test_places_of_dead_letters_that_cannot_be_replaced_by_window_are_refused(spark, world, sqlite_url):
+    for misfits in (DeadLetters(journals=SELECTOR), DeadLetters(table=dead_letter_table("dead"))):
+        with pytest.raises(InvalidInput, match="misfits: dead letters of a window are replaced"):
+            consumer(spark, world, sqlite_url, misfits=misfits)
