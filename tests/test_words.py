@@ -168,8 +168,9 @@ def test_the_first_line_of_a_docstring_names_its_object(top: str) -> None:
 
 def test_forbidden_names_are_not_used() -> None:
     found = []
+    somewhere = re.compile("|".join(FORBIDDEN))
     for path in FILES:
-        if path == Path(__file__):
+        if path == Path(__file__) or not somewhere.search(path.read_text()):
             continue
         with tokenize.open(path) as file:
             found += [

@@ -36,6 +36,7 @@ def serve(
                 console.print(
                     f"[bold]Airflow[/] is at {airflow.url}/dags/flights   (Ctrl-C stops it, and the cluster)",
                     highlight=False,
+                    soft_wrap=True,
                 )
                 never = threading.Event()
                 while not never.wait(0.5):
