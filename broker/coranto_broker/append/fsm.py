@@ -274,6 +274,9 @@ class AppendFsm:
         except Invalidated:
             return AppendEvent.INVALIDATED
         try:
+            # Replicas are about to go on at the spool's end. If power loss took content before it here, that would
+            # leave a hole that readers wait at.
+            await spool.flush_commits()
             reading = await self._env.verify(resolution, spool)
         except BaseException:
             resolution.require_replica.spool.put(spool)

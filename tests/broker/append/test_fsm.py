@@ -452,6 +452,29 @@ async def test_a_failed_synchronization_ends_the_append_and_the_pipeline(world: 
     assert (await world.append(b"abc")).state is State.FINISHED
 
 
+async def test_what_was_committed_before_is_flushed_before_replicas_go_on_after_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Found by simulation: replicas rolled to an end that power loss then took from the only broker that had reached it.
+    world.peers, world.spec.replication = [Peer()], 2
+    world.spool.fsync = Fsync.COMMIT
+    world.spool.commit(b"abc", pb.LabelSet(), 5)
+    flush, propose, happened = world.spool.flush_commits, world.peers[0].propose, []
+
+    async def flushed() -> None:
+        await flush()
+        happened.append("flushed")
+
+    def proposed(*arguments: Any, **options: Any) -> None:
+        happened.append("proposed")
+        propose(*arguments, **options)
+
+    monkeypatch.setattr(world.spool, "flush_commits", flushed)
+    monkeypatch.setattr(world.peers[0], "propose", proposed)
+    await world.append(b"def")
+    assert happened[:2] == ["flushed", "proposed"]
+
+
 async def test_cancelling_a_synchronization_ends_the_pipeline(world: World) -> None:
     world.peers, world.spec.replication = [Peer()], 2
     world.peers[0].gate.clear()
