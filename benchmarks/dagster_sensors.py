@@ -40,8 +40,8 @@ SIZES = (100, 1_000, 10_000)
 WRITTEN = 100
 """The journals of each size that have content."""
 LIVE = 1_000
-"""The journals that the broker serves. Those beyond are suspended, as many journals of a large cluster are: one broker
-that is given ten thousand at once, on a machine that does other work, does not come up."""
+"""The journals that the broker serves: about as many as one takes by default. Those beyond are suspended, as many
+journals of a large cluster are."""
 PATIENCE_SECONDS = 600.0
 """New journals take their time to be assigned on a busy machine."""
 
