@@ -117,7 +117,7 @@ class MyApplication(Revenue):
     value_schema = "customer STRING, `order` BIGINT"
 
     def outputs(self, committed):
-        return super().outputs(committed.withColumnRenamed("order", "cents"))
+        return super().outputs(committed.where("customer IS NOT NULL").withColumnRenamed("order", "cents"))
 """
 
 
