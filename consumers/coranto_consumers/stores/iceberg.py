@@ -106,7 +106,7 @@ class IcebergShardStore(Store):
                     raise InvalidInput(f"{self._name} has no column {min(unknown)!r}", field="rows")
                 added = pa.Table.from_pylist(list(rows), self._columns)
             added.validate(full=True)
-        except (pa.ArrowException, KeyError, TypeError) as error:
+        except (pa.ArrowException, KeyError, TypeError, OverflowError, UnicodeError) as error:
             raise InvalidInput(f"do not fit {self._name}: {error}", field="rows") from error
         for field in self._columns:
             if not field.nullable and added.column(field.name).null_count:

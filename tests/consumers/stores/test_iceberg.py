@@ -245,6 +245,8 @@ async def test_what_does_not_fit_is_refused(subject: IcebergSubject) -> None:
     await store.restore_checkpoint(SHARD)
     for rows, problem in (
         ([{"n": "x"}], "do not fit shop.numbers"),
+        ([{"n": 2**70}], "do not fit shop.numbers"),
+        ([{"n": 1, "text": "\ud800"}], "do not fit shop.numbers"),  # JSON may have it, UTF-8 may not.
         ([{"n": None}], "needs n, which is null"),
         ([{"n": 1, "m": 2}], "has no column 'm'"),
         (pa.table({"text": ["a"]}), "do not fit shop.numbers"),
