@@ -90,8 +90,11 @@ class InSyncRecords:
             record = in_sync.decode(kv.value)
         except InvalidInput as error:
             raise Unavailable(f"etcd key {key} must be mended or deleted: {error}") from error
-        record = replace(record, written=record.carried or self._base + kv.mod_revision)
+        record = self._as_written(record, kv)
         return StoredRecord(key, kv, create_revision, in_sync.as_read_for(record, create_revision, self.me))
+
+    def _as_written(self, record: InSyncRecord, kv: KeyValue) -> InSyncRecord:
+        return replace(record, written=record.carried or self._base + kv.mod_revision)
 
     async def write(
         self, reading: StoredRecord, record: InSyncRecord, compares: Sequence[Compare] = (), ops: Sequence[Op] = ()
@@ -115,7 +118,7 @@ class InSyncRecords:
                 )
             return result, await self.read(journal, reading.create_revision)
         kv = KeyValue(reading.key, value, mod_revision=result.header.revision)
-        written = replace(record, written=record.carried or self._base + kv.mod_revision)
+        written = self._as_written(record, kv)
         self._save(journal, written)
         return result, StoredRecord(reading.key, kv, reading.create_revision, written)
 
@@ -129,6 +132,19 @@ class InSyncRecords:
                 # Content will follow. If etcd were then restored, nobody would know which brokers have it.
                 raise Unavailable(f"the in-sync record of {journal} cannot be written to the disk: {error}") from error
             _log.warning("in_sync.saving_failed", journal=journal, error=str(error))
+
+    def keep(self, reading: StoredRecord) -> None:
+        """Keep a copy of a record that was read, whoever wrote it. Raises Unavailable if the disk refuses.
+
+        It must be kept before content goes that an older record says is here: that one may be the latest copy anywhere.
+        """
+        if self._saved is None or reading.kv is None or reading.record is None:
+            return
+        journal = _journal_of(reading.key)
+        try:
+            self._saved.save(journal, self._as_written(in_sync.decode(reading.kv.value), reading.kv))
+        except OSError as error:
+            raise Unavailable(f"the in-sync record of {journal} cannot be written to the disk: {error}") from error
 
     async def remove(self, journal: str, create_revision: int, *, former: bool = False) -> None:
         """Remove the record of a deleted journal, unless it belongs to a later journal of the same name.

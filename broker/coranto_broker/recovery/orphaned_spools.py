@@ -275,6 +275,7 @@ class OrphanedSpools:
         orphan.alone = record is not None and record.members == (me,) and not record.left and not record.foreign
         if record is None or me not in record.members or not in_sync.is_complete(record, orphan.stamp, me):
             if not orphan.pending and folder.path in self._taken:
+                self._records.keep(reading)
                 self._remove(folder.path)  # Others have all that is not stored.
             return
         if record.left and not former:
@@ -297,9 +298,10 @@ class OrphanedSpools:
         if orphan.pending:
             return
         record = in_sync.closed(record, create_revision, orphan.end, orphan.registers)
-        result, _ = await self._records.write(reading, record)
+        result, reading = await self._records.write(reading, record)
         if result.succeeded and folder.path in self._taken:
             _log.warning("orphaned_spool.rescued", journal=folder.journal, end=orphan.end)
+            self._records.keep(reading)
             self._remove(folder.path)
 
     async def _is_continued(self, folder: SpoolFolder) -> bool:

@@ -26,6 +26,7 @@ from coranto_broker.recovery import orphaned_spools, spool_recovery
 from coranto_broker.recovery.deleted_spools import DeletedSpools
 from coranto_broker.recovery.in_sync_records import InSyncRecords, Stranded
 from coranto_broker.recovery.orphaned_spools import OrphanedSpools
+from coranto_broker.recovery.saved_records import SavedRecords
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import Epoch, InSyncRecord
@@ -416,3 +417,30 @@ async def test_nothing_is_judged_by_the_records_of_an_etcd_that_replaced_the_one
     world.etcd_id = 2
     with pytest.raises(Unavailable, match="cluster id changed from 0x1 to 0x2"):
         await world.records.judge(J, 7, stamp, 9)
+
+
+async def test_a_folder_goes_only_once_the_record_that_no_longer_needs_it_is_kept_here(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Found by simulation: the disk was full, etcd was emptied, and an older record named folders that were gone.
+    saved = SavedRecords(world.root.parent, world.disk, synced=False)
+    coordinator: Any = world
+    records = InSyncRecords(coordinator, Layout("/cluster"), MemberId("local", "me"), saved=saved)
+    world.records = world.orphans._records = records
+    save, full = SavedRecords.save, True
+
+    def saves(each: SavedRecords, journal: str, record: InSyncRecord) -> None:
+        if full and record.closed:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        save(each, journal, record)
+
+    monkeypatch.setattr(SavedRecords, "save", saves)
+    world.write(b"abc", 10)
+    world.record, world.route = InSyncRecord(7, (ME,), (Epoch(10, 0),)), ["local#new"]
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: world.record is not None and world.record.closed)
+    await world.looked(3)
+    assert world.folder.path.exists()
+    full = False
+    await eventually(lambda: not world.folder.path.exists())
+    assert [(each.record.closed, each.record.end) for each in saved] == [(True, 3)]
