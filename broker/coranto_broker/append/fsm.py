@@ -126,6 +126,7 @@ class AppendFsm:
         # Group commit
         self._member: WaitingAppend | None = None  # Our place in the line of waiting appends.
         self._members: list[WaitingAppend] = []  # The appends that commit in our group.
+        self._refused_members: list[WaitingAppend] = []  # Those that our group's commit refuses.
 
     # -- Its life ------------------------------------------------------------------------------------------------------
 
@@ -515,7 +516,7 @@ class AppendFsm:
         fragment = snapshot.committed.fragment
         plan = GroupPlan(snapshot)
         place = plan.lead(length, self._decided.registers)
-        self._members = gather(resolution.require_replica.line, plan, resolution, length, tokens)
+        self._members, self._refused_members = gather(resolution.require_replica.line, plan, resolution, length, tokens)
         content = b"".join([whole.content, *(member.whole.content for member in self._members)])
         if content:
             pipeline.write(0, content)
@@ -631,6 +632,9 @@ class AppendFsm:
         members, self._members = self._members, []
         for member in members:
             member.settle(problem)
+        refused, self._refused_members = self._refused_members, []
+        for member in refused:
+            member.settle(problem and rolled_back(problem, "nothing was applied"))
 
 
 _HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[AppendEvent]]] = {

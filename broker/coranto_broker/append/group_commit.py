@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Fragment
@@ -102,6 +102,13 @@ class GroupPlan:
         return AppendRange(begin, end, registers)
 
 
+class TakenGroup(NamedTuple):
+    """Appends that a leader takes along: `members` commit with it; `refused` ones are refused once it has committed."""
+
+    members: list[WaitingAppend]
+    refused: list[WaitingAppend]
+
+
 class Tokens(Protocol):
     """The tokens of a journal's append rate (a `FlowControl`)."""
 
@@ -109,16 +116,15 @@ class Tokens(Protocol):
     def spend(self, size: int) -> None: ...
 
 
-def gather(
-    line: Iterable[WaitingAppend], plan: GroupPlan, leader: Resolved, size: int, tokens: Tokens
-) -> list[WaitingAppend]:
-    """Take along the members that may follow the leader, and return those to commit.
+def gather(line: Iterable[WaitingAppend], plan: GroupPlan, leader: Resolved, size: int, tokens: Tokens) -> TakenGroup:
+    """Take along the members that may follow the leader, and those that are refused because of what they follow.
 
     The leader's content has `size` bytes. Members must have the leader's journal spec and be invalidated by the same
-    signal. A refused member gets its answer at once. Does not suspend: a member is taken along only if it commits with
-    this very proposal.
+    signal. A refusal may rest on what the group appends, so nobody may be told of it before the group has committed.
+    Does not suspend: a member is taken along only if it commits with this very proposal.
     """
     members: list[WaitingAppend] = []
+    refused: list[WaitingAppend] = []
     for member in line:
         if not member.is_waiting:
             continue
@@ -133,9 +139,9 @@ def gather(
             break
         member.take_along(answer)
         if isinstance(answer, Refusal):
-            member.settle(None)
+            refused.append(member)
             continue
         tokens.spend(length)
         members.append(member)
         size += length
-    return members
+    return TakenGroup(members, refused)

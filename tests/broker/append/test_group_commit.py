@@ -120,12 +120,14 @@ def in_groups(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) -
         plan = GroupPlan(journal.snapshot)
         place = plan.lead(len(content), found.registers)
         answers[number] = answered("OK", place.begin, place.end, place.registers)
-        along = gather(line, plan, resolved, len(content), tokens)
+        along, refused = gather(line, plan, resolved, len(content), tokens)
         for each, member in enumerate(members):
             if member.answer is None or each in answers:
                 continue
             line.leave(member)
             if isinstance(member.answer, Refusal):
+                assert member in refused
+                assert not member.outcome.done(), "the group has not committed yet"
                 answers[each] = answered(pb.Status.Name(member.answer.status), 0, 0, member.answer.registers)
             else:
                 assert member in along
@@ -209,7 +211,7 @@ async def test_only_those_that_resolved_alike_go_along() -> None:
         for resolution in (leader, other, leader):
             line.join(WaitingAppend(pb.AppendRequest(journal=J), Whole(b"x", 1), resolution))
         plan = GroupPlan(JournalSnapshot(spec, spool.committed, IndexSummary(), NOW))
-        assert [member.answer for member in gather(line, plan, leader, 0, FlowControl())] == [
+        assert [member.answer for member in gather(line, plan, leader, 0, FlowControl()).members] == [
             AppendRange(0, 1, pb.LabelSet())
         ]
 
