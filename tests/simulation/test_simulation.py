@@ -35,7 +35,6 @@ from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.fragments.persister import FragmentPersister, _Reading
 from coranto_broker.handlers.append_lane import AppendLane
-from coranto_broker.handlers.gaps import GapReader
 from coranto_broker.recovery import residence, spool_recovery
 from coranto_broker.recovery.adoption import Adoption
 from coranto_broker.recovery.identity import ClusterIdentity
@@ -43,7 +42,6 @@ from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.replication.pipeline import Pipeline
 from coranto_broker.simulation.options import FAULTS, options_of
 from coranto_broker.simulation.run import RunReport, run
-from coranto_broker.simulation.workload import Workload
 from coranto_broker.simulation.world import LAYOUT, World
 from coranto_broker.spool import commit_check, in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder
@@ -278,31 +276,6 @@ def test_a_replica_that_answers_before_its_disk_has_it_is_caught(monkeypatch: py
 
     monkeypatch.setattr(DurableSpool, "flush_commits", flush_nothing)
     assert is_caught("under-replicated-ack", faults=(), **POWER | {"brokers": 3, "replication": 3})
-
-
-def test_a_broker_that_does_not_read_from_peers_what_its_disk_lost_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def one_at_a_time(self: Workload, name: str) -> None:
-        rng, world = self._rng, self._world
-        journal = rng.choice(world.journals)
-        client = world.client(name, rng.choice(world.machines), patience=rng.choice((0.0, 2.0, 10.0)))
-        kind = rng.random()
-        if kind < 0.1:
-            await self.head(name, client, journal)
-        elif kind < 0.2:
-            await self.barrier(name, client, journal)
-        else:
-            await (self.stream if kind < 0.45 else self.append)(name, client, journal)
-
-    # A bit rots in a complete fragment that is not stored yet, which is rare: a seed of this workload meets it.
-    monkeypatch.setattr(Workload, "step", one_at_a_time)
-    options = options_of(346, append_streams=False)
-    assert run(options).sound
-
-    async def nowhere(*_: object) -> None:
-        return None
-
-    monkeypatch.setattr(GapReader, "_elsewhere", nowhere)
-    assert "stuck" in {anomaly.name for anomaly in run(options).anomalies}
 
 
 def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_keys_that_go_to_a_successor_too_early_are_caught(monkeypatch: pytest.Mo
 
 
 def test_sequences_that_are_applied_above_a_gap_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = HARD | {"stable": 2, "scale_seconds": 0.7, "faults": ("pause",)}
+    options = HARD | {"harm": 0.6, "stable": 2, "scale_seconds": 0.7, "faults": ("pause",)}
     assert not caught("lost", **options)
     monkeypatch.setattr(Gaps, "before", lambda *_: None)
     assert caught("lost", **options)
