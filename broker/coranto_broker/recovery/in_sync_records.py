@@ -134,9 +134,9 @@ class InSyncRecords:
             _log.warning("in_sync.saving_failed", journal=journal, error=str(error))
 
     def keep(self, reading: StoredRecord) -> None:
-        """Keep a copy of a record that was read, whoever wrote it. Raises Unavailable if the disk refuses.
+        """Save a copy of a record, whichever broker wrote it. Raises Unavailable if the disk refuses.
 
-        It must be kept before content goes that an older record says is here: that one may be the latest copy anywhere.
+        Call it before content goes that an older record says is here: this record may be the latest copy anywhere.
         """
         if self._saved is None or reading.kv is None or reading.record is None:
             return
