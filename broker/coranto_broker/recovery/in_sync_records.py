@@ -136,7 +136,8 @@ class InSyncRecords:
     def keep(self, reading: StoredRecord) -> None:
         """Save a copy of a record, whichever broker wrote it. Raises Unavailable if the disk refuses.
 
-        Call it before content goes that an older record says is here: this record may be the latest copy anywhere.
+        Call it before content goes that an older record says is here. Otherwise a copy of that older record may be the
+        latest one anywhere.
         """
         if self._saved is None or reading.kv is None or reading.record is None:
             return
