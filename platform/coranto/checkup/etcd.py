@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -25,8 +26,21 @@ _QUOTA: Final = 2 << 30
 _SECONDS: Final = 5.0
 
 
-def etcd(endpoint: str, tls: ClientTls | None = None) -> list[Examination]:
-    """Examine the etcd at an endpoint: `host:port`, or `https://host:port`."""
+def etcd(endpoints: str, tls: ClientTls | None = None) -> list[Examination]:
+    """Examine the etcd at an endpoint: `host:port`, or `https://host:port`; or each of several, separated by commas."""
+    several = [each.strip() for each in endpoints.split(",") if each.strip()]
+    if not several:
+        return [problem("etcd", f"{endpoints!r} names no endpoint", "give --etcd host:port")]
+    if len(several) == 1:
+        return _member(several[0], tls)
+    return [
+        dataclasses.replace(each, subject=f"{each.subject} ({endpoint})")
+        for endpoint in several
+        for each in _member(endpoint, tls)
+    ]
+
+
+def _member(endpoint: str, tls: ClientTls | None) -> list[Examination]:
     try:
         version = str(_ask(endpoint, tls, "/version").get("etcdserver", ""))
         healthy = _ask(endpoint, tls, "/health").get("health") == "true"

@@ -77,7 +77,7 @@ def java(*, needed: bool) -> Examination:
         return problem("Java", found, _INSTALL_JAVA) if needed else absent("Java", f"{found}; only Spark needs it")
     try:
         told = subprocess.run(
-            [program, "-version"], capture_output=True, text=True, check=False, timeout=_JAVA_SECONDS
+            [program, "-version"], capture_output=True, text=True, errors="replace", check=False, timeout=_JAVA_SECONDS
         ).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
         return problem("Java", f"{program} does not run: {error}", _INSTALL_JAVA)

@@ -28,7 +28,9 @@ def doctor(
     etcd: Annotated[
         str | None,
         typer.Option(
-            "--etcd", envvar=["CORANTO_ETCD", "CORANTO_BROKER_ETCD"], help="etcd as host:port. Default: likewise."
+            "--etcd",
+            envvar=["CORANTO_ETCD", "CORANTO_BROKER_ETCD"],
+            help="etcd as host:port; several with commas. Default: likewise.",
         ),
     ] = None,
     stores: Annotated[
@@ -38,7 +40,8 @@ def doctor(
         Path | None, typer.Option("--file-root", envvar="CORANTO_FILE_ROOT", help="Folder of file:/// stores.")
     ] = None,
     ports: Annotated[
-        list[int], typer.Option("--port", help="A port that a broker is to listen on. May be repeated.")
+        list[int],
+        typer.Option("--port", min=1, max=65535, help="A port that a broker is to listen on. May be repeated."),
     ] = [],  # noqa: B006
     data_dirs: Annotated[
         list[Path], typer.Option("--data-dir", help="A folder for a broker's data. May be repeated.")

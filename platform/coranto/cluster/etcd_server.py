@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import json
 import os
@@ -187,6 +188,8 @@ def ask_etcd(
     except urllib.error.HTTPError as error:
         with error:
             raise ValueError(f"etcd answered {error.code}: {error.read(500).decode(errors='replace')}") from error
+    except http.client.HTTPException as error:
+        raise ValueError(f"no answer over HTTP: {error or type(error).__name__}") from error
     if not isinstance(answer, dict):
         raise ValueError("etcd did not answer with an object")
     return answer

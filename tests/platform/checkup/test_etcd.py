@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -66,3 +67,17 @@ def test_a_closed_port_of_etcd_is_told() -> None:
     (result,) = etcd.etcd("127.0.0.1:1")
     assert result.condition is Condition.PROBLEM
     assert "--etcd" in result.advice
+
+
+async def test_each_of_several_endpoints_is_examined_also_one_that_is_no_etcd(etcd_endpoint: str) -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-elsewhere\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        other = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        results = await asyncio.to_thread(etcd.etcd, f"{etcd_endpoint}, {other}")
+    conditions = {each.subject: each.condition for each in results}
+    assert conditions[f"etcd's size ({etcd_endpoint})"] is Condition.OK
+    assert conditions[f"etcd ({other})"] is Condition.PROBLEM
+    assert "no answer over HTTP: SSH" in results[-1].found
