@@ -291,4 +291,4 @@ def _with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable
 
 
 def _say_waiting() -> None:
-    note(f"no consumer runs on this cluster yet; waiting {CONSUMER_PATIENCE:g} s for one to start")
+    note(f"no consumer answers on this cluster yet; waiting {CONSUMER_PATIENCE:g} s for one to start")

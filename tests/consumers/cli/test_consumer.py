@@ -17,6 +17,7 @@ from sqlalchemy import create_engine, text
 from coranto.audit import Depth, Report
 from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.cluster import EmbeddedCluster
+from coranto.cluster.processes import free_port
 from coranto.coordination.etcd import Delete, Put
 from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.errors import ClusterError, InvalidInput
@@ -218,30 +219,38 @@ def test_specs_that_cannot_be_applied_are_reported(cluster, run, monkeypatch):
     monkeypatch.setattr("coranto_consumers.cli.shards.CONSUMER_PATIENCE", 0.1)
     assert "names no shards" in run("shards", "apply", "--specs", "-", code=1)
     told, error = run("shards", "list", code=1).splitlines()
-    assert "no consumer runs on this cluster yet; waiting 0.1 s" in told
+    assert "no consumer answers on this cluster yet; waiting 0.1 s" in told
     assert "none was ready within 0.1 s; start one with `coranto consumer serve`" in error
 
 
-async def test_the_only_consumer_is_found_also_if_it_starts_late(cluster):
-    def member(consumer: str) -> Put:
-        spec = pc.ConsumerSpec(process_spec=pb.ProcessSpec(endpoint=f"http://{consumer}.example:9000"))
-        return Put(f"{CONSUMERS_PREFIX}{consumer}/members/zone#one", spec.SerializeToString())
+async def test_the_only_consumer_that_answers_is_found_also_if_it_starts_late(cluster):
+    def member(consumer: str, port: int, zone: str = "zone") -> Put:
+        spec = pc.ConsumerSpec(process_spec=pb.ProcessSpec(endpoint=f"http://127.0.0.1:{port}"))
+        return Put(f"{CONSUMERS_PREFIX}{consumer}/members/{zone}#one", spec.SerializeToString())
 
-    async with EtcdCoordinator(cluster.info.etcd) as coordinator:
+    dead = free_port()  # Of a process that was killed, and whose lease has not ended.
+    async with (
+        EtcdCoordinator(cluster.info.etcd) as coordinator,
+        await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server,
+    ):
+        port: int = server.sockets[0].getsockname()[1]
         late: list[asyncio.Task[object]] = []
 
         def start() -> None:
-            late.append(asyncio.create_task(coordinator.txn([], [member("late")])))
+            late.append(asyncio.create_task(coordinator.txn([], [member("late", port)])))
 
+        put = [member("late", dead, "a"), member("gone", dead), member("late", port), member("other", port)]
         try:
-            found = await find_consumer(cluster.data_dir, patience=120.0, waiting=start)
-            assert found == "http://late.example:9000"
-            await coordinator.txn([], [member("other")])
+            await coordinator.txn([], put[:2])
+            with pytest.raises(ClusterError, match=rf"do not answer \(http://127.0.0.1:{dead}"):
+                await find_consumer(cluster.data_dir)
+            assert await find_consumer(cluster.data_dir, patience=120.0, waiting=start) == f"http://127.0.0.1:{port}"
+            await coordinator.txn([], put[3:])
             with pytest.raises(ClusterError, match=r"running: late, other"):
                 await find_consumer(cluster.data_dir, patience=120.0, waiting=start)
         finally:
             await asyncio.gather(*late)
-            await coordinator.txn([], [Delete(put.key) for put in (member("late"), member("other"))])
+            await coordinator.txn([], [Delete(each.key) for each in put])
 
 
 def test_applications_are_named_by_module_and_name(environment, monkeypatch):
