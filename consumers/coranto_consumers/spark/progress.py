@@ -1,15 +1,17 @@
-"""The progress of a running consumer, and hooks that can interrupt it."""
+"""The progress of a running consumer, its display, and hooks that can interrupt it."""
 
 from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from sqlalchemy import Connection
 
+from coranto.telemetry import Log, progress
 from coranto_consumers.spark.losses import LostContent
 
 
@@ -71,6 +73,29 @@ class ConsumeReport:
     def lag_bytes(self) -> int:
         """The bytes of content up to `heads` that are not processed yet."""
         return sum(max(0, head - self.offsets.get(journal, 0)) for journal, head in self.heads.items())
+
+
+@contextmanager
+def catching_up(log: Log | None = None) -> Iterator[Callable[[ConsumeReport], None]]:
+    """Show how a consumer catches up, in bytes: a bar on a terminal, otherwise lines of `log`.
+
+    Yields the function that takes the consumer's reports (its `on_progress`).
+    """
+    with progress("Consuming", unit="bytes", log=log) as bar:
+        lag: int | None = None
+
+        def show(report: ConsumeReport) -> None:
+            nonlocal lag
+            bar.note(
+                f"{report.messages:,} messages ({report.published:,} published), transactions: {report.transactions}"
+            )
+            if lag is None:
+                bar.expect(report.lag_bytes)
+            else:
+                bar.advance(lag - report.lag_bytes)
+            lag = report.lag_bytes
+
+        yield show
 
 
 class PhaseTimes:

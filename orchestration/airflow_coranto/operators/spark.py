@@ -70,6 +70,8 @@ class SparkConsumerOperator(BaseOperator):
     ) -> None:
         kwargs.setdefault("max_active_tis_per_dag", 1)
         super().__init__(**kwargs)
+        if store_url and "{{" not in store_url:  # Before Airflow renders it, and keeps and shows that.
+            checked_store_url(store_url)
         self.application = application
         self.application_kwargs = dict(application_kwargs or {})
         self.store_conn_id = store_conn_id
@@ -114,20 +116,9 @@ class SparkConsumerOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def _consume(self) -> dict[str, Any]:
-        from coranto.telemetry import progress
+        from coranto_consumers.spark.progress import catching_up
 
-        with progress("Consuming", unit="bytes", log=TaskLog(self.log)) as bar:
-            lag: int | None = None
-
-            def show(report: ConsumeReport) -> None:
-                nonlocal lag
-                if lag is None:
-                    bar.expect(report.lag_bytes)
-                else:
-                    bar.advance(lag - report.lag_bytes)
-                lag = report.lag_bytes
-                bar.note(f"{report.messages:,} messages, transactions: {report.transactions}")
-
+        with catching_up(TaskLog(self.log)) as show:
             try:
                 report = self._consumer(show).run_until_caught_up()
             finally:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from coranto.client.positions import heads_of
-from coranto.telemetry import Log, progress
+from coranto.telemetry import Log
 from dagster_coranto.consumers.definition import ConsumerSettings, Materialized, SparkConsumerDefinition
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
@@ -47,21 +47,9 @@ class Consumption:
 
     def drain(self, log: Log) -> ConsumeReport:
         """Consume until the heads of the beginning are reached. Raises as `SparkConsumer.run_until_caught_up` does."""
-        with progress("Consuming", unit="bytes", log=log) as bar:
-            lag: int | None = None
+        from coranto_consumers.spark.progress import catching_up
 
-            def show(report: ConsumeReport) -> None:
-                nonlocal lag
-                bar.note(
-                    f"{report.messages:,} messages ({report.published:,} published), "
-                    f"transactions: {report.transactions}"
-                )
-                if lag is None:
-                    bar.expect(report.lag_bytes)
-                else:
-                    bar.advance(lag - report.lag_bytes)
-                lag = report.lag_bytes
-
+        with catching_up(log) as show:
             return self._consumer(show).run_until_caught_up()
 
     def serve(
