@@ -43,17 +43,21 @@ class ConnectionFields:
     `data_dir` (of an embedded cluster), and `cluster` (the cluster's name in asset URIs).
     """
 
-    host: str = ""
+    host: str = field(default="", repr=False)
     port: int | None = None
     schema: str = ""
+    login: str = field(default="", repr=False)
+    """Not used. A token here is one in the wrong field."""
     password: str = field(default="", repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def endpoint(self) -> str:
-        """The endpoints, separated by commas; empty if no host is given. Raises InvalidInput."""
+        """The endpoints, separated by commas; empty if no host is given. Raises InvalidInput, which tells no secret."""
         if self.schema not in _SCHEMES:
             raise InvalidInput(f"{self.schema!r} is not http or https; leave it empty for no TLS", field="schema")
+        if self.login or "@" in self.host:
+            raise InvalidInput("brokers know no users; a token is the password: coranto://:TOKEN@HOST", field="host")
         return ",".join(self._one(each.strip()) for each in self.host.split(",") if each.strip())
 
     def _one(self, host: str) -> str:
@@ -74,7 +78,8 @@ class ConnectionFields:
         extra = self._known_extra()
         kind = extra.get("auth") or "token"
         if kind not in ("token", "keys"):
-            raise InvalidInput(f"{kind!r} is not token or keys", field="extra.auth")
+            # The value may be the token itself, in the wrong field: no message shows it.
+            raise InvalidInput("it must be token or keys; the secret itself is the password", field="extra.auth")
         variable = "CORANTO_AUTH_KEYS" if kind == "keys" else "CORANTO_AUTH_TOKEN"
         settings = {name: extra.get(key, "") for key, name in _EXTRA.items() if name}
         return reach(
@@ -92,4 +97,9 @@ class ConnectionFields:
         unknown = sorted(set(self.extra) - set(_EXTRA))
         if unknown:
             raise InvalidInput(f"{', '.join(unknown)} is unknown; known are {', '.join(_EXTRA)}", field="extra")
-        return {name: str(value) for name, value in self.extra.items() if value not in (None, "")}
+        known = {name: str(value) for name, value in self.extra.items() if value not in (None, "")}
+        for name in ("tls_ca", "tls_cert", "tls_key"):
+            if "-----BEGIN" in known.get(name, ""):
+                # Only the password is masked, so no message shows this.
+                raise InvalidInput("it holds PEM text; save that as a file, and give its path", field=f"extra.{name}")
+        return known

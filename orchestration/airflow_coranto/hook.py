@@ -68,6 +68,7 @@ def _fields(connection: Any) -> ConnectionFields:
         host=connection.host or "",
         port=connection.port,
         schema=connection.schema or "",
+        login=connection.login or "",
         password=connection.password or "",
         extra=connection.extra_dejson,
     )

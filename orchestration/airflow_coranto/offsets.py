@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from coranto.errors import InvalidInput
@@ -17,6 +19,43 @@ MARK: Final = "coranto_watcher"
 """The key of an event's payload under which the name of its watcher's variable is."""
 Kept = dict[str, list[int]]
 """Positions as they are kept: by journal, the etcd revision that created it and its head."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """The last stored event of a watcher, as its variable keeps it."""
+
+    event: str
+    """The event's id; that of the beginning before the first event."""
+    positions: Kept
+    """The positions at its end."""
+    since: Mapping[str, int] = field(default_factory=dict)
+    """The heads at its begin."""
+    grown: int = 0
+    """The bytes that it is about."""
+
+    def to_json(self) -> str:
+        """Return the text of the variable."""
+        return json.dumps(
+            {"event": self.event, "positions": self.positions, "since": dict(self.since), "bytes": self.grown}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> StoredEvent:
+        """Parse the text of a variable; an early version kept positions alone. Raises InvalidInput."""
+        try:
+            told = json.loads(text)
+            early = not isinstance(told.get("positions"), dict)
+            positions = to_kept(from_kept(told if early else told["positions"]))
+            if early:
+                return cls("", positions)
+            since = {str(journal): int(head) for journal, head in told["since"].items()}
+            return cls(str(told["event"]), positions, since, int(told["bytes"]))
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise InvalidInput(
+                "this is not what a watcher keeps; delete the variable, and the watcher begins at the present heads",
+                field="positions",
+            ) from error
 
 
 def to_kept(positions: Mapping[str, JournalPosition]) -> Kept:
@@ -31,10 +70,7 @@ def from_kept(kept: Mapping[str, Any]) -> dict[str, JournalPosition]:
     try:
         return {str(journal): JournalPosition(int(at[1]), int(at[0])) for journal, at in kept.items()}
     except (TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InvalidInput(
-            "these are no positions of journals; delete the variable, and the watcher begins at the present heads",
-            field="positions",
-        ) from error
+        raise InvalidInput(f"{kept!r} are no positions of journals", field="positions") from error
 
 
 def variable_name(name: str, arguments: Mapping[str, Any]) -> str:
@@ -48,10 +84,10 @@ def variable_name(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{MARK}.{re.sub(r'[^A-Za-z0-9._-]', '_', str(arguments.get('group', '')))}.{digest}"
 
 
-def kept_positions(extra: Mapping[str, Any] | None) -> tuple[str, Kept] | None:
-    """Return a watcher's variable and positions from the extra of an asset event; None for events of others.
+def watched(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the payload of a watcher's event from the extra of an asset event; None for events of others.
 
-    The variable is always that of a watcher, also if another program made the event.
+    Its variable is always that of a watcher, also if another program made the event.
     """
     payload = (extra or {}).get("payload")
     if not isinstance(payload, Mapping):
@@ -59,17 +95,26 @@ def kept_positions(extra: Mapping[str, Any] | None) -> tuple[str, Kept] | None:
     variable, positions = payload.get(MARK), payload.get("positions")
     if not isinstance(variable, str) or not variable.startswith(f"{MARK}.") or not isinstance(positions, Mapping):
         return None
-    kept = {str(journal): list(at) for journal, at in positions.items() if isinstance(at, list)}
-    whole = len(kept) == len(positions) and all(
-        len(at) == 2 and all(isinstance(number, int) for number in at) for at in kept.values()
+    whole = all(
+        isinstance(at, list) and len(at) == 2 and all(isinstance(number, int) for number in at)
+        for at in positions.values()
     )
-    return (variable, kept) if whole else None
+    told = isinstance(payload.get("since"), Mapping) and isinstance(payload.get("bytes"), int)
+    return payload if whole and told else None
 
 
 def event_of(
-    group: str, variable: str, before: Mapping[str, JournalPosition], now: Mapping[str, JournalPosition], grown: int
+    group: str,
+    variable: str,
+    after: str,
+    before: Mapping[str, JournalPosition],
+    now: Mapping[str, JournalPosition],
+    grown: int,
 ) -> dict[str, Any]:
-    """Return the payload of the event that says that journals have grown from one vector of heads to another."""
+    """Return the payload of the event that says that journals have grown from one vector of heads to another.
+
+    `after` is the id of the watcher's event before it.
+    """
     from coranto.client.positions import heads_of
 
     return {
@@ -78,5 +123,44 @@ def event_of(
         "since": heads_of(before),
         "heads": heads_of(now),
         "positions": to_kept(now),
+        "event": new_event_id(),
+        "after": after,
         MARK: variable,
     }
+
+
+def new_event_id() -> str:
+    """Return an id that no other event has."""
+    return uuid.uuid4().hex
+
+
+def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict[str, Any], StoredEvent]:
+    """Return the payload to store behind the last stored event, and what to keep then.
+
+    An event follows the one that its watcher has seen last. If another was stored meanwhile, two watchers are at work,
+    as when a triggerer was taken for dead and goes on. Then the event becomes one of the growth beyond the stored one,
+    of no bytes if there is none: so no byte is in two events.
+    """
+    event = str(payload.get("event", ""))
+    if stored is not None and event and stored.event == event:  # Of another asset with the same watcher.
+        return _with(payload, stored), stored
+    told = StoredEvent(
+        event, {name: list(at) for name, at in payload["positions"].items()}, payload["since"], payload["bytes"]
+    )
+    if stored is None or stored.event == payload.get("after", ""):
+        return dict(payload), told
+    from coranto.client.positions import grown_bytes, heads_of
+
+    before, now = from_kept(stored.positions), from_kept(told.positions)
+    latest = dict(before)
+    for journal, at in now.items():
+        known = before.get(journal, at)
+        latest[journal] = max(at, known, key=lambda each: (each.create_revision, each.head))
+    moved = StoredEvent(event, to_kept(latest), heads_of(before), grown_bytes(latest, before))
+    return _with(payload, moved), moved
+
+
+def _with(payload: Mapping[str, Any], stored: StoredEvent) -> dict[str, Any]:
+    heads = {journal: head for journal, (_, head) in stored.positions.items()}
+    positions = {"since": dict(stored.since), "heads": heads, "positions": stored.positions}
+    return {**payload, **positions, "bytes": stored.grown}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -101,31 +100,34 @@ class JournalOffsetTrigger(BaseEventTrigger):
             except CorantoError as error:
                 yield TriggerEvent({"error": str(error)})
             return
-        positions: dict[str, JournalPosition] | None = None
+        last: offsets.StoredEvent | None = None
         async for now in heads.each(fail=False):
-            if positions is None and (positions := await self._first(now)) is None:
-                continue
+            if last is None:
+                if (last := await self._first(now)) is None:
+                    continue
+                event, positions = last.event, offsets.from_kept(last.positions)
             grown = grown_bytes(now, positions)
             if grown >= self.min_bytes:
-                yield TriggerEvent(offsets.event_of(self.group, self.variable, positions, now, grown))
-                positions = now
+                payload = offsets.event_of(self.group, self.variable, event, positions, now, grown)
+                yield TriggerEvent(payload)
+                event, positions = payload["event"], now
 
-    async def _first(self, now: dict[str, JournalPosition]) -> dict[str, JournalPosition] | None:
-        """Return the positions of the last stored event. Before the first event, keep where it will begin.
+    async def _first(self, now: dict[str, JournalPosition]) -> offsets.StoredEvent | None:
+        """Return the last stored event. Before the first event, keep where it will begin.
 
-        Returns None if the variable holds no positions: beginning anew could leave out what has grown.
+        Returns None if the variable holds no such thing: beginning anew could leave out what has grown.
         """
         kept = await get_variable(self.variable)
         if kept is not None:
             try:
-                return offsets.from_kept(json.loads(kept))
-            except ValueError as error:
+                return offsets.StoredEvent.from_json(kept)
+            except InvalidInput as error:
                 if self._told != str(error):
                     self._told = str(error)
                     self.log.error("Variable %s: %s", self.variable, error)  # noqa: TRY400  # the text says it all
                 return None
-        begin = {} if self.earliest else now
-        await set_variable(self.variable, json.dumps(offsets.to_kept(begin)))
+        begin = offsets.StoredEvent(offsets.new_event_id(), offsets.to_kept({} if self.earliest else now))
+        await set_variable(self.variable, begin.to_json())
         return begin
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from airflow.providers.common.compat.sdk import Variable
 from asgiref.sync import sync_to_async
+
+DESCRIPTION: Final = "Positions of a watcher of journals (Coranto)"
 
 
 async def get_variable(name: str) -> str | None:
@@ -14,4 +18,4 @@ async def get_variable(name: str) -> str | None:
 
 async def set_variable(name: str, value: str) -> None:
     """Write a variable."""
-    await sync_to_async(Variable.set)(name, value, description="Positions of a watcher of journals (Coranto)")
+    await sync_to_async(Variable.set)(name, value, description=DESCRIPTION)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _SHOWN: Final = 20
 _WHOLE_SUBJECTS: Final = 1000
 """The number of journals up to which the XCom has the facts of each."""
+_MOST_FINDINGS: Final = 1000
+"""The number of findings that the XCom has at most; the task's log has them all."""
 
 
 class AuditOperator(BaseOperator):
@@ -110,8 +112,11 @@ class AuditOperator(BaseOperator):
 
 
 def told_report(report: Report) -> dict[str, Any]:
-    """Return a report as XCom. Of very many journals, only the number is told."""
+    """Return a report as XCom. Of very many journals only the number is told, and of findings the weightiest ones."""
     told: dict[str, Any] = json.loads(report.to_json())
     if len(report.subjects) > _WHOLE_SUBJECTS:
         told["subjects"] = {"left_out": {"journals": len(report.subjects)}}
+    if len(report.findings) > _MOST_FINDINGS:
+        told["findings"] = told["findings"][:_MOST_FINDINGS]
+        told["findings_left_out"] = len(report.findings) - _MOST_FINDINGS
     return told

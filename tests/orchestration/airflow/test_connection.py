@@ -52,7 +52,7 @@ def test_a_connection_with_keys_replaces_a_token_of_the_environment(monkeypatch:
 
 def test_tls_and_zone_come_from_extra() -> None:
     extra = {"tls_ca": "/ca.pem", "tls_cert": "/cert.pem", "tls_key": "/key.pem", "zone": "eu", "file_root": None}
-    config = ConnectionFields("broker", 8443, "https", TOKEN, extra).client_config()
+    config = ConnectionFields("broker", 8443, "https", "", TOKEN, extra).client_config()
     assert config.tls is not None
     assert (config.tls.ca, config.tls.cert, config.tls.key) == (Path("/ca.pem"), Path("/cert.pem"), Path("/key.pem"))
     assert config.zone == "eu"
@@ -66,6 +66,10 @@ def test_tls_and_zone_come_from_extra() -> None:
         (ConnectionFields("broker", password=TOKEN, extra={"tls_cs": "/ca.pem"}), "tls_cs is unknown"),
         (ConnectionFields("broker.example", 80, password=TOKEN), "in the clear"),
         (ConnectionFields("127.0.0.1", 80, password="not a token", extra={"auth": "keys"}), "key"),
+        (ConnectionFields("broker", password=TOKEN, extra={"auth": TOKEN}), "extra.auth"),
+        (ConnectionFields("broker", schema="https", login=TOKEN, password=TOKEN), "no users"),
+        (ConnectionFields(f"https://me:{TOKEN}@broker:1", password=TOKEN), "no users"),
+        (ConnectionFields("broker", 1, "https", "", TOKEN, {"tls_key": f"-----BEGIN KEY-----\n{TOKEN}"}), "PEM text"),
     ],
 )
 def test_bad_fields_are_refused_without_telling_the_password(fields: ConnectionFields, problem: str) -> None:

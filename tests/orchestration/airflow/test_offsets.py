@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_coranto.offsets import MARK, event_of, from_kept, kept_positions, to_kept, variable_name
+from airflow_coranto.offsets import MARK, StoredEvent, event_of, from_kept, settle, to_kept, variable_name, watched
 from coranto.client.positions import JournalPosition, grown_bytes
 from coranto.errors import InvalidInput
 
@@ -32,9 +32,42 @@ def test_growth_counts_new_journals_and_those_that_were_made_anew() -> None:
 
 def test_an_event_carries_the_positions_of_its_watcher() -> None:
     variable = variable_name("", {"group": "a"})
-    event = event_of("a", variable, BEFORE, NOW, 17)
-    assert (event["since"], event["bytes"]) == ({"a/0": 10, "a/1": 20}, 17)
-    assert kept_positions({"from_trigger": True, "payload": event}) == (variable, to_kept(NOW))
+    event = event_of("a", variable, "e1", BEFORE, NOW, 17)
+    assert (event["since"], event["bytes"], event["after"]) == ({"a/0": 10, "a/1": 20}, 17, "e1")
+    assert watched({"from_trigger": True, "payload": event}) == event
+    assert event["event"] != event_of("a", variable, "e1", BEFORE, NOW, 17)["event"]
+
+
+def test_an_event_behind_the_last_stored_one_is_stored_as_it_is() -> None:
+    event = event_of("a", f"{MARK}.a", "e1", BEFORE, NOW, 17)
+    for stored in (StoredEvent("e1", to_kept(BEFORE)), None):
+        settled, kept = settle(event, stored)
+        assert settled == event
+        assert kept == StoredEvent(event["event"], to_kept(NOW), event["since"], 17)
+        assert StoredEvent.from_json(kept.to_json()) == kept
+        assert settle(event, kept) == (settled, kept)  # Another asset has the same watcher.
+
+
+def test_an_event_of_a_watcher_that_was_overtaken_becomes_the_growth_beyond_the_stored_one() -> None:
+    begin = StoredEvent("e1", to_kept(BEFORE))
+    ahead = {"a/0": JournalPosition(12, 3), "a/1": JournalPosition(9, 9)}
+    _, stored = settle(event_of("a", f"{MARK}.a", "e1", BEFORE, ahead, 11), begin)
+    late = event_of("a", f"{MARK}.a", "e1", BEFORE, NOW, 17)
+    settled, kept = settle(late, stored)
+    assert (settled["since"], settled["bytes"]) == ({"a/0": 12, "a/1": 9}, 3 + 5)
+    assert settled["heads"] == {"a/0": 15, "a/1": 9, "a/2": 5}
+    assert kept.positions == settled["positions"]
+    # The other one goes on behind its own event, and repeats nothing either.
+    again, _ = settle(event_of("a", f"{MARK}.a", stored.event, ahead, NOW, 10), kept)
+    assert (again["bytes"], again["since"]) == (0, again["heads"])
+
+
+def test_positions_alone_are_read_as_an_early_version_kept_them() -> None:
+    assert StoredEvent.from_json('{"positions": [3, 7]}') == StoredEvent("", {"positions": [3, 7]})
+    with pytest.raises(InvalidInput, match="delete the variable"):
+        StoredEvent.from_json('{"positions": {"a": 7}}')
+    with pytest.raises(InvalidInput, match="delete the variable"):
+        StoredEvent.from_json("[]")
 
 
 @pytest.mark.parametrize(
@@ -48,11 +81,12 @@ def test_an_event_carries_the_positions_of_its_watcher() -> None:
         {MARK: f"{MARK}.x", "positions": {"a": 7}},
         {MARK: f"{MARK}.x", "positions": {"a": [1, "2"]}},
         {MARK: 7, "positions": {}},
+        {MARK: f"{MARK}.x", "positions": {}, "since": {}, "bytes": "many"},
     ],
 )
 def test_events_of_others_name_no_variable(payload: Any) -> None:
-    assert kept_positions({"payload": payload}) is None
-    assert kept_positions(None) is None
+    assert watched({"payload": payload}) is None
+    assert watched(None) is None
 
 
 def test_the_variable_belongs_to_the_name_or_to_all_arguments() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,15 +14,26 @@ from airflow.utils.session import create_session
 from sqlalchemy import delete, select
 
 from airflow_coranto import listener
-from airflow_coranto.offsets import MARK
+from airflow_coranto.offsets import MARK, StoredEvent
 
 pytestmark = pytest.mark.usefixtures("database")
 NAME = f"{MARK}.events"
 URI = "journal://prod/flights/events"
+OTHER = "journal://staging/flights/events"
+JOURNAL = "flights/events/0"
 
 
-def payload(head: int) -> dict[str, Any]:
-    return {"group": "flights/events", "positions": {"flights/events/0": [7, head]}, MARK: NAME}
+def payload(event: int, after: int, begin: int, head: int) -> dict[str, Any]:
+    return {
+        "group": "flights/events",
+        "bytes": head - begin,
+        "since": {JOURNAL: begin},
+        "heads": {JOURNAL: head},
+        "positions": {JOURNAL: [7, head]},
+        "event": str(event),
+        "after": str(after),
+        MARK: NAME,
+    }
 
 
 class Crash(Exception):
@@ -34,24 +45,25 @@ def as_registered(asset: AssetModel) -> Any:
     return asset.to_serialized() if hasattr(asset, "to_serialized") else asset.to_public()
 
 
-def store_event(head: int, *, crash: bool = False) -> None:
-    """Store an event of the asset, in one transaction, as the triggerer does (`Trigger.submit_event`)."""
+def store_event(*event: int, uris: Sequence[str] = (URI,), crash: bool = False) -> None:
+    """Store an event of assets, in one transaction, as the triggerer does (`Trigger.submit_event`)."""
+    told = payload(*event)
     with create_session() as session:
-        asset = session.scalars(select(AssetModel).where(AssetModel.uri == URI)).one()
-        extra = {"from_trigger": True, "payload": payload(head)}
-        AssetManager.register_asset_change(asset=as_registered(asset), extra=extra, session=session)
+        for uri in uris:
+            asset = session.scalars(select(AssetModel).where(AssetModel.uri == uri)).one()
+            extra = {"from_trigger": True, "payload": told}
+            AssetManager.register_asset_change(asset=as_registered(asset), extra=extra, session=session)
         if crash:
             raise Crash
 
 
-def kept() -> tuple[list[int], Any]:
-    """Return the heads of stored events, and the positions in the variable."""
+def kept() -> tuple[list[tuple[int, int, int]], Any]:
+    """Return begin, end and bytes of stored events, and the positions in the variable."""
     with create_session() as session:
-        events = [
-            event.extra["payload"]["positions"]["flights/events/0"][1] for event in session.scalars(select(AssetEvent))
-        ]
+        told = [event.extra["payload"] for event in session.scalars(select(AssetEvent).order_by(AssetEvent.id))]
         variable = session.scalars(select(Variable).where(Variable.key == NAME)).one_or_none()
-        return events, json.loads(variable.val) if variable is not None and variable.val else None
+        stored = StoredEvent.from_json(variable.val).positions if variable is not None and variable.val else None
+        return [(each["since"][JOURNAL], each["heads"][JOURNAL], each["bytes"]) for each in told], stored
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +71,9 @@ def asset() -> None:
     with create_session() as session:
         for model in (AssetEvent, AssetActive, AssetModel, Variable):
             session.execute(delete(model))
-        session.add(AssetModel(name=URI, uri=URI))
-        session.add(AssetActive(name=URI, uri=URI))
+        for uri in (URI, OTHER):
+            session.add(AssetModel(name=uri, uri=uri))
+            session.add(AssetActive(name=uri, uri=uri))
 
 
 def test_the_plugin_brings_the_listener() -> None:
@@ -68,23 +81,43 @@ def test_the_plugin_brings_the_listener() -> None:
 
 
 def test_positions_are_stored_with_their_event() -> None:
-    store_event(5)
-    assert kept() == ([5], {"flights/events/0": [7, 5]})
-    store_event(9)
-    assert kept() == ([5, 9], {"flights/events/0": [7, 9]})
+    store_event(1, 0, 0, 5)
+    assert kept() == ([(0, 5, 5)], {JOURNAL: [7, 5]})
+    store_event(2, 1, 5, 9)
+    assert kept() == ([(0, 5, 5), (5, 9, 4)], {JOURNAL: [7, 9]})
 
 
 def test_a_crash_before_the_commit_stores_neither() -> None:
-    store_event(5)
+    store_event(1, 0, 0, 5)
     with pytest.raises(Crash):
-        store_event(9, crash=True)
-    assert kept() == ([5], {"flights/events/0": [7, 5]})
+        store_event(2, 1, 5, 9, crash=True)
+    assert kept() == ([(0, 5, 5)], {JOURNAL: [7, 5]})
+
+
+def test_of_two_triggerers_at_work_none_repeats_a_byte() -> None:
+    store_event(1, 0, 0, 5)
+    store_event(2, 1, 5, 9)  # By the one that took over.
+    store_event(3, 1, 5, 12)  # By the one that was taken for dead.
+    store_event(4, 2, 9, 12)
+    assert kept() == ([(0, 5, 5), (5, 9, 4), (9, 12, 3), (12, 12, 0)], {JOURNAL: [7, 12]})
+
+
+def test_assets_that_share_a_watcher_have_the_same_event() -> None:
+    store_event(1, 0, 0, 5)
+    store_event(3, 0, 0, 12, uris=(URI, OTHER))
+    assert kept() == ([(0, 5, 5), (5, 12, 7), (5, 12, 7)], {JOURNAL: [7, 12]})
+
+
+def test_a_variable_that_somebody_broke_is_made_whole_by_the_next_event() -> None:
+    Variable.set(NAME, "nonsense")
+    store_event(2, 1, 5, 9)
+    assert kept() == ([(5, 9, 4)], {JOURNAL: [7, 9]})
 
 
 def test_events_of_others_touch_no_variable() -> None:
     Variable.set("admin_password", "unchanged")
     with create_session() as session:
         asset = session.scalars(select(AssetModel).where(AssetModel.uri == URI)).one()
-        extra = {"payload": {MARK: "admin_password", "positions": {}}}
+        extra = {"payload": {MARK: "admin_password", "positions": {}, "since": {}, "bytes": 0}}
         AssetManager.register_asset_change(asset=as_registered(asset), extra=extra, session=session)
     assert Variable.get("admin_password") == "unchanged"

@@ -12,6 +12,7 @@ import pytest
 from airflow.triggers.base import TriggerEvent
 
 from airflow_coranto import trigger as module
+from airflow_coranto.offsets import settle
 from airflow_coranto.trigger import JournalOffsetTrigger
 from coranto.client import JournalClient
 from coranto.client.config import ClientConfig
@@ -100,11 +101,11 @@ async def test_a_restarted_watcher_goes_on_behind_the_last_stored_event(
     event = await first_event(variables, of, appending)
     async with aclosing(watcher(group).run()) as events:  # The triggerer died before it stored the event.
         assert (await next_event(events))["heads"] == event["heads"]
-    variables[of.variable] = json.dumps(event["positions"])  # Now it is stored.
+    variables[of.variable] = settle(event, None)[1].to_json()  # Now it is stored.
     await appending(1, b"while nobody looked")
     async with aclosing(watcher(group).run()) as events:
         again = await next_event(events)
-    assert (again["since"], again["bytes"]) == (event["heads"], 19)
+    assert (again["since"], again["bytes"], again["after"]) == (event["heads"], 19, event["event"])
 
 
 async def test_small_growth_waits_for_more(variables: dict[str, str], appending: Any, group: str) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from airflow.providers.common.compat.sdk import (
     TaskDeferred,
 )
 
+from airflow_coranto.hook import CorantoHook
 from airflow_coranto.operators import (
     ApplySpecsOperator,
     ApproveRecoveryOperator,
@@ -27,11 +29,15 @@ from airflow_coranto.operators import (
     SparkConsumerOperator,
     WaitForJournalsOperator,
 )
+from airflow_coranto.operators.audit import told_report
 from airflow_coranto.trigger import JournalOffsetTrigger
+from coranto.audit import Depth, Finding, Kind, Report, Severity, Subject
 from coranto.client import SyncJournalClient
 from coranto.client.committed import committed_messages
+from coranto.errors import InvalidInput
 from coranto.messages import JsonLines
 from coranto.testing import SyncCluster
+from tests.platform.publication.conftest import DyingClient, Killed
 
 ROWS = [{"order": number} for number in range(50)]
 ONCE = Counter(dict.fromkeys(range(50), 1))
@@ -83,6 +89,27 @@ def test_other_task_instances_publish_their_own_rows(
     publishing(group).execute(context())
     assert publishing(group).execute(context(**other))["is_new"]
     assert set(seen(client, group).values()) == {2}
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_task_may_die_at_any_append_and_be_retried(
+    client: SyncJournalClient, group: str, monkeypatch: pytest.MonkeyPatch, applied: bool
+) -> None:
+    publishing(group, [], edition="first").execute(context())  # It creates the ledger.
+    for at in count(1):
+        dying = DyingClient.of(client.config)
+        assert isinstance(dying, DyingClient)
+        dying.at, dying.applied = at, applied
+        with monkeypatch.context() as patch:
+            patch.setattr(CorantoHook, "get_conn", lambda _, dying=dying: dying)
+            try:
+                publishing(group, edition=str(at)).execute(context())
+                break
+            except Killed:
+                assert set(seen(client, group).values()) <= {at - 1, at}
+        publishing(group, edition=str(at)).execute(context())
+        assert set(seen(client, group).values()) == {at}
+    assert at > 4  # Two journals, the decision and two acknowledgements.
 
 
 def test_another_edition_publishes_again(client: SyncJournalClient, group: str) -> None:
@@ -171,6 +198,15 @@ def test_an_audit_pushes_its_report_and_fails_on_a_finding(client: SyncJournalCl
         AuditOperator(task_id="audit", group=group, depth="bottomless").execute(context())
 
 
+def test_the_report_of_very_many_findings_is_bounded() -> None:
+    found = [
+        Finding(Kind.CONTENT_LOST, Severity.ERROR, Subject.journal(f"shop/{number}"), "lost") for number in range(1200)
+    ]
+    told = told_report(Report("", Depth.CHEAP, 0.0, 1.0, findings=found))
+    assert (len(told["findings"]), told["findings_left_out"]) == (1000, 200)
+    assert "findings_left_out" not in told_report(Report("", Depth.CHEAP, 0.0, 1.0, findings=found[:1000]))
+
+
 def test_a_recovery_of_sound_journals_is_skipped(client: SyncJournalClient, group: str) -> None:
     told = context()
     with pytest.raises(AirflowSkipException):
@@ -220,7 +256,10 @@ def test_waiting_goes_to_the_triggerer_with_its_vector(client: SyncJournalClient
 
 
 def test_a_consumer_without_a_safe_store_is_refused() -> None:
-    for store in ("", "postgresql+psycopg://me:secret@db/x"):
+    with pytest.raises(InvalidInput, match="holds a password") as refused:
+        SparkConsumerOperator(task_id="never", application="builtins:dict", store_url="mysql+pymysql://me:secret@db/x")
+    assert "secret@" not in str(refused.value)
+    for store in ("", "{{ var.value.store }}"):
         consume = SparkConsumerOperator(task_id="consume", application="builtins:dict", store_url=store)
         with pytest.raises(AirflowFailException, match="store"):
             consume.execute(context())
