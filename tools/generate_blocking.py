@@ -43,6 +43,7 @@ FACES: Mapping[str, tuple[FaceSpec, ...]] = {
                 "append": BY_HAND,
                 "appender": BY_HAND,
                 "close": BY_HAND,
+                "note": INTERNAL,
                 "of": BY_HAND,
                 "prepare": INTERNAL,
                 "read": BY_HAND,

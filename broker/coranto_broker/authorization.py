@@ -20,6 +20,7 @@ RULES: Final[Mapping[str, Capability]] = {
     "ListFragments": Capability.READ,
     "FragmentStoreHealth": Capability.READ,
     "Heads": Capability.READ,
+    "Note": Capability.READ,
 }
 """The capability that each method of `protocol.Journal`, `coranto.Journals` and `coranto.Appends` requires.
 

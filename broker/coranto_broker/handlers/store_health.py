@@ -48,11 +48,7 @@ def _authorize(broker: Broker, request: pb.FragmentStoreHealthRequest, claims: C
     """
     if claims.covers_all and Capability.APPLY in claims.capability:
         return
-    journals = [
-        item.id
-        for item in broker.keyspace.state.items
-        if request.fragment_store in item.spec.fragment.stores and claims.covers(item.id, item.spec.labels)
-    ]
+    journals = covered_journals(broker, request.fragment_store, claims)
     if not journals:
         raise PermissionDenied(
             "the token covers no journal of this fragment store, "
@@ -61,3 +57,12 @@ def _authorize(broker: Broker, request: pb.FragmentStoreHealthRequest, claims: C
     prefix = request.check_delete_prefix
     if prefix and not any(f"{journal}/".startswith(prefix) for journal in journals):
         raise PermissionDenied("the token covers no journal of this fragment store below check_delete_prefix")
+
+
+def covered_journals(broker: Broker, fragment_store: str, claims: Claims) -> list[str]:
+    """Return the journals of this store that the token covers."""
+    return [
+        item.id
+        for item in broker.keyspace.state.items
+        if fragment_store in item.spec.fragment.stores and claims.covers(item.id, item.spec.labels)
+    ]

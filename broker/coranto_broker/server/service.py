@@ -18,7 +18,17 @@ from coranto.wire import append_stream_pb2, append_stream_pb2_grpc, heads_pb2, h
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.authorization import RULES, UNRESTRICTED
-from coranto_broker.handlers import append, append_stream, fragments, heads, listing, read, replicate, store_health
+from coranto_broker.handlers import (
+    append,
+    append_stream,
+    fragments,
+    heads,
+    listing,
+    notes,
+    read,
+    replicate,
+    store_health,
+)
 from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Context, report, reported
@@ -125,6 +135,10 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
     async def Heads(self, request: heads_pb2.HeadsRequest, context: Context) -> None:  # type: ignore[override]
         async with self._admitted("Heads", context, request) as claims:
             await heads.serve(self._broker, request, context, claims)
+
+    async def Note(self, request: heads_pb2.NoteRequest, context: Context) -> heads_pb2.NoteResponse:
+        async with self._admitted("Note", context, request) as claims:
+            return await notes.serve(self._broker, request, claims)
 
 
 def _method_handlers(kind: ServiceDescriptor, service: JournalService) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:

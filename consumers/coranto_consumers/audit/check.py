@@ -15,6 +15,7 @@ from typing import Any
 from coranto.audit import Coverage, Fact, Finding, Kind, Severity, Subject, SubjectKind
 from coranto.audit.check import Result
 from coranto.audit.sealing import Seal
+from coranto.audit.witness import BrokerWitness
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData
 from coranto_consumers.audit.acknowledgements import PATIENCE_S, AcknowledgementCheck, list_journals
@@ -22,6 +23,7 @@ from coranto_consumers.audit.evidence import Evidence, EvidenceSource, Row
 from coranto_consumers.audit.expectations import Expectation, Measure, Number, agree, number
 from coranto_consumers.audit.memory import Known, KnownShard, Memory
 from coranto_consumers.audit.sources import FramingOf, SourceAudit, SourceCheck, framing_of
+from coranto_consumers.audit.witnessed import WitnessedMemory
 
 
 @dataclass(slots=True)
@@ -77,6 +79,8 @@ class ConsumerCheck:
         self.expectations = tuple(expectations)
         self._measures: list[Measure] = list({each.measure.name: each.measure for each in expectations}.values())
         self._memory = memory
+        if memory is not None and memory.url:
+            self._memory = WitnessedMemory(memory, BrokerWitness(client, memory.url, f"audits of consumer {consumer}"))
         self._seal = Seal.of(client.config.auth)
         self.is_deep = deep
         self._accept = accept

@@ -23,7 +23,9 @@ FORMAT: Final = 1
 
 
 class Memory(Protocol):
-    """A place that keeps one text for each name."""
+    """A place that keeps one text for each name. `url` is that of its fragment store; empty for other places."""
+
+    url: str
 
     async def load(self, name: str) -> bytes | None:
         """Return the content that was saved last, or None. Raises CorantoError when the place cannot be reached."""

@@ -26,13 +26,14 @@ def file_name(consumer: str) -> str:
 
 def memory_at(place: str, stores: StoreRegistry) -> Memory:
     """Return the memory at the URL of a fragment store, or else in a folder."""
-    return StoreNotes(stores.get(place)) if "://" in place else FolderMemory(Path(place))
+    return StoreNotes(stores.get(place), place) if "://" in place else FolderMemory(Path(place))
 
 
 class StoreNotes:
     """Keeps the knowledge of audits in files of a fragment store, beside the records of journals."""
 
-    def __init__(self, store: FragmentStore) -> None:
+    def __init__(self, store: FragmentStore, url: str) -> None:
+        self.url = url
         self._store = store
 
     async def load(self, name: str) -> bytes | None:
@@ -52,6 +53,8 @@ class StoreNotes:
 class FolderMemory:
     """Keeps the knowledge of audits in files of `folder`. A file changes as a whole. `save` returns once it is on the
     disk."""
+
+    url = ""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

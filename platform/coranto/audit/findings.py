@@ -110,6 +110,8 @@ class Kind(enum.StrEnum):
     """The record of earlier audits cannot be read."""
     MEMORY_UNREACHABLE = "memory_unreachable"
     """The place of the records of earlier audits cannot be reached."""
+    MEMORY_UNWITNESSED = "memory_unwitnessed"
+    """Brokers know nothing of the records of earlier audits, so nobody notices if newer ones are deleted."""
     NOT_EXAMINED = "not_examined"
     """Something should have been examined and was not."""
 

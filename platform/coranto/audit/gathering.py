@@ -30,11 +30,13 @@ class Gathered:
     """The present state of the selected journals, and the cluster's id in hexadecimal.
 
     If nothing is selected, `stores` are the URLs of all journals' stores: what was selected before may have used them.
+    `others` are the journals that are not selected, as far as the token covers them.
     """
 
     cluster: str
     journals: list[Present] = field(default_factory=list)
     stores: Sequence[str] = ()
+    others: Sequence[JournalInfo] = ()
 
 
 async def gather(
@@ -67,7 +69,9 @@ async def gather(
 
     journals = list(await asyncio.gather(*(one(info) for info in listing.journals)))
     urls = {url for info in everything.journals for url in info.spec.fragment.stores}
-    return Gathered(cluster, journals, sorted(urls) if not journals else ())
+    selected = set(listing.names)
+    others = [info for info in everything.journals if info.name not in selected]
+    return Gathered(cluster, journals, sorted(urls) if not journals else (), others)
 
 
 def _head(heads: Heads, info: JournalInfo) -> JournalHead:

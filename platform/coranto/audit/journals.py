@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from coranto import labels
@@ -19,14 +19,14 @@ from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
 from coranto.audit.gathering import CONCURRENCY, gather
 from coranto.audit.judgement import Judged, judge
 from coranto.audit.losses import CLOCK_SECONDS
-from coranto.audit.memory import AuditMemory, Remembered, StoreMemory
+from coranto.audit.memory import AuditMemory
 from coranto.audit.present import Present
-from coranto.audit.remembered import JournalRecord, accepted, newest
+from coranto.audit.record_places import RecordPlaces
+from coranto.audit.remembered import JournalRecord, accepted
 from coranto.audit.report import Coverage, Depth, Report
-from coranto.audit.sealing import Seal
 from coranto.client import JournalClient
 from coranto.effects import Clock, SystemClock
-from coranto.errors import CorantoError, InvalidInput, StoreError
+from coranto.errors import InvalidInput
 from coranto.fragments.stores import StoreRegistry
 from coranto.labels import label_set, parse_selector
 from coranto.telemetry import ProgressReport
@@ -71,16 +71,6 @@ async def audit_journals(
     """
     journals = JournalsCheck(client, stores, selector, options, clock=clock, progress=progress)
     return await run_checks(selector or "all journals", [journals, *checks], depth=options.depth, clock=clock)
-
-
-@dataclass(slots=True)
-class _RecordPlace:
-    """One place of records, and the records that were read from it."""
-
-    url: str
-    memory: AuditMemory | None
-    loaded: Remembered = field(default_factory=Remembered)
-    problem: str = ""
 
 
 class JournalsCheck:
@@ -134,11 +124,12 @@ class JournalsCheck:
                     "that it may be empty (--allow-empty) if that is right",
                 )
             )
-        places = await self._load(journals, gathered.stores)
-        records = newest(place.loaded.records for place in places.values())
+        places = RecordPlaces(self._client, self._stores, self._options.memory, self._given)
+        await places.load(journals, gathered.stores)
+        records = places.records
         # Without journals, these places only may have records.
         weight = Severity.ERROR if journals or self._options.memory else Severity.WARNING
-        result.findings += self._about_memory(places, weight)
+        result.findings += places.findings(weight)
         result.findings += self._from_the_future(records)
         result.findings += self._gone(journals, records, gathered.cluster)
         if self._options.depth is Depth.DEEP:
@@ -148,7 +139,8 @@ class JournalsCheck:
             each = judged[present.journal]
             result.findings += each.findings
             result.subjects[present.journal] = each.facts
-        await self._save(journals, records, judged, places, result)
+        accepted_places = places.covered(gathered.others) if self._options.accept else set()
+        await self._save(journals, records, judged, places, accepted_places, result)
         known = sum(1 for present in journals if present.complete)
         result.coverage.insert(
             0,
@@ -200,60 +192,6 @@ class JournalsCheck:
 
     # -- The memory ----------------------------------------------------------------------------------------------------
 
-    async def _load(self, journals: Sequence[Present], stores: Sequence[str]) -> dict[str, _RecordPlace]:
-        """Return the places of records, by URL. `stores` may have records of journals that are gone."""
-        places: dict[str, _RecordPlace] = {}
-        urls = {self._place_of(present) for present in journals}
-        if self._options.memory or self._given is not None:
-            urls.add(self._options.memory)
-        else:
-            # Records stay where they were written when another store is put first.
-            urls.update(url for present in journals for url in present.info.spec.fragment.stores)
-            urls.update(stores)
-        for url in sorted(urls):
-            places[url] = place = _RecordPlace(url, self._given)
-            try:
-                if place.memory is None:
-                    if not url:
-                        place.problem = "it has no fragment store to keep records in; name a place (--memory)"
-                        continue
-                    place.memory = StoreMemory(self._stores.get(url), Seal.of(self._client.config.auth))
-                place.loaded = await place.memory.load()
-            except (StoreError, InvalidInput) as error:
-                place.problem = str(error)
-        return places
-
-    def _place_of(self, present: Present) -> str:
-        if self._options.memory or self._given is not None:
-            return self._options.memory
-        urls = present.info.spec.fragment.stores
-        return urls[0] if urls else ""
-
-    def _about_memory(self, places: Mapping[str, _RecordPlace], weight: Severity) -> list[Finding]:
-        found = []
-        for place in places.values():
-            subject = Subject.store(place.url or "none")
-            if place.problem:
-                found.append(
-                    Finding(
-                        Kind.MEMORY_UNREACHABLE,
-                        weight,
-                        subject,
-                        f"the records of earlier audits cannot be read, so losses cannot be found: {place.problem}",
-                    )
-                )
-            found += [
-                Finding(
-                    Kind.MEMORY_DAMAGED,
-                    weight,
-                    subject,
-                    f"a record of earlier audits cannot be read and is ignored: {problem}. It is replaced after "
-                    "a few more audits; restore it if there is a copy",
-                )
-                for problem in place.loaded.damaged
-            ]
-        return found
-
     def _from_the_future(self, records: Mapping[str, JournalRecord]) -> list[Finding]:
         """Return a finding for each record that hides those of later audits, because of its time."""
         return [
@@ -298,7 +236,8 @@ class JournalsCheck:
         journals: Sequence[Present],
         records: Mapping[str, JournalRecord],
         judged: Mapping[str, Judged],
-        places: Mapping[str, _RecordPlace],
+        places: RecordPlaces,
+        accepted_places: set[str],
         result: Result,
     ) -> None:
         now = self._clock.now()
@@ -314,22 +253,6 @@ class JournalsCheck:
                 verified = {each.key: each for each in record.fragments if not each.lost_since}
                 plain = replace(plain, fragments=[verified.get(each.key, each) for each in plain.fragments])
                 record = accepted(records.get(present.journal, plain), plain, reason, losses, now)
-            new.setdefault(self._place_of(present), {})[present.journal] = record
+            new.setdefault(places.place_of(present), {})[present.journal] = record
         gone = {each.subject.name for each in result.findings if each.kind is Kind.JOURNAL_GONE} if reason else set()
-        for url, place in places.items():
-            if place.memory is None or place.problem:
-                continue
-            try:
-                if gone & place.loaded.records.keys():
-                    await place.memory.forget(gone, now)
-                if new.get(url):
-                    await place.memory.save(new[url], now)
-            except (CorantoError, OSError) as error:
-                result.findings.append(
-                    Finding(
-                        Kind.MEMORY_UNREACHABLE,
-                        Severity.ERROR,
-                        Subject.store(url),
-                        f"this audit could not be recorded, so later ones cannot find losses since: {error}",
-                    )
-                )
+        result.findings += await places.save(new, gone, now, accepted_places)

@@ -3,6 +3,7 @@
 By default they are in a journal's first fragment store, below `.coranto-audit/`: each audit of some journals writes one
 file of all records that it knows. Files have names that rise with time, and the latest few are kept. So audits that run
 at once do not overwrite each other's records: the latest record of each journal counts. With keys, files are signed.
+Where there is a witness, only files that it knows are believed (`coranto.audit.witness`).
 """
 
 from __future__ import annotations
@@ -10,87 +11,155 @@ from __future__ import annotations
 import asyncio
 import gzip
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from coranto.audit.remembered import JournalRecord, decode, encode, newest
+from coranto.audit.remembered import JournalRecord, Records, decode, encode, newest
 from coranto.audit.sealing import Seal
+from coranto.audit.witness import Statement, Witness, WitnessedFile, change, sum_of
 from coranto.errors import CorruptData, FragmentNotFound
 from coranto.fragments.stores import FragmentStore
 
 FOLDER: Final = ".coranto-audit"
 KEPT_FILES: Final = 8
-"""The number of files that are read and kept. More audits than that may not overlap in time."""
+"""The number of files that are read and kept. Without a witness, no more audits than that may overlap in time."""
+_LATE_SECONDS: Final = 3600.0
+"""The time after which an announced file that was not confirmed belongs to an audit that died."""
+_LOOKS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """All records, by journal, and what is wrong with files that cannot be read."""
+    """All records, by journal, and what is wrong with files that cannot be read.
+
+    `broken` tells where the files contradict the witness: while it does, nothing is written. `statement` is None if
+    there is no witness.
+    """
 
     records: dict[str, JournalRecord] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     unsigned: list[str] = field(default_factory=list)
     """The names of files without a signature, that were accepted although there are keys."""
+    broken: list[str] = field(default_factory=list)
+    statement: Statement | None = None
+    names: frozenset[str] = frozenset()
+    """The files whose records these are, and those that contradict the witness."""
 
 
 class AuditMemory(Protocol):
     """Keeps the records of journals."""
 
     async def load(self) -> Remembered:
-        """Return all records. Raises StoreError."""
+        """Return all records. Raises CorantoError."""
         ...
 
-    async def save(self, records: Mapping[str, JournalRecord], at: float) -> None:
-        """Keep these records in place of earlier ones of the same journals. Raises StoreError."""
-        ...
+    async def save(
+        self, records: Mapping[str, JournalRecord], at: float, *, forget: Iterable[str] = (), mend: bool = False
+    ) -> None:
+        """Keep these records in place of earlier ones of the same journals, and none of the journals in `forget`.
 
-    async def forget(self, journals: set[str], at: float) -> None:
-        """Remove the records of these journals. Raises StoreError."""
+        With `mend`, the files that are there are taken for right, whatever a witness says. Raises CorantoError.
+        """
         ...
 
 
 class StoreMemory:
-    """Records in a fragment store, signed if `seal` has keys."""
+    """Records in a fragment store, signed if `seal` has keys, and known to a witness if there is one."""
 
-    def __init__(self, store: FragmentStore, seal: Seal = Seal()) -> None:
+    def __init__(self, store: FragmentStore, seal: Seal = Seal(), witness: Witness | None = None) -> None:
         self._store = store
         self._seal = seal
+        self._witness = witness
+
+    # -- Reading -------------------------------------------------------------------------------------------------------
 
     async def load(self) -> Remembered:
-        """Return all records. Raises StoreError, and InvalidInput if files are signed and there are no keys."""
+        """Return all records. Raises StoreError, the client's errors, and InvalidInput if files are signed and there
+        are no keys."""
+        for look in range(_LOOKS):
+            # Files are listed before the statement is read, so that each one that is listed was announced.
+            names = await self._names()
+            statement = await self._statement()
+            if statement is None:
+                return await self._unwitnessed(names)
+            found = await self._witnessed(names, statement)
+            # Files go once the statement no longer has them.
+            if not found.broken or look == _LOOKS - 1 or await self._statement() == statement:
+                break
+        return found
+
+    async def _statement(self) -> Statement | None:
+        return await self._witness.read() if self._witness is not None else None
+
+    async def _names(self) -> list[str]:
+        """Return the names of all files below the folder, oldest first."""
+        names = [file.path async for file in self._store.files(FOLDER) if file.path.endswith(".json.gz")]
+        return sorted(names, key=_age)
+
+    async def _unwitnessed(self, names: Sequence[str]) -> Remembered:
         files, damaged, unsigned = [], [], []
-        for name in (await self._names())[-KEPT_FILES:]:
-            try:
-                content = await self._store.get_note(f"{FOLDER}/{name}")
-                files.append(await self._decoded(name, content))
-            except FragmentNotFound:
+        for name in names[-KEPT_FILES:]:
+            content = await self._content(name)
+            if content is None:
                 continue  # Another audit has just replaced it by a later one.
+            try:
+                files.append((await self._decoded(name, content)).journals)
             except CorruptData as error:
                 damaged.append(str(error))
                 continue
-            if self._seal.keys is not None and self._seal.is_open(content):
+            if self._is_unsigned(content):
                 unsigned.append(name)
-        return Remembered(newest(files), damaged, unsigned)
+        plain = frozenset(name for name in names if "/" not in name)
+        return Remembered(newest(files), damaged, unsigned, names=plain)
 
-    async def save(self, records: Mapping[str, JournalRecord], at: float) -> None:
-        loaded = await self.load()
-        await self._write(newest([loaded.records, records]), at)
-        for name in loaded.unsigned:  # The signed file that was just written has their records.
-            await self._store.remove_note(f"{FOLDER}/{name}")
+    async def _witnessed(self, names: Sequence[str], statement: Statement) -> Remembered:
+        """Return the records of the files that the witness knows."""
+        if not statement.files:
+            # Files from before there was a witness, or of a cluster that had these journals before.
+            found = await self._unwitnessed(names)
+            broken = [f"brokers' note of them cannot be believed: {statement.damage}"] if statement.damage else []
+            return replace(found, broken=broken, statement=statement)
+        own = {name for name in names if name.startswith(f"{statement.folder}/")}
+        files: list[Records] = []
+        damaged: list[str] = []
+        unsigned: list[str] = []
+        unwritten: set[str] = set()
+        troubles: dict[str, str] = {}
+        for file in statement.files:
+            content = await self._content(file.name)
+            if content is None:
+                if file.written:
+                    troubles[file.name] = "is gone"
+                else:
+                    unwritten.add(file.name)
+            elif sum_of(content) != file.sum:
+                troubles[file.name] = "was changed"
+            else:
+                try:
+                    files.append(await self._decoded(file.name, content))
+                except CorruptData as error:
+                    damaged.append(str(error))
+                if self._is_unsigned(content):
+                    unsigned.append(file.name)
+        troubles.update((name, "is not known to brokers") for name in sorted(own - statement.names))
+        contained = {name for each in files for name in each.merged}  # A later file has their records.
+        broken = [f"{FOLDER}/{name} {what}" for name, what in troubles.items() if name not in contained]
+        records = newest(each.journals for each in files)
+        there = frozenset((own | statement.names) - unwritten)
+        return Remembered(records, damaged, unsigned, broken, statement, there)
 
-    async def forget(self, journals: set[str], at: float) -> None:
-        left = {name: record for name, record in (await self.load()).records.items() if name not in journals}
-        before = await self._names()
-        await self._write(left, at)
-        for name in before:
-            await self._store.remove_note(f"{FOLDER}/{name}")
+    async def _content(self, name: str) -> bytes | None:
+        try:
+            return await self._store.get_note(f"{FOLDER}/{name}")
+        except FragmentNotFound:
+            return None
 
-    async def _names(self) -> list[str]:
-        return sorted([file.path async for file in self._store.files(FOLDER) if file.path.endswith(".json.gz")])
+    def _is_unsigned(self, content: bytes) -> bool:
+        return self._seal.keys is not None and self._seal.is_open(content)
 
-    async def _decoded(self, name: str, content: bytes) -> dict[str, JournalRecord]:
-        def read() -> dict[str, JournalRecord]:
+    async def _decoded(self, name: str, content: bytes) -> Records:
+        def read() -> Records:
             return decode(gzip.decompress(self._seal.open(content, name)))
 
         try:
@@ -98,9 +167,72 @@ class StoreMemory:
         except (OSError, EOFError, CorruptData) as error:
             raise CorruptData(f"{self._store.url}{FOLDER}/{name} is damaged: {error}") from error
 
-    async def _write(self, records: Mapping[str, JournalRecord], at: float) -> None:
-        name = f"{int(at * 1000):015d}-{uuid.uuid4().hex[:8]}.json.gz"
-        content = await asyncio.to_thread(lambda: self._seal.close(gzip.compress(encode(records), 6), name))
-        await self._store.put_note(f"{FOLDER}/{name}", content)
-        for old in (await self._names())[:-KEPT_FILES]:
+    # -- Writing -------------------------------------------------------------------------------------------------------
+
+    async def save(
+        self, records: Mapping[str, JournalRecord], at: float, *, forget: Iterable[str] = (), mend: bool = False
+    ) -> None:
+        for _ in range(_LOOKS):
+            if await self._try_save(records, at, set(forget), mend):
+                return
+        raise CorruptData(f"other audits write to {self._store.url}{FOLDER} all the time; audit again")
+
+    async def _try_save(self, records: Mapping[str, JournalRecord], at: float, forget: set[str], mend: bool) -> bool:
+        """Save, and return False if another audit has just chosen the folder of files."""
+        loaded = await self.load()
+        if loaded.broken and not mend:
+            raise CorruptData(f"the records in {self._store.url}{FOLDER} changed meanwhile: {'; '.join(loaded.broken)}")
+        left = {name: record for name, record in loaded.records.items() if name not in forget}
+        text = encode(newest([left, records]), sorted(loaded.names))
+        # Files that stay would bring back what is forgotten.
+        stay = [] if forget or mend else sorted(loaded.names.difference(loaded.unsigned), key=_age)[1 - KEPT_FILES :]
+        doomed = loaded.names.difference(stay)
+        if loaded.statement is None:
+            name = _new_name("", at)
+            await self._put(name, await self._sealed(name, text))
+        else:
+            folder = loaded.statement.folder or uuid.uuid4().hex[:8]
+            if not await self._put_witnessed(_new_name(f"{folder}/", at), text, at, doomed):
+                return False
+        for old in sorted(doomed):
             await self._store.remove_note(f"{FOLDER}/{old}")
+        return True
+
+    async def _put_witnessed(self, name: str, text: bytes, at: float, doomed: frozenset[str]) -> bool:
+        """Write a file of which the witness knows. Return False, and write none, if its folder is another one."""
+        assert self._witness is not None
+        content = await self._sealed(name, text)
+        file = WitnessedFile(name, sum_of(content))
+        folder = name.partition("/")[0]
+        known = await change(
+            self._witness, lambda now: now.announced(folder, file) if now.folder in ("", folder) else now
+        )
+        if known.folder != folder:
+            return False
+        await self._put(name, content)
+
+        def confirm(now: Statement) -> Statement:
+            late = {each.name for each in now.files if not each.written and at - _time_of(each.name) > _LATE_SECONDS}
+            return now.confirmed(file, doomed | late)
+
+        await change(self._witness, confirm)
+        return True
+
+    async def _sealed(self, name: str, text: bytes) -> bytes:
+        return await asyncio.to_thread(lambda: self._seal.close(gzip.compress(text, 6), name))
+
+    async def _put(self, name: str, content: bytes) -> None:
+        await self._store.put_note(f"{FOLDER}/{name}", content)
+
+
+def _new_name(folder: str, at: float) -> str:
+    return f"{folder}{int(at * 1000):015d}-{uuid.uuid4().hex[:8]}.json.gz"
+
+
+def _age(name: str) -> str:
+    """Return the key by which files are sorted, oldest first."""
+    return name.rpartition("/")[2]
+
+
+def _time_of(name: str) -> float:
+    return int(_age(name).partition("-")[0]) / 1000

@@ -95,20 +95,21 @@ class JournalRecord:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The records of journals, by name, as one file has them."""
+    """The records of journals, by name, as one file has them. It has all records of the files in `merged`."""
 
     journals: dict[str, JournalRecord] = field(default_factory=dict)
     format: int = FORMAT
+    merged: list[str] = field(default_factory=list)
 
 
 _RECORDS: Final = pydantic.TypeAdapter(Records)
 
 
-def encode(records: Mapping[str, JournalRecord]) -> bytes:
-    return _RECORDS.dump_json(Records(dict(records)))
+def encode(records: Mapping[str, JournalRecord], merged: Iterable[str] = ()) -> bytes:
+    return _RECORDS.dump_json(Records(dict(records), merged=list(merged)))
 
 
-def decode(content: bytes) -> dict[str, JournalRecord]:
+def decode(content: bytes) -> Records:
     """Return the records of a file. Raises CorruptData."""
     try:
         found = _RECORDS.validate_json(content)
@@ -117,7 +118,7 @@ def decode(content: bytes) -> dict[str, JournalRecord]:
         raise CorruptData(f"records of audits: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     if found.format > FORMAT:
         raise CorruptData(f"records of audits have format {found.format}; this version reads up to {FORMAT}")
-    return found.journals
+    return found
 
 
 def digest_of(fragments: Iterable[KnownFragment]) -> str:

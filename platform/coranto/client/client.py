@@ -11,7 +11,7 @@ from types import TracebackType
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from coranto.client import heads
+from coranto.client import heads, notes
 from coranto.client.appender import Appender
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
 from coranto.client.connection import Connection
@@ -19,6 +19,7 @@ from coranto.client.direct import DirectReader
 from coranto.client.disk_cache import DiskCache
 from coranto.client.dispatch import Connect, Dispatcher
 from coranto.client.heads import Heads
+from coranto.client.notes import Note
 from coranto.client.prepared import PreparedAppend
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
@@ -52,7 +53,7 @@ from coranto.security.tls import ClientTls
 from coranto.security.tokens import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
-from coranto.wire.heads_pb2 import HeadsRequest
+from coranto.wire.heads_pb2 import HeadsRequest, NoteRequest
 
 _FRAGMENTS_PER_PAGE = 1000
 
@@ -482,6 +483,19 @@ class JournalClient:
                 if response.status != pb.OK:
                     raise status_error(response.status, subject, response.header, response.store_health_error)
                 return
+            except TRANSIENT as error:
+                await self._wait(retry, error)
+
+    async def note(self, request: NoteRequest) -> Note | None:
+        """Read or write a note about files of a fragment store; return it, or None if brokers keep none (Gazette's).
+
+        Raises EtcdTransactionFailed if a note is to be written that has another version than expected. No two writers
+        may write the same content: a repeated write takes it for its own.
+        """
+        retry = Retry(self.config.patience)
+        while True:
+            try:
+                return await notes.ask(self._dispatcher.to_seed(), request)
             except TRANSIENT as error:
                 await self._wait(retry, error)
 

@@ -7,9 +7,9 @@ from google.protobuf.message import Message
 from coranto.errors import CorruptData, InvalidInput, RegisterMismatch, StatusError, status_error
 from coranto.specs.validation import validate, validate_append_response
 from coranto.wire import protocol_pb2 as pb
-from coranto.wire.heads_pb2 import HeadsResponse
+from coranto.wire.heads_pb2 import HeadsResponse, NoteResponse
 
-Headed = pb.ListResponse | pb.ApplyResponse | pb.FragmentsResponse | HeadsResponse
+Headed = pb.ListResponse | pb.ApplyResponse | pb.FragmentsResponse | HeadsResponse | NoteResponse
 
 
 def check_well_formed(message: Message, subject: str) -> None:

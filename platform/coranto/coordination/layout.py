@@ -15,6 +15,7 @@ Some keys are Coranto's alone. They are outside of any prefix (prefixes begin wi
     coranto/cluster<prefix>                            the cluster's identity, and whether etcd was restored
     coranto/stores<prefix>#<bucket>                    the last time that a bucket of stores got another prefix
     coranto/broker<prefix>#<zone>#<suffix>             a broker's last use of the cluster: time and data directory
+    coranto/note<prefix>#<note>                        a note of those who watch over journals
 """
 
 from __future__ import annotations
@@ -101,6 +102,14 @@ class Layout:
     def bucket_key(self, bucket: str) -> str:
         """Return the key of a bucket of fragment stores, which is written when journals get another prefix in it."""
         return f"coranto/stores{self.prefix}{SEPARATOR}{_part('bucket', bucket)}"
+
+    @property
+    def notes(self) -> str:
+        """The common prefix of the keys of all notes."""
+        return f"coranto/note{self.prefix}{SEPARATOR}"
+
+    def note_key(self, note: str) -> str:
+        return f"{self.notes}{_part('note', note)}"
 
     @property
     def cluster_key(self) -> str:

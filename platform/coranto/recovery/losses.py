@@ -25,6 +25,7 @@ _LOSSES: Final[Mapping[Kind, str]] = {
     Kind.REGISTERS_LOST: "its registers are gone",
     Kind.JOURNAL_GONE: "it does not exist any more",
     Kind.JOURNAL_RECREATED: "it was deleted and created again",
+    Kind.MEMORY_DAMAGED: "records of audits contradict what brokers know of them, so later losses may be unknown",
 }
 _MENDED_BY_RESET: Final = (Kind.CONSISTENCY_LOST,)
 _UNKNOWN: Final = (Kind.MEMORY_UNREACHABLE, Kind.STORE_UNREACHABLE, Kind.UNANSWERED)
@@ -71,7 +72,7 @@ class JournalDoctor:
         steps = [*content.steps, *heads.steps]
         steps += _files_to_set_aside(report, steps)
         errors = [each for each in report.errors if not _is_mended(each, steps)]
-        lost = self._approved = [each for each in errors if each.kind in _LOSSES]
+        lost = self._approved = [each for each in errors if _is_loss(each)]
         # An accepted loss does not count any more, although the content is still gone.
         blamed = _subjects(each for each in report.errors if each.kind in (*_LOSSES, Kind.SPOOL_DIFFERS))
         losses = [loss for loss in content.losses if loss.subject in blamed]
@@ -80,7 +81,7 @@ class JournalDoctor:
         told, named = {each.subject for each in remarks}, {each.subject for each in losses}
         for each in errors:
             name, is_named = each.subject.name, each.kind is Kind.SPOOL_DIFFERS and each.subject.name in named
-            if each.kind not in _LOSSES and name not in told and not is_named:
+            if not _is_loss(each) and name not in told and not is_named:
                 remarks.append(Remark(name, each.message))
         if not journals and not losses:
             raise InvalidInput(f"no journal matches {self._selector!r}, so nothing was examined", field="selector")
@@ -112,6 +113,11 @@ class JournalDoctor:
                 return "accepted"
 
 
+def _is_loss(finding: Finding) -> bool:
+    """Return True for a finding that an acceptance ends. Records that only cannot be read are no such loss."""
+    return finding.kind in _LOSSES and (finding.kind is not Kind.MEMORY_DAMAGED or "files" in finding.facts)
+
+
 def _is_mended(finding: Finding, steps: Sequence[RecoveryStep]) -> bool:
     """Return True if a step mends the damage that a finding is about."""
     here = [step for step in steps if step.subject == finding.subject.name]
@@ -132,7 +138,7 @@ def _is_mended(finding: Finding, steps: Sequence[RecoveryStep]) -> bool:
 
 def _is_among(finding: Finding, approved: Sequence[Finding]) -> bool:
     """Return True if a finding is no loss, or one that was approved: the same, or of content that is gone by those."""
-    if finding.kind not in _LOSSES:
+    if not _is_loss(finding):
         return True
     same = [each for each in approved if each.subject == finding.subject]
     if spans := _spans(finding.facts):

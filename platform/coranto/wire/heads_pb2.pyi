@@ -184,3 +184,67 @@ class JournalHead(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JournalHead: _TypeAlias = JournalHead  # noqa: Y015
+
+@_typing.final
+class NoteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAGMENT_STORE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    WRITE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    EXPECT_VERSION_FIELD_NUMBER: _builtins.int
+    fragment_store: _builtins.str
+    """The URL of the fragment store that the note is about, and the note's name."""
+    name: _builtins.str
+    write: _builtins.bool
+    """Write `content` if the note was written `expect_version` times before (0: never). Otherwise, only read."""
+    content: _builtins.bytes
+    expect_version: _builtins.int
+    def __init__(
+        self,
+        *,
+        fragment_store: _builtins.str = ...,
+        name: _builtins.str = ...,
+        write: _builtins.bool = ...,
+        content: _builtins.bytes = ...,
+        expect_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "expect_version", b"expect_version", "fragment_store", b"fragment_store", "name", b"name", "write", b"write"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoteRequest: _TypeAlias = NoteRequest  # noqa: Y015
+
+@_typing.final
+class NoteResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    status: _protocol_pb2.Status.ValueType
+    """ETCD_TRANSACTION_FAILED if the note has another version than expected."""
+    content: _builtins.bytes
+    """The note as it is after the call; empty and 0 if there is none."""
+    version: _builtins.int
+    @_builtins.property
+    def header(self) -> _protocol_pb2.Header: ...
+    def __init__(
+        self,
+        *,
+        status: _protocol_pb2.Status.ValueType = ...,
+        header: _protocol_pb2.Header | None = ...,
+        content: _builtins.bytes = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "header", b"header", "status", b"status", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoteResponse: _TypeAlias = NoteResponse  # noqa: Y015

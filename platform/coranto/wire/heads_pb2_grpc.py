@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class JournalsStub:
-    """Tells about many journals at once.
+    """Tells about many journals at once, and keeps notes for those who watch over journals.
     """
 
     def __init__(self, channel):
@@ -40,15 +40,27 @@ class JournalsStub:
                 request_serializer=coranto_dot_wire_dot_heads__pb2.HeadsRequest.SerializeToString,
                 response_deserializer=coranto_dot_wire_dot_heads__pb2.HeadsResponse.FromString,
                 _registered_method=True)
+        self.Note = channel.unary_unary(
+                '/coranto.Journals/Note',
+                request_serializer=coranto_dot_wire_dot_heads__pb2.NoteRequest.SerializeToString,
+                response_deserializer=coranto_dot_wire_dot_heads__pb2.NoteResponse.FromString,
+                _registered_method=True)
 
 
 class JournalsServicer:
-    """Tells about many journals at once.
+    """Tells about many journals at once, and keeps notes for those who watch over journals.
     """
 
     def Heads(self, request, context):
         """Tell the heads of all journals that a selector matches and the caller may read, in any order and each once.
         The first response has the status and the header. Later ones have only heads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Note(self, request, context):
+        """Read a note, or write one: a short text in etcd about files of a fragment store. It shows changes of these files.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -62,6 +74,11 @@ def add_JournalsServicer_to_server(servicer, server):
                     request_deserializer=coranto_dot_wire_dot_heads__pb2.HeadsRequest.FromString,
                     response_serializer=coranto_dot_wire_dot_heads__pb2.HeadsResponse.SerializeToString,
             ),
+            'Note': grpc.unary_unary_rpc_method_handler(
+                    servicer.Note,
+                    request_deserializer=coranto_dot_wire_dot_heads__pb2.NoteRequest.FromString,
+                    response_serializer=coranto_dot_wire_dot_heads__pb2.NoteResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'coranto.Journals', rpc_method_handlers)
@@ -71,7 +88,7 @@ def add_JournalsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Journals:
-    """Tells about many journals at once.
+    """Tells about many journals at once, and keeps notes for those who watch over journals.
     """
 
     @staticmethod
@@ -91,6 +108,33 @@ class Journals:
             '/coranto.Journals/Heads',
             coranto_dot_wire_dot_heads__pb2.HeadsRequest.SerializeToString,
             coranto_dot_wire_dot_heads__pb2.HeadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Note(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coranto.Journals/Note',
+            coranto_dot_wire_dot_heads__pb2.NoteRequest.SerializeToString,
+            coranto_dot_wire_dot_heads__pb2.NoteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class JournalsStub:
-    """Tells about many journals at once."""
+    """Tells about many journals at once, and keeps notes for those who watch over journals."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,19 +37,23 @@ class JournalsStub:
     """Tell the heads of all journals that a selector matches and the caller may read, in any order and each once.
     The first response has the status and the header. Later ones have only heads.
     """
+    Note: _grpc.UnaryUnaryMultiCallable[_heads_pb2.NoteRequest, _heads_pb2.NoteResponse]
+    """Read a note, or write one: a short text in etcd about files of a fragment store. It shows changes of these files."""
 
 @_typing.type_check_only
 class JournalsAsyncStub(JournalsStub):
-    """Tells about many journals at once."""
+    """Tells about many journals at once, and keeps notes for those who watch over journals."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Heads: _aio.UnaryStreamMultiCallable[_heads_pb2.HeadsRequest, _heads_pb2.HeadsResponse]  # type: ignore[assignment]
     """Tell the heads of all journals that a selector matches and the caller may read, in any order and each once.
     The first response has the status and the header. Later ones have only heads.
     """
+    Note: _aio.UnaryUnaryMultiCallable[_heads_pb2.NoteRequest, _heads_pb2.NoteResponse]  # type: ignore[assignment]
+    """Read a note, or write one: a short text in etcd about files of a fragment store. It shows changes of these files."""
 
 class JournalsServicer(metaclass=_abc_1.ABCMeta):
-    """Tells about many journals at once."""
+    """Tells about many journals at once, and keeps notes for those who watch over journals."""
 
     @_abc_1.abstractmethod
     def Heads(
@@ -60,5 +64,13 @@ class JournalsServicer(metaclass=_abc_1.ABCMeta):
         """Tell the heads of all journals that a selector matches and the caller may read, in any order and each once.
         The first response has the status and the header. Later ones have only heads.
         """
+
+    @_abc_1.abstractmethod
+    def Note(
+        self,
+        request: _heads_pb2.NoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_heads_pb2.NoteResponse, _abc.Awaitable[_heads_pb2.NoteResponse]]:
+        """Read a note, or write one: a short text in etcd about files of a fragment store. It shows changes of these files."""
 
 def add_JournalsServicer_to_server(servicer: JournalsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -147,6 +147,10 @@ class Calls:
         responses = self.heads.Heads(heads_pb2.HeadsRequest(), metadata=metadata)
         return [head.journal async for response in responses for head in response.heads]
 
+    async def Note(self, metadata: Metadata | None) -> pb.Status.ValueType:
+        request = heads_pb2.NoteRequest(fragment_store=STORE, name="n")
+        return (await self.heads.Note(request, metadata=metadata)).status
+
 
 @contextlib.asynccontextmanager
 async def running(settings: BrokerSettings, spec: pb.JournalSpec) -> AsyncIterator[Calls]:
@@ -201,6 +205,7 @@ WRONG_SELECTOR: dict[str, Any] = {
     "ListFragments": pb.JOURNAL_NOT_FOUND,
     "FragmentStoreHealth": DENIED,
     "Heads": [],
+    "Note": DENIED,
     **dict.fromkeys(gateway.METHODS, 404),
 }
 RIGHT: dict[str, Any] = {
@@ -213,6 +218,7 @@ RIGHT: dict[str, Any] = {
     "ListFragments": pb.OK,
     "FragmentStoreHealth": pb.OK,
     "Heads": [J],
+    "Note": pb.OK,
     "GET": 416,
     "HEAD": 416,
     "PUT": 204,
@@ -257,7 +263,7 @@ async def test_every_method_with_every_token(
                     expected = HTTP.get(expected, expected)
                 assert answer == expected, f"{method} with {kind}: {answer}, not {expected}"
                 given.append(metadata or ())
-    assert len(given) == 15 * (9 + 3)
+    assert len(given) == 15 * (10 + 3)
     # Refusals are logged, secrets are not.
     written = f"{logs} {caplog.text}"
     assert "the token has expired" in written

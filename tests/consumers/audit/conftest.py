@@ -54,6 +54,8 @@ class Orders(Application[SqlShardStore]):
 class Memories:
     """A memory of audits in this process."""
 
+    url = ""
+
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
 

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from coranto.audit import AuditOptions, Depth, JournalsCheck, Kind, Report, Severity, Subject, run_checks
+from coranto.audit.memory import AuditMemory
 from coranto.client import JournalClient
 from coranto.fragments.fragment import Fragment
 from coranto.testing.cluster import STORE_URL, Cluster
@@ -36,6 +37,7 @@ class Damaged:
         self.client: JournalClient = cluster.client(patience=3)
         self.process = Process(self.world.timeline, "audit")
         self.stores = SimStores(self.world.store, self.world.network, "client", self.process)
+        self.clock = SimClock(self.world.timeline)
         self.head = 0
 
     def spec(self, name: str = J, **fields: Any) -> pb.JournalSpec:
@@ -51,11 +53,17 @@ class Damaged:
         await asyncio.sleep(6)
 
     async def audit(self, selector: str = "name:prefix=shop/", **options: Any) -> Report:
-        clock = SimClock(self.world.timeline)
         check = JournalsCheck(
-            self.client, self.stores, selector, AuditOptions(**options), clock=clock, at_replicas=False
+            self.client, self.stores, selector, AuditOptions(**options), clock=self.clock, at_replicas=False
         )
-        return await run_checks(selector, [check], depth=check._options.depth, clock=clock)
+        return await run_checks(selector, [check], depth=check._options.depth, clock=self.clock)
+
+    async def audit_with(self, memory: AuditMemory, selector: str = f"name={J}") -> Report:
+        """Audit with records in this memory, and none elsewhere."""
+        check = JournalsCheck(
+            self.client, self.stores, selector, AuditOptions(), clock=self.clock, memory=memory, at_replicas=False
+        )
+        return await run_checks(selector, [check], clock=self.clock)
 
     async def deep(self, **options: Any) -> Report:
         return await self.audit(depth=Depth.DEEP, **options)

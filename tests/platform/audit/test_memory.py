@@ -6,28 +6,30 @@ import gzip
 from dataclasses import replace
 
 from coranto.audit import Kind
+from coranto.audit.memory import StoreMemory
 from coranto.audit.remembered import decode, encode
+from coranto.testing.cluster import STORE_URL
 from coranto.wire import protocol_pb2 as pb
 from tests.platform.audit.conftest import Damaged, J, Play, kinds
 
 
 def test_lost_records_are_not_passed_over(play: Play) -> None:
     async def story(journal: Damaged) -> None:
-        assert (await journal.audit()).sound
+        memory = StoreMemory(journal.stores.get(STORE_URL))
+        assert (await journal.audit_with(memory)).sound
         notes = journal.world.store.notes
         for path, (at, content) in list(notes.items()):
             notes[path] = at, content[:-4]
-        report = await journal.audit()
+        report = await journal.audit_with(memory)
         assert Kind.MEMORY_DAMAGED in kinds(report)
         assert not report.sound
-        for path in list(notes):
-            del notes[path]
-        report = await journal.audit()
-        assert report.kinds() == {Kind.FIRST_AUDIT}
+        notes.clear()
+        report = await journal.audit_with(memory)
+        assert report.kinds() == {Kind.FIRST_AUDIT, Kind.MEMORY_UNWITNESSED}
         journal.delete(journal.objects[0].fragment)
         notes.clear()
         await journal.later()
-        assert not (await journal.audit()).sound
+        assert not (await journal.audit_with(memory)).sound
 
     play(1, story)
 
@@ -52,7 +54,7 @@ def test_a_record_that_is_dated_ahead_is_not_trusted_in_silence(play: Play) -> N
         assert (await journal.audit()).sound
         notes = journal.world.store.notes
         ((path, (at, content)),) = notes.items()
-        (record,) = decode(gzip.decompress(content)).values()
+        (record,) = decode(gzip.decompress(content)).journals.values()
         forged = replace(record, at=record.at + 86_400, fragments=[], head=0, persisted_head=0, first=record.head)
         notes[path] = at, gzip.compress(encode({J: forged}))
         journal.delete(journal.objects[0].fragment)

@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from coranto.audit import AuditOptions, JournalsCheck, Kind, Report, Severity, run_checks
+from coranto.audit import Kind, Report, Severity
 from coranto.audit.memory import StoreMemory
 from coranto.audit.remembered import decode, encode
 from coranto.audit.sealing import Seal
 from coranto.auth import BearerToken, Keys
 from coranto.errors import CorruptData, InvalidInput
 from coranto.testing.cluster import STORE_URL
-from coranto.testing.sim.clocks import SimClock
 from tests.platform.audit.conftest import Damaged, J, Play
 
 KEY, OTHER = (base64.b64encode(letter * 32).decode() for letter in (b"k", b"o"))
@@ -23,11 +22,7 @@ KEYS = Keys.parse(KEY)
 
 
 async def audit(journal: Damaged, keys: Keys | None = KEYS) -> Report:
-    clock = SimClock(journal.world.timeline)
-    memory = StoreMemory(journal.stores.get(STORE_URL), Seal(keys))
-    options = AuditOptions()
-    check = JournalsCheck(journal.client, journal.stores, f"name={J}", options, clock=clock, memory=memory)
-    return await run_checks(J, [check], depth=options.depth, clock=clock)
+    return await journal.audit_with(StoreMemory(journal.stores.get(STORE_URL), Seal(keys)))
 
 
 def problems(report: Report) -> set[Kind]:
@@ -36,7 +31,7 @@ def problems(report: Report) -> set[Kind]:
 
 def forge(content: bytes, journal: Damaged) -> bytes:
     """Return records with plausible times that no longer know of the first fragment."""
-    (record,) = decode(gzip.decompress(content)).values()
+    (record,) = decode(gzip.decompress(content)).journals.values()
     (first, *others) = sorted(record.fragments)
     assert first.key[:2] == (journal.objects[0].fragment.begin, journal.objects[0].fragment.end)
     return gzip.compress(encode({J: replace(record, first=first.end, fragments=others)}))

@@ -142,3 +142,12 @@ def test_the_command_tells_people_and_programs(
     result = run(journal.name, "--memory", "file:///elsewhere/")
     assert result.code == 1
     assert "beginning_unexplained" in result.output
+    # Somebody sets the records back to yesterday's.
+    records = sorted((journal.root / ".coranto-audit").glob("*/*.json.gz"), key=lambda path: path.name)
+    records[-1].unlink()
+    for _ in range(2):
+        result = run(journal.name)
+        assert result.code == 1
+        assert "contradict the brokers' note of them" in result.output
+    assert run("--accept", "the folder was restored").code == 1
+    assert run(journal.name).code == 0

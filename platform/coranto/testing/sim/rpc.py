@@ -58,6 +58,7 @@ _JOURNAL = _methods(
     RpcMethod("FragmentStoreHealth", pb.FragmentStoreHealthResponse),
     # Of Coranto's own services, which the same brokers serve.
     RpcMethod("Heads", heads.HeadsResponse, streams_responses=True),
+    RpcMethod("Note", heads.NoteResponse),
     RpcMethod("AppendStream", AppendAnswers, streams_requests=True, streams_responses=True),
 )
 _SHARD = _methods(

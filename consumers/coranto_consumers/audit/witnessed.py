@@ -1,0 +1,61 @@
+"""The memory of a consumer's audits in a fragment store, of which brokers know the SHA-256 (`coranto.audit.witness`).
+
+So a memory that was deleted or put back does not pass. Audits at once write one file, and each may have been the last.
+"""
+
+from __future__ import annotations
+
+from coranto.audit.witness import Statement, Witness, WitnessedFile, change, sum_of
+from coranto.errors import CorruptData
+from coranto_consumers.audit.memory import Memory
+
+_KEPT_ANNOUNCED = 8
+"""The number of announced contents that are kept although their audits may have died."""
+
+
+class WitnessedMemory:
+    """The memory of one consumer. It saves nothing over content that contradicts the witness, unless told to."""
+
+    def __init__(self, memory: Memory, witness: Witness) -> None:
+        self.url = memory.url
+        self._memory = memory
+        self._witness = witness
+        self._seen: str | None = None
+
+    async def load(self, name: str) -> bytes | None:
+        """Return the content. Raises CorruptData if it is not the last one, as far as the witness knows."""
+        statement = await self._witness.read()
+        content = await self._memory.load(name)
+        while (again := await self._witness.read()) != statement:  # Another audit saves right now.
+            statement, content = again, await self._memory.load(name)
+        self._seen = sum_of(content) if content is not None else None
+        if statement is not None:
+            self._check(statement)
+        return content
+
+    def _check(self, statement: Statement) -> None:
+        problem = ""
+        if statement.damage:
+            problem = f"the brokers' note of it cannot be believed: {statement.damage}"
+        elif self._seen is None and any(each.written for each in statement.files):
+            problem = "it is gone"
+        elif self._seen is not None and statement.files and self._seen not in statement.names:
+            problem = "it was changed, or an earlier one was put back"
+        if problem:
+            raise CorruptData(
+                f"the memory of audits in {self.url} contradicts what brokers know of it: {problem}. Restore it from a "
+                "copy; if there is none, accept the consumer as it is (--accept)"
+            )
+
+    async def save(self, name: str, content: bytes) -> None:
+        """Keep `content` in place of what was loaded."""
+        file = WitnessedFile(sum_of(content), sum_of(content))
+        before = await self._witness.read()
+        if before is None:
+            await self._memory.save(name, content)
+            return
+        await change(self._witness, lambda now: now.announced("", file))
+        await self._memory.save(name, content)
+        announced = [each.name for each in before.files if not each.written and each.name != self._seen]
+        replaced = before.names - set(announced[-_KEPT_ANNOUNCED:])
+        await change(self._witness, lambda now: now.confirmed(file, replaced))

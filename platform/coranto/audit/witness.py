@@ -1,0 +1,141 @@
+"""The witness of audits: what brokers know of the files in which audits remember.
+
+Who can write to a fragment store can delete the newest records there, or put back older ones, and nothing in the store
+shows that. So brokers keep a note in etcd (`coranto.client.notes`): the name and the SHA-256 of each file. A file is
+announced before it is written and confirmed after that, so an audit that dies meanwhile contradicts nothing. The
+number in a note is that of its version, which etcd counts, so that a signed note cannot be put back either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import pydantic
+
+from coranto.audit.sealing import Seal
+from coranto.client import JournalClient
+from coranto.errors import CorantoError, CorruptData, EtcdTransactionFailed, PermissionDenied
+from coranto.wire.heads_pb2 import NoteRequest
+
+FORMAT: Final = 1
+_ATTEMPTS: Final = 32
+"""Most attempts of a change that loses to other audits. In each attempt, one of the others has succeeded."""
+
+
+def sum_of(content: bytes) -> str:
+    """Return the sum by which a witness knows content: its SHA-256 in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessedFile:
+    """A file of records. `written` is False while its audit writes it, and if that audit died."""
+
+    name: str
+    sum: str
+    written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """The knowledge of a witness about the files in a place. `number` counts its changes; 0 if it knows nothing yet.
+
+    `folder` is where the files are. `damage` tells why the note cannot be believed; empty if it can.
+    """
+
+    folder: str = ""
+    files: tuple[WitnessedFile, ...] = ()
+    number: int = 0
+    damage: str = ""
+    format: int = FORMAT
+
+    @property
+    def names(self) -> set[str]:
+        return {each.name for each in self.files}
+
+    def announced(self, folder: str, file: WitnessedFile) -> Statement:
+        """Return it with a file that is about to be written."""
+        return Statement(folder, (*self.files, file), self.number)
+
+    def confirmed(self, file: WitnessedFile, without: Collection[str]) -> Statement:
+        """Return it with a file that was written, and without others that are no longer needed."""
+        others = (each for each in self.files if each.name not in without and each != file)
+        return replace(self, files=(*others, replace(file, written=True)))
+
+
+class Witness(Protocol):
+    """States what it knows of some files."""
+
+    async def read(self) -> Statement | None:
+        """Return the statement; None if nobody keeps one. Raises CorantoError when nobody answers."""
+        ...
+
+    async def write(self, statement: Statement) -> bool:
+        """Replace a statement of the same number by this one. Return False if it has another number by now."""
+        ...
+
+
+class BrokerWitness:
+    """A witness in the cluster of `client`, for the files of a fragment store. `name` tells what the files are."""
+
+    def __init__(self, client: JournalClient, store: str, name: str) -> None:
+        self._client = client
+        self._store = store
+        self._name = name
+        self._seal = Seal.of(client.config.auth)
+
+    async def read(self) -> Statement | None:
+        try:
+            note = await self._client.note(NoteRequest(fragment_store=self._store, name=self._name))
+        except PermissionDenied:
+            return None  # The token is for other journals than those of this store.
+        if note is None or not note.version:
+            return Statement() if note is not None else None
+        try:
+            found = _STATEMENT.validate_json(self._seal.open(note.content, self._title))
+        except CorruptData as error:
+            return Statement(number=note.version, damage=str(error))
+        except pydantic.ValidationError:
+            return Statement(number=note.version, damage="it cannot be read")
+        if found.format > FORMAT:
+            raise CorruptData(f"{self._title} has format {found.format}; this version reads up to {FORMAT}")
+        if found.number != note.version:
+            return Statement(number=note.version, damage=f"it was put back to an earlier one, number {found.number}")
+        return found
+
+    async def write(self, statement: Statement) -> bool:
+        content = _STATEMENT.dump_json(replace(statement, number=statement.number + 1, damage=""))
+        request = NoteRequest(
+            fragment_store=self._store,
+            name=self._name,
+            write=True,
+            content=self._seal.close(content, self._title),
+            expect_version=statement.number,
+        )
+        try:
+            await self._client.note(request)
+        except EtcdTransactionFailed:
+            return False
+        return True
+
+    @property
+    def _title(self) -> str:
+        return f"the brokers' note of {self._name} in {self._store}"
+
+
+_STATEMENT: Final = pydantic.TypeAdapter(Statement)
+
+
+async def change(witness: Witness, how: Callable[[Statement], Statement]) -> Statement:
+    """Change a statement, whatever other audits do to it, and return it. Raises CorantoError if that fails."""
+    for _ in range(_ATTEMPTS):
+        before = await witness.read()
+        if before is None:
+            break
+        after = how(before)
+        if await witness.write(after):
+            return replace(after, number=before.number + 1, damage="")
+    raise CorantoError("brokers could not take down that records were written; audit again")

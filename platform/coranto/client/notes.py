@@ -1,0 +1,50 @@
+"""Notes: short texts that brokers keep in etcd about files of a fragment store (the RPC `Note`).
+
+They are for those who watch over the files, such as audits: who can change the store cannot change its notes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from coranto.client.responses import check_answer
+from coranto.security.tokens import Capability
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire.heads_pb2 import NoteRequest
+
+if TYPE_CHECKING:
+    from coranto.client.dispatch import ChosenConnection
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note, and the number of times that it was written: 0 if there is none."""
+
+    content: bytes = b""
+    version: int = 0
+
+
+async def ask(way: ChosenConnection, request: NoteRequest) -> Note | None:
+    """Return the note after the call; None if the broker does not have the call. Raises the client's errors.
+
+    Raises EtcdTransactionFailed if the note was not written because it has another version.
+    """
+    subject = f"note about {request.fragment_store}"
+    metadata = way.tokens.over(Capability.READ, pb.LabelSelector())
+    call = way.connection.heads_stub.Note(request, metadata=metadata)
+    with way.calling(subject, call):
+        try:
+            response = await call
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raise
+    # A write whose first answer was lost finds itself when it is repeated.
+    again = (request.content, request.expect_version + 1) == (response.content, response.version)
+    if request.write and again and response.status == pb.ETCD_TRANSACTION_FAILED:
+        response.status = pb.OK
+    check_answer(response, subject)
+    return Note(response.content, response.version)
