@@ -18,7 +18,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java browser chromium mariadb demo ui airflow up test test-airflow test-install check unit lint format types imports bench proto faces docs dist clean
+.PHONY: help setup java classes browser chromium mariadb demo ui airflow up test test-airflow test-install check unit lint format types imports bench proto faces docs dist clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -27,10 +27,14 @@ $(STAMP): pyproject.toml constraints.txt tools/setup.sh
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh tools/setup.sh
 	@touch $(STAMP)
 
-setup: $(STAMP) java ## Create .venv and install everything
+setup: $(STAMP) java classes ## Create .venv and install everything
 
 java:
 	@sh tools/java.sh
+
+# Spark sessions start without it, too, but in twice the time.
+classes: $(STAMP) java
+	@$(BIN)/python -m coranto_consumers.spark.class_archive || true
 
 browser: $(STAMP) chromium
 

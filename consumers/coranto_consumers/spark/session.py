@@ -6,22 +6,25 @@ import atexit
 import functools
 import os
 import shlex
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyspark
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from coranto.errors import InvalidInput
+from coranto_consumers.spark.class_archive import archive_options, find_java
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
+"""Options before those, which users do not set."""
 
 _SETTINGS: Mapping[str, str] = {
     _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
@@ -84,8 +87,7 @@ def new_session(
     """
     if (running := running_session()) is not None:
         return running
-    java = os.environ.get("JAVA_HOME")
-    if not (os.path.exists(os.path.join(java, "bin", "java")) if java else shutil.which("java")):
+    if find_java() is None:
         raise InvalidInput("Spark needs Java 17 or later: install it (openjdk-17-jre-headless), or set JAVA_HOME")
     if _is_local(master):
         # Otherwise Spark looks up this machine's name, and logs a warning.
@@ -94,10 +96,22 @@ def new_session(
     chosen = {**settings_for(master), **(settings or {})}
     if short:
         chosen[_JAVA_OPTIONS] = f"{chosen[_JAVA_OPTIONS]} {_QUICK_COMPILER}"
+    if _DEFAULT_JAVA_OPTIONS not in chosen and (archived := archive_options()):
+        chosen[_DEFAULT_JAVA_OPTIONS] = archived
     for key, value in chosen.items():
         builder = builder.config(key, value)
     with _workers_on(_local_interpreter() if _is_in_process(master) else sys.executable):
         return builder.getOrCreate()
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Run a job that does nothing, so that Java has loaded what jobs need, and Python's workers have started."""
+    tasks = max(1, spark.sparkContext.defaultParallelism)
+    spark.range(0, tasks, 1, tasks).mapInArrow(_unchanged, "id BIGINT").count()
+
+
+def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
+    return batches
 
 
 @contextmanager

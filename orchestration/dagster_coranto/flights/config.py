@@ -13,7 +13,7 @@ from coranto_flights.names import TABLE
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.sql_store import STORE_VARIABLE, SqlStoreResource
 
-TRANSACTION_BYTES: Final = 16 << 20
+TRANSACTION_BYTES: Final = 64 << 20
 
 
 class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself

@@ -115,7 +115,7 @@ defs = dg.Definitions(
     asset_checks=[build_fragment_check(EVENTS), build_fragment_check(ALERTS)],
     jobs=[flights_job, consume_job],
     sensors=[flights_sensor, flights_observation],
-    resources={"journals": JOURNALS, "flights": FlightsConfig(), "spark": SparkResource(short=True)},
+    resources={"journals": JOURNALS, "flights": FlightsConfig(), "spark": SparkResource(short=True, early=True)},
     # One Spark session serves a run, so its steps share a process.
     executor=dg.in_process_executor,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import dagster as dg
@@ -59,8 +60,13 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
     master: str = Field(default="local[2]", description="Spark's master URL.")
     settings: dict[str, str] = Field(default={}, description="Spark settings, beside those that consumers want anyway.")
     short: bool = Field(default=False, description="Whether runs take a few minutes, so that a quick start pays off.")
+    early: bool = Field(
+        default=False,
+        description="Whether the session starts with the run, beside the steps that come before those that need it.",
+    )
 
     _session: SparkSession | None = PrivateAttr(default=None)
+    _starting: Future[SparkSession] | None = PrivateAttr(default=None)
 
     @field_validator("settings", mode="before")
     @classmethod
@@ -70,14 +76,37 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
         secret = {name: each for name, each in value.items() if isinstance(each, str) and _SECRET.search(str(name))}
         return {**value, **{name: hide(each) for name, each in secret.items()}}
 
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        if self.early:
+            thread = ThreadPoolExecutor(1, thread_name_prefix="coranto-spark")
+            self._starting = thread.submit(self._warm)
+            thread.shutdown(wait=False)
+
     def session(self) -> SparkSession:
         """Return the session. Raises InvalidInput without Java."""
         if self._session is None:
-            settings = {name: reveal(value) for name, value in self.settings.items()}
-            self._session = _SHARED.acquire(self.master, settings, self.short)
+            starting, self._starting = self._starting, None
+            self._session = self._start() if starting is None else starting.result()
         return self._session
 
+    def _start(self) -> SparkSession:
+        settings = {name: reveal(value) for name, value in self.settings.items()}
+        return _SHARED.acquire(self.master, settings, self.short)
+
+    def _warm(self) -> SparkSession:
+        from coranto_consumers.spark.session import warm_up
+
+        session = self._start()
+        try:
+            warm_up(session)
+        except BaseException:
+            _SHARED.release(session)
+            raise
+        return session
+
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        if self._starting is not None and self._starting.exception() is None:
+            self.session()  # Nobody has asked for it. If it did not start, nobody has missed it.
         session, self._session = self._session, None
         if session is not None:
             _SHARED.release(session)

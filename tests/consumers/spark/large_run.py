@@ -225,7 +225,8 @@ def main() -> None:
     begun = time.perf_counter()
 
     def say(text: str) -> None:
-        print(f"{time.perf_counter() - begun:7.1f} s  {text}", flush=True)
+        sys.stdout.write(f"{time.perf_counter() - begun:7.1f} s  {text}\n")
+        sys.stdout.flush()
 
     with (
         tempfile.TemporaryDirectory(prefix="coranto-large-") as folder,

@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import coranto_consumers.spark.session
+from coranto.errors import InvalidInput
 from dagster_coranto import SparkResource
 
 
@@ -62,3 +63,34 @@ def test_the_last_of_two_runs_stops_the_session_that_the_first_started(monkeypat
     assert started[0].running
     second.teardown_after_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
     assert not started[0].running
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_early_session_starts_with_the_run_and_ends_with_it(monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+    started, warmed = Session(), threading.Event()
+    monkeypatch.setattr(coranto_consumers.spark.session, "new_session", lambda *_, **__: started)
+    monkeypatch.setattr(coranto_consumers.spark.session, "running_session", lambda: None)
+    monkeypatch.setattr(coranto_consumers.spark.session, "warm_up", lambda session: warmed.set())
+    resource = SparkResource(early=True)
+    resource.setup_for_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
+    assert warmed.wait(60)
+    if asked:
+        assert resource.session() is resource.session() is started  # type: ignore[comparison-overlap]
+    assert started.running
+    resource.teardown_after_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
+    assert not started.running
+
+
+def test_an_early_session_that_does_not_start_fails_the_step_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_session(*_: object, **__: object) -> Session:
+        raise InvalidInput("Spark needs Java 17")
+
+    monkeypatch.setattr(coranto_consumers.spark.session, "new_session", no_session)
+    monkeypatch.setattr(coranto_consumers.spark.session, "running_session", lambda: None)
+    resource, unused = SparkResource(early=True), SparkResource(early=True)
+    for each in (resource, unused):
+        each.setup_for_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
+    with pytest.raises(InvalidInput, match="Java 17"):
+        resource.session()
+    for each in (resource, unused):
+        each.teardown_after_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
