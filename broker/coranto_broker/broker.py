@@ -22,6 +22,7 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.security.call_tokens import CallTokens
 from coranto.security.server import keys_of, peer_tls
 from coranto.security.tokens import TOKEN_SECONDS, Capability
+from coranto.specs.durability import fsync_of
 from coranto.specs.validation import validate_broker_spec
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import AppendFsm
@@ -129,7 +130,7 @@ class Broker:
         self._background: set[asyncio.Task[None]] = set()
         self._stopping: dict[str, list[asyncio.Task[None]]] = {}  # What uses the files of journals, by journal.
         self._base = residence.base if residence is not None else 0
-        self._saved = SavedRecords(settings.data_dir, disk, synced=settings.fsync is Fsync.COMMIT)
+        self._saved = SavedRecords(settings.data_dir, disk, synced=self._syncs_commits)
         self.in_sync = InSyncRecords(
             coordinator,
             keyspace.layout,
@@ -164,6 +165,7 @@ class Broker:
         self.resolver = Resolver(keyspace, self.member, self)
         self.facts = JournalsInEtcd(keyspace, self.member)
         self._used_folders: set[Path] = set()
+        self._flushes = False  # `_keep_flushed` runs.
         self._failed: set[str] = set()  # Journals whose next replica must not trust its folder.
         self._spools = spools_of(settings.data_dir)
         self._deleted = DeletedSpools(settings.data_dir, disk, clock, settings.deleted_spool_seconds)
@@ -188,8 +190,6 @@ class Broker:
         self.resolver.start()
         self._looking_after = self.spawn(self._orphaned_spools.run())
         self.spawn(self._keep_saved_records())
-        if self.settings.fsync is Fsync.INTERVAL:
-            self.spawn(self._keep_flushed())
 
     def member_spec(self, endpoint: str) -> pb.BrokerSpec:
         """Return the spec of this broker for etcd. Raises InvalidInput."""
@@ -289,7 +289,7 @@ class Broker:
         streams: list[ReplicaStream] = []
         for index, member in enumerate(route.members):
             if index == route.primary:
-                streams.append(LocalStream(spool))
+                streams.append(LocalStream(spool, resolution.require_replica))
             else:
                 streams.append(PeerStream(self.peers.stub_at(route.endpoints[index]), member, metadata))
         names = [f"{member.zone}#{member.suffix}" for member in route.members]
@@ -299,6 +299,9 @@ class Broker:
     def proposed(self, way: Way, appends: int) -> None:
         if way is not Way.STREAMED:
             self.metrics.group_appends.observe(appends)
+
+    def acknowledged_below_demand(self, appends: int) -> None:
+        self.metrics.acknowledged_below_demand.inc(appends)
 
     @property
     def limits_rates(self) -> bool:
@@ -339,7 +342,7 @@ class Broker:
                 self.clock,
                 self._base,
             ),
-            fsync=self.settings.fsync,
+            fsync=self._fsync_of(item.spec),
             spec=self._spec_reader(item.id, item.create_revision),
             folders=self._folders,
             persister=self.persister,
@@ -365,6 +368,25 @@ class Broker:
         if self._starts.waiting and now >= self._start_reported_at + REPORT_SECONDS:
             self._start_reported_at = now
             _log.info("replicas.starting", waiting=self._starts.waiting)
+
+    def spec_changed(self, replica: Replica, spec: pb.JournalSpec) -> None:
+        replica.follow(self._fsync_of(spec))
+
+    def _fsync_of(self, spec: pb.JournalSpec) -> Fsync:
+        """Return the policy of a journal's spool. Keeps spools flushed from the first one on that is to be."""
+        try:
+            fsync = Fsync(fsync_of(spec.labels) or self.settings.fsync)
+        except InvalidInput:
+            fsync = Fsync.COMMIT  # Nobody can say what the label means. Appends are refused with the reason.
+        if fsync is Fsync.INTERVAL and not self._flushes:
+            self._flushes = True
+            self.spawn(self._keep_flushed())
+        return fsync
+
+    def _syncs_commits(self, journal: str) -> bool:
+        item = self.keyspace.state.item(journal)
+        fsync = self._fsync_of(item.spec) if item is not None else self.settings.fsync
+        return fsync is Fsync.COMMIT
 
     def wanted(self, journal: str) -> None:
         self._starts.prefer(journal)
@@ -502,6 +524,8 @@ class Broker:
         while True:
             await self.clock.sleep(self.settings.fsync_interval)
             for replica in self.resolver.local_replicas:
+                if replica.fsync is not Fsync.INTERVAL:
+                    continue
                 try:
                     await replica.flush()
                 except OSError:

@@ -48,6 +48,9 @@ class Metrics:
         self.appends_refused = FastCounter(
             "coranto_appends_refused", "Appends that were refused because too many were under way.", self.registry
         )
+        self.acknowledged_below_demand = counter(
+            "coranto_appends_below_demand", "Committed appends that survive less than their journal's labels demand."
+        )
         self.append_bytes = FastCounter("coranto_append_bytes", "Content of committed appends.", self.registry)
         self.append_seconds = FastHistogram(
             "coranto_append_seconds",

@@ -31,6 +31,7 @@
     │   └── PermissionDenied            the token is valid, but does not allow this call
     ├── AppendOutcomeUnknown            the connection broke after a commit may have been sent
     ├── ApplyOutcomeUnknown             the connection broke while specs were being applied
+    ├── NotDurable                      an acknowledged append does not survive yet what its client waits for
     ├── OffsetJump                      a reader met content that begins above the offset it asked for
     ├── StoreError                      a fragment store refused or failed
     │   ├── StoreDenied                 the credentials don't allow it
@@ -167,6 +168,12 @@ class ApplyOutcomeUnknown(CorantoError):
     """Changes of specs were applied either all or not at all. List the journals to find out which."""
 
     outcome = Outcome.UNKNOWN
+
+
+class NotDurable(CorantoError):
+    """An acknowledged append does not survive yet what its client waits for. It stays in the journal."""
+
+    retriable = True
 
 
 class RpcFailed(CorantoError):
@@ -328,7 +335,7 @@ class NotPrimaryBroker(StatusError):
 class InsufficientBrokers(StatusError):
     status = pb.INSUFFICIENT_JOURNAL_BROKERS
     retriable = True
-    advice = "Fewer brokers hold the journal than its replication asks for; add brokers or try again."
+    advice = "Fewer brokers hold the journal than its replication or its labels ask for; add brokers or try again."
 
 
 class NotJournalBroker(StatusError):

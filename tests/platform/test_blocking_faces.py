@@ -61,7 +61,8 @@ def test_every_public_asynchronous_class_has_a_face() -> None:
         if inspect.isclass(found := getattr(module, name))
         and any(is_asynchronous(member) for key, member in vars(found).items() if not key.startswith("_"))
     }
-    assert public <= {face.name for face in FACES}
+    # Its methods are methods of the client, too, which has a face.
+    assert public - {"AppendResult"} <= {face.name for face in FACES}
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)

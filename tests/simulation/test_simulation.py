@@ -23,6 +23,7 @@ from coranto.coordination.etcd import Delete
 from coranto.coordination.layout import AssignmentKey
 from coranto.fragments import stores
 from coranto.fragments.journal_folders import MARKER, FolderListing, StoredFile
+from coranto.specs.durability import Durability
 from coranto.testing.sim.disk import ProcessDisk
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer
@@ -32,6 +33,7 @@ from coranto_broker.append.decision import JournalSnapshot
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.states import TRANSITIONS, AppendEvent, State, Way
 from coranto_broker.fragments.backlog import Backlog
+from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.fragments.persister import FragmentPersister, _Reading
 from coranto_broker.handlers.append_lane import AppendLane
@@ -40,7 +42,7 @@ from coranto_broker.recovery.adoption import Adoption
 from coranto_broker.recovery.identity import ClusterIdentity
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.replication.pipeline import Pipeline
-from coranto_broker.simulation.options import FAULTS, options_of
+from coranto_broker.simulation.options import DEMANDS, FAULTS, options_of
 from coranto_broker.simulation.run import RunReport, run
 from coranto_broker.simulation.world import LAYOUT, World
 from coranto_broker.spool import commit_check, in_sync
@@ -278,6 +280,46 @@ def test_a_replica_that_answers_before_its_disk_has_it_is_caught(monkeypatch: py
     assert is_caught("under-replicated-ack", faults=(), **POWER | {"brokers": 3, "replication": 3})
 
 
+SURVIVES: dict[str, Any] = {"brokers": 3, "zones": 2, "replication": 2, "journals": 1, "fsync": Fsync.NEVER}
+
+
+def test_what_answers_tell_of_appends_holds() -> None:
+    """Each demand is met while brokers come and go, and clients learn of more than they were told at first."""
+    coverage: Counter[str] = Counter()
+    for seed, durability in enumerate(DEMANDS):
+        report = run(options_of(seed, durability=durability, faults=("long outage", "kill", "cut store"), **SURVIVES))
+        assert report.sound, f"\n{report}"
+        coverage += report.coverage
+    for wanted in ("told to be on disks", "survived what its client waited for", "acknowledged below its demand"):
+        assert coverage[f"an append was {wanted}"] or coverage[f"an append {wanted}"], wanted
+
+
+def test_acknowledgements_that_claim_a_disk_that_did_not_sync_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DurableSpool, "is_on_disk", lambda *_: True)
+    assert is_caught("overclaimed-ack", durability="zones", faults=(), **SURVIVES)
+
+
+def test_completed_fragments_that_are_claimed_and_not_synced_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def force(spool: DurableSpool, *_: SharedFile) -> None:
+        await spool.flush()
+
+    monkeypatch.setattr(DurableSpool, "force", force)
+    options = SURVIVES | {"fragment_length": 1024}
+    assert is_caught("overclaimed-ack", durability="zones", faults=("store refuses fragments",), **options)
+
+
+def test_replicas_that_came_later_and_are_counted_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FragmentIndex, "held_from", lambda *_: (0, []))
+    options = SURVIVES | {"brokers": 4, "replication": 2, "lease_seconds": 3.0}
+    faults = ("long outage", "store refuses fragments")
+    assert is_caught("overclaimed-ack", durability="zones or less", faults=faults, **options)
+
+
+def test_acknowledgements_below_the_demand_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pipeline, "heed", lambda *_: None)
+    assert is_caught("below-demand-ack", durability="zones", faults=("long outage",), **SURVIVES)
+
+
 def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # A broker that forgets its spool when it is killed, tells nobody, and does not ask the store for the journal's end.
     real = decision._check
@@ -296,8 +338,9 @@ def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch
 
 def test_acknowledgements_that_are_lost_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # A primary that does not wait for its replicas.
-    async def gather_nothing(self: Pipeline, proposal: object) -> None:
+    async def gather_nothing(self: Pipeline, proposal: object, since: int | None = None) -> Durability:
         self.spool.publish(self.spool.fragment)
+        return Durability(3, 1)
 
     monkeypatch.setattr(Pipeline, "gather_ok", gather_nothing)
     assert is_caught("under-replicated-ack", brokers=3, replication=3, faults=("cut brokers",), congestion=0.1)

@@ -49,6 +49,8 @@ class JournalSnapshot:
     listed: bool = True
     recorded: bool = True
     loss_confirmed: bool = False
+    refusal: str = ""
+    """The reason why content is refused: acknowledgements cannot be what the journal's labels demand. Else ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +135,18 @@ def decide(request: pb.AppendRequest, snapshot: JournalSnapshot, length: int | N
         return Wait(Need.RECORD)
     if isinstance(found, ChangeSuspension):
         return found
-    if length is not None and (status := judge_content(request, spec, length)) is not None:
-        return Refuse(status, present)
+    if length is not None and (status := judge_content(request, spec, length, snapshot.refusal)) is not None:
+        return Refuse(status, present, snapshot.refusal if status == pb.INSUFFICIENT_JOURNAL_BROKERS else "")
     return Commit(after, _roll(snapshot, found))
 
 
-def judge_content(request: pb.AppendRequest, spec: pb.JournalSpec, length: int) -> pb.Status.ValueType | None:
+def judge_content(
+    request: pb.AppendRequest, spec: pb.JournalSpec, length: int, refusal: str = ""
+) -> pb.Status.ValueType | None:
     """Return the status that refuses content which this append or its journal may not have; None if it may.
 
-    `length` is that of the whole append or, if that is above 0, of a part. Raises InvalidInput for an append without
-    content that changes registers.
+    `length` is that of the whole append or, if that is above 0, of a part. `refusal` is the snapshot's. Raises
+    InvalidInput for an append without content that changes registers.
     """
     if not length:
         if of_registers.change(request):
@@ -150,7 +154,9 @@ def judge_content(request: pb.AppendRequest, spec: pb.JournalSpec, length: int) 
         return None
     # Appends that suspend, or keep a suspension, have no content.
     resumes = request.suspend in (pb.AppendRequest.SUSPEND_RESUME, pb.AppendRequest.SUSPEND_NO_RESUME)
-    return None if resumes and may_write(spec) else pb.NOT_ALLOWED
+    if not resumes or not may_write(spec):
+        return pb.NOT_ALLOWED
+    return pb.INSUFFICIENT_JOURNAL_BROKERS if refusal else None
 
 
 def next_fragment(committed: CommittedState, roll_to: int, spec: pb.JournalSpec.Fragment, now: float) -> Fragment:

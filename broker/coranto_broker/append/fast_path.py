@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from coranto.effects import Clock
 from coranto.fragments.fragment import Fragment
+from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import registers as of_registers
 from coranto_broker.append.decision import JournalSnapshot, extend, is_plain, steady
@@ -32,6 +33,8 @@ class CommittedAppend(NamedTuple):
     sum: bytes
     registers: pb.LabelSet
     chunks: int
+    durability: Durability = Durability(1, 1)
+    """Its durability. On the fast path, this broker alone has it, and its disk may not."""
 
     @property
     def length(self) -> int:
@@ -141,7 +144,13 @@ def _decide_steady(
         return None  # Appends pay for their bytes one at a time.
     found = steady(
         JournalSnapshot(
-            spec, pipeline.spool.committed, index.known, now, listed=index.refreshed, recorded=pipeline.recorded
+            spec,
+            pipeline.spool.committed,
+            index.known,
+            now,
+            listed=index.refreshed,
+            recorded=pipeline.recorded,
+            refusal=pipeline.refusal,
         )
     )
     store = spec.fragment.stores[0] if spec.fragment.stores else ""  # New fragments go to the first store.

@@ -18,6 +18,7 @@ from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput, StoreError, Unavailable
 from coranto.fragments.fragment import Fragment
 from coranto.security.tokens import Claims
+from coranto.specs.durability import NO_DEMAND, Durability
 from coranto.specs.validation import routes_equivalent
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import (
@@ -39,7 +40,7 @@ from coranto_broker.append.streamed_content import StreamedContent
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.ownership import Invalidated, Signal
 from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord
-from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed, rolled_back
+from coranto_broker.replication.pipeline import Ask, Pipeline, ReplicationFailed, rolled_back
 from coranto_broker.replication.resolver import Resolution, Resolver
 from coranto_broker.replication.waiting_appends import Line, Refusal, TakenAlong, WaitingAppend, Whole, commit_of
 from coranto_broker.rpc.content import AppendMessage, ContentMessage
@@ -81,6 +82,10 @@ class AppendEnvironment(Protocol):
         """Note that this many appends are proposed together, to be committed."""
         ...
 
+    def acknowledged_below_demand(self, appends: int) -> None:
+        """Note appends that are committed, but survive less than their journal's labels demand."""
+        ...
+
 
 class AppendFsm:
     """One append. `run` it until content may stream, pass it the client's messages, `finish` it, then `release` it.
@@ -101,6 +106,10 @@ class AppendFsm:
         self.resolution: Resolution | None = None
         self.registers = pb.LabelSet()
         self.commit: Fragment | None = None
+        self.durability = Durability(0, 0)
+        """The durability of the append or, of one that asks, of the content that it asks about."""
+        self.stored_end = 0
+        """The end of the content that it asks about, as far as the stores have it."""
         self.store_health_error = ""
         self.whole: Whole | None = None
         """All content of the client, if it is small and was received before the pipeline was acquired."""
@@ -115,6 +124,7 @@ class AppendFsm:
         self._synchronizing = False
         self._roll_to = 0  # The offset that the next synchronizing proposal rolls to; 0 for none.
         self._proposal: Fragment | None = None
+        self._demand = NO_DEMAND  # The demand of the journal's labels, as the proposal was made.
         self._undone: RolledBack | None = None  # The reason why no replica was asked to commit it.
         # VALIDATE_PRECONDITIONS
         self._suspend: pb.JournalSpec.Suspend | None = None  # The suspension that UPDATE_SUSPEND writes.
@@ -152,7 +162,8 @@ class AppendFsm:
                 return
             await self.prepare_stream()
             self._end_of_input(None)
-        outlives = self._held.pipeline is not None and not self._held.pipeline.answers_at_once
+        pipeline = self._held.pipeline
+        outlives = pipeline is not None and not (pipeline.answers_at_once and self._since is None)
         await asyncio.shield(self._env.spawn(self._step())) if outlives else await self._step()
 
     def release(self) -> None:
@@ -256,7 +267,7 @@ class AppendFsm:
         self.registers = answer.registers
         if isinstance(answer, Refusal):
             return self._refused(answer.status)
-        self.commit = member.commit
+        self.commit, self.durability = member.commit, member.durability
         self.total_chunks = member.whole.chunks
         return AppendEvent.COMMITTED
 
@@ -360,8 +371,12 @@ class AppendFsm:
             return self._refused(pb.INSUFFICIENT_JOURNAL_BROKERS)
         if not resolution.is_local:
             return AppendEvent.PRIMARY_IS_ELSEWHERE
-        if self._held.pipeline is not None:
-            self._held.pipeline.found_to_fit(resolution)
+        pipeline = self._held.pipeline
+        if pipeline is not None:
+            pipeline.found_to_fit(resolution)
+            pipeline.heed(resolution.spec.labels)
+            replica = resolution.require_replica
+            replica.demand_unmet, replica.refusal = pipeline.demand_unmet, pipeline.refusal
         return AppendEvent.REPLICAS_SUFFICE
 
     # -- VALIDATE_PRECONDITIONS and UPDATE_SUSPEND: the decision ------------------------------------------------------
@@ -419,6 +434,7 @@ class AppendFsm:
             index.refreshed,
             pipeline.recorded,
             self._loss_confirmed,
+            pipeline.refusal,
         )
 
     async def _update_suspend(self) -> AppendEvent:
@@ -459,7 +475,7 @@ class AppendFsm:
             self._committing = True
         elif self._decided is None:
             return self._refuse_content(pb.INDEX_HAS_GREATER_OFFSET)
-        elif (status := judge_content(self.request, self._resolved.spec, len(content))) is not None:
+        elif (status := self._judge(len(content))) is not None:
             return self._refuse_content(status)
         else:
             self._streamed.write(content)
@@ -516,7 +532,9 @@ class AppendFsm:
         fragment = snapshot.committed.fragment
         plan = GroupPlan(snapshot)
         place = plan.lead(length, self._decided.registers)
-        self._members, self._refused_members = gather(resolution.require_replica.line, plan, resolution, length, tokens)
+        asks = not length and self.request.HasField("durability")
+        line = () if asks else resolution.require_replica.line  # The answer to a question is not one to other appends.
+        self._members, self._refused_members = gather(line, plan, resolution, length, tokens)
         content = b"".join([whole.content, *(member.whole.content for member in self._members)])
         if content:
             pipeline.write(0, content)
@@ -529,6 +547,13 @@ class AppendFsm:
             member.commit_to(fragment)
         self._env.proposed(Way.GROUP if self._members else Way.ALONE, 1 + len(self._members))
         self._propose(pipeline.spool.next_fragment(), plan.registers)
+
+    def _judge(self, length: int) -> pb.Status.ValueType | None:
+        refusal = self._pipeline.refusal
+        status = judge_content(self.request, self._resolved.spec, length, refusal)
+        if status == pb.INSUFFICIENT_JOURNAL_BROKERS:
+            self.store_health_error = refusal
+        return status
 
     def _refuse_content(self, status: pb.Status.ValueType) -> bool:
         self.status = status
@@ -564,8 +589,8 @@ class AppendFsm:
         problem: CorantoError | None = Unavailable("this broker is shutting down; what it proposed may be applied")
         try:
             await turn.wait()
-            await pipeline.gather_ok(proposal)
-            problem = self._undone or pipeline.error
+            self.durability = await pipeline.gather_ok(proposal, self._since)
+            problem = self._undone or pipeline.error or self._below_demand()
             if broken:
                 await pipeline.gather_end()
         finally:
@@ -576,6 +601,24 @@ class AppendFsm:
         if problem is not None:
             raise problem
         return AppendEvent.COMMITTED
+
+    @property
+    def _since(self) -> int | None:
+        """The offset from which on the client asks what content survives; None if it does not ask."""
+        asks = self.commit is not None and not self.commit.length and self.request.HasField("durability")
+        return self.request.durability.since if asks else None
+
+    def _below_demand(self) -> CorantoError | None:
+        """Note appends that survive less than the journal's labels demand. Returns the error that tells so, if any."""
+        appends = bool(self.commit and self.commit.length) + sum(bool(each.whole.content) for each in self._members)
+        if self._demand is NO_DEMAND or not appends or self.durability.meets(self._demand):
+            return None
+        replica = self._resolved.require_replica
+        replica.acknowledged_below_demand += appends
+        self._env.acknowledged_below_demand(appends)
+        if not self._demand.refuses:
+            return None
+        return Unavailable(f"the append is in the journal, but {self.durability}; its labels demand {self._demand}")
 
     # -- Shared by several states -------------------------------------------------------------------------------------
 
@@ -621,8 +664,13 @@ class AppendFsm:
 
     def _propose(self, proposal: Fragment, registers: pb.LabelSet) -> None:
         pipeline = self._pipeline
-        self._proposal = proposal
-        pipeline.propose(proposal, registers, acknowledge=True)
+        self._proposal, self._demand = proposal, pipeline.demand
+        ask = Ask.SYNC if self._demand.synced else Ask.NOTHING
+        since = self._since
+        if since is not None:
+            ask = Ask.SYNC if self.request.durability.sync else Ask.HELD
+            self.stored_end = self._resolved.require_replica.index.stored_through(since)
+        pipeline.propose(proposal, registers, acknowledge=True, ask=ask)
         if pipeline.error is not None and pipeline.local_only:
             self._undone = self._undone or rolled_back(pipeline.error)  # No other replica was asked.
         self._on(AppendEvent.PROPOSED)
@@ -631,6 +679,7 @@ class AppendFsm:
         """Tell the members of our group the outcome of the proposal."""
         members, self._members = self._members, []
         for member in members:
+            member.durability = self.durability
             member.settle(problem)
         refused, self._refused_members = self._refused_members, []
         for member in refused:

@@ -65,6 +65,8 @@ class GroupPlan:
 
     def admit(self, request: pb.AppendRequest, length: int) -> AppendRange | Refusal | None:
         """Admit or refuse an append. None means that it must get the pipeline itself."""
+        if not length and request.HasField("durability"):
+            return None  # Replicas have to be asked.
         if length and self._is_steady():
             registers = self.registers if is_plain(request) else extend(request, self.registers)
             if registers is not None:

@@ -336,6 +336,28 @@ class FragmentIndex:
         self._all.drop_through(end)
         self._changed()
 
+    def stored_through(self, offset: int) -> int:
+        """Return the end of the content from `offset` on that the stores have without a gap."""
+        position = self._all.query(offset)[0]
+        for entry in self._all.following(position):
+            if entry.begin > offset or not entry.fragment.backing_store:
+                break
+            offset = entry.end
+        return offset
+
+    def held_from(self, end: int) -> tuple[int, list[Sealed]]:
+        """Return where local content begins that reaches `end` without a gap, and its completed fragments.
+
+        `end` is the begin of the fragment under construction.
+        """
+        held: list[Sealed] = []
+        for sealed in sorted(self.sealed_files(), key=lambda each: each.fragment.end, reverse=True):
+            if sealed.fragment.end < end or sealed.content.is_quarantined:
+                break
+            held.append(sealed)
+            end = min(end, sealed.fragment.begin)
+        return end, held
+
     def sealed_files(self) -> list[Sealed]:
         """Return the completed fragments whose local files are still kept."""
         return [sealed for sealed, _, _ in self._sealed.values()]

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import weakref
-from functools import partial
+from functools import lru_cache, partial
 
 from coranto.fragments.fragment import sum_words
+from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fast_path import CommittedAppend
 from coranto_broker.replication.resolver import Resolution
+
+
+@lru_cache(maxsize=64)
+def wire_of(durability: Durability) -> pb.Durability:
+    """Return the part of a response that tells an append's durability. Do not change it."""
+    return pb.Durability(
+        replicas=durability.replicas,
+        zones=durability.zones,
+        synced_replicas=durability.synced_replicas,
+        synced_zones=durability.synced_zones,
+    )
+
+
+@lru_cache(maxsize=64)
+def _encoded(durability: Durability) -> bytes:
+    return pb.AppendResponse(durability=wire_of(durability)).SerializeToString()
+
+
+_ALONE = Durability(1, 1)
+_ENCODED_ALONE = _encoded(_ALONE)
 
 
 class Answers:
@@ -36,7 +57,9 @@ class Answers:
         found = self._headers.get(fragment.journal)
         if found is None or found[0]() is not committed.resolution:
             found = self._encode_header(fragment.journal, committed.resolution)
-        return found[1] + response.SerializeToString()
+        survives = committed.durability
+        told = _ENCODED_ALONE if survives == _ALONE else _encoded(survives)
+        return found[1] + response.SerializeToString() + told
 
     def _encode_header(self, journal: str, resolution: Resolution) -> tuple[weakref.ref[Resolution], bytes]:
         # Hold the resolution weakly: it refers to the whole key space of its time.

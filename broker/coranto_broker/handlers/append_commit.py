@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.states import State
+from coranto_broker.handlers.append_answers import wire_of
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.waiting_appends import Whole
 
@@ -42,6 +43,9 @@ def response_of(broker: Broker, fsm: AppendFsm, begun: float) -> pb.AppendRespon
     response.header.CopyFrom(resolution.header)
     response.commit.CopyFrom(fsm.commit.to_wire())
     response.registers.CopyFrom(fsm.registers)
+    response.durability.CopyFrom(wire_of(fsm.durability))
+    if fsm.stored_end:
+        response.durability.stored_end = fsm.stored_end
     count(broker, fsm.commit.length, begun)
     return response
 

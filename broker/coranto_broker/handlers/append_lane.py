@@ -214,7 +214,15 @@ class AppendLane:
         assert commit is not None
         self._committed(
             append,
-            CommittedAppend(resolution, commit, commit.begin, commit.sum, answer.registers, append.whole.chunks),
+            CommittedAppend(
+                resolution,
+                commit,
+                commit.begin,
+                commit.sum,
+                answer.registers,
+                append.whole.chunks,
+                member.durability,
+            ),
         )
 
     def _leave_line(self) -> None:

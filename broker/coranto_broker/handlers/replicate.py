@@ -14,7 +14,8 @@ from coranto_broker.handlers.errors import Context, concerns
 from coranto_broker.handlers.first_message import first_message
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.ownership import Invalidated
-from coranto_broker.replication.pipeline import ReplicationFailed
+from coranto_broker.replication.pipeline import ReplicationFailed, complete
+from coranto_broker.replication.replica import Replica
 from coranto_broker.replication.resolver import Resolution
 from coranto_broker.rpc.content import ContentMessage, ReplicateMessage
 from coranto_broker.rpc.source import next_message, require_readable
@@ -72,7 +73,7 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     except BaseException:
         replica.spool.put(spool)
         raise
-    driving = asyncio.ensure_future(_drive(broker, spool, request, resolution.header, context))
+    driving = asyncio.ensure_future(_drive(broker, replica, spool, request, resolution.header, context))
     demoted = asyncio.ensure_future(_demoted(broker, resolution))
     try:
         await asyncio.wait((driving, demoted), return_when=asyncio.FIRST_COMPLETED)
@@ -112,7 +113,12 @@ def _primary(resolution: Resolution) -> pb.ProcessSpec.ID | None:
 
 
 async def _drive(
-    broker: Broker, spool: DurableSpool, first_request: pb.ReplicateRequest, header: pb.Header, context: Context
+    broker: Broker,
+    replica: Replica,
+    spool: DurableSpool,
+    first_request: pb.ReplicateRequest,
+    header: pb.Header,
+    context: Context,
 ) -> None:
     first: pb.Header | None = header
     revision = first_request.header.etcd.revision
@@ -146,13 +152,13 @@ async def _drive(
             )
             response = decision.response()
             # A mismatch also tells the primary what we have. The primary goes on from there, so we must keep it.
-            await spool.flush_commits()
+            await complete(response, spool, replica, spool.version, request.ask)
             if response.status == pb.OK and not waits:
                 spool.publish_through(spool.fragment.end)
             if request.acknowledge:
                 if first is not None:
                     response.header.CopyFrom(first)
-                    response.takes_readable = True
+                    response.takes_readable = response.tells_synced = True
                     first = None
                 await context.write(response)
             elif response.status != pb.OK:

@@ -63,7 +63,7 @@ class Adoption:
         if identity is not None and identity.broker != broker:
             raise WrongCluster(f"{data_dir} is of broker {identity.broker}, not of {broker}; in-sync records name it")
         _, _, cluster = await read_cluster(self._coordinator, layout)
-        saved = SavedRecords(data_dir, disk, synced=True)
+        saved = SavedRecords(data_dir, disk)
         seen = _seen(data_dir, disk, identity, saved)
         former = identity.cluster if identity is not None else ""
         late = cluster is not None and not cluster.gathering and former in cluster.before

@@ -153,7 +153,7 @@ class Residence:
 
         The mark alone cannot reveal a backup that was made after the mark was written.
         """
-        saved = list(SavedRecords(data_dir, disk, synced=False))
+        saved = list(SavedRecords(data_dir, disk))
         if not saved:
             return ""
         there = {kv.key: kv for kv in (await coordinator.range(layout.in_sync_records)).kvs}

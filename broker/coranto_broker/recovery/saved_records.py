@@ -8,7 +8,7 @@ journal still has it (`coranto_broker.recovery.adoption`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,9 +31,10 @@ class SavedRecord:
 
 
 class SavedRecords:
-    """The records below a data directory. With `synced`, they survive power loss."""
+    """The records below a data directory."""
 
-    def __init__(self, data_dir: Path, disk: Disk, *, synced: bool) -> None:
+    def __init__(self, data_dir: Path, disk: Disk, *, synced: Callable[[str], bool] = lambda _: True) -> None:
+        """The records of journals for which `synced` returns True survive power loss."""
         self._root = data_dir / FOLDER
         self._disk = disk
         self._synced = synced
@@ -82,18 +83,18 @@ class SavedRecords:
             "gone": saved.gone,
             "record": json.loads(in_sync.encode(saved.record)),
         }
-        path = self._path(saved.journal)
+        path, synced = self._path(saved.journal), self._synced(saved.journal)
         partial = path.with_suffix(".partial")
         self._disk.remove(partial)
         file = self._disk.open(partial)
         try:
             file.write(json.dumps(document).encode())
-            if self._synced:
+            if synced:
                 file.sync()
         finally:
             file.close()
         self._disk.rename(partial, path)
-        if self._synced:  # Otherwise power loss may take its name, or that of the folder.
+        if synced:  # Otherwise power loss may take its name, or that of the folder.
             self._disk.sync_folder(self._root)
             if not self._named:
                 self._disk.sync_folder(self._root.parent)

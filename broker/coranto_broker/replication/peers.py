@@ -25,7 +25,7 @@ from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
-from coranto_broker.replication.pipeline import ReplicationFailed
+from coranto_broker.replication.pipeline import Ask, ReplicationFailed
 from coranto_broker.rpc.rolled_back import RolledBack
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -177,6 +177,7 @@ class PeerStream:
         self._member = member
         self._call: Any = stub.Replicate(metadata=metadata)
         self._takes_readable = False
+        self.tells_synced = False
         self._readable: int | None = None  # The offset that the peer is to be told as soon as possible.
         self._queue: deque[pb.ReplicateRequest] = deque()
         self._queued_bytes = 0
@@ -192,7 +193,13 @@ class PeerStream:
         self._send(pb.ReplicateRequest(content=bytes(content), content_delta=content_delta), len(content))
 
     def propose(
-        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
+        self,
+        proposal: Fragment,
+        registers: pb.LabelSet,
+        *,
+        header: pb.Header | None,
+        acknowledge: bool,
+        ask: Ask.ValueType = Ask.NOTHING,
     ) -> None:
         request = pb.ReplicateRequest(proposal=proposal.to_wire(), acknowledge=acknowledge)
         request.registers.CopyFrom(registers)
@@ -202,6 +209,8 @@ class PeerStream:
             # Gazette's brokers of the previous release look for the journal here.
             request.deprecated_journal = proposal.journal
             request.readable = 0  # Announces that this primary tells what is readable.
+        if ask != Ask.NOTHING and self.tells_synced:
+            request.ask = ask
         self._send(request, 0)
 
     def readable(self, offset: int) -> None:
@@ -223,6 +232,7 @@ class PeerStream:
             raise ReplicationFailed("the peer ended the stream")
         self._patience = PATIENCE_SECONDS
         self._takes_readable = self._takes_readable or response.takes_readable
+        self.tells_synced = self.tells_synced or response.tells_synced
         return response
 
     def close_send(self) -> None:

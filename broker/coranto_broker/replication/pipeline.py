@@ -22,14 +22,17 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from coranto.effects import Bytes
-from coranto.errors import CorantoError
+from coranto.errors import CorantoError, InvalidInput
 from coranto.fragments.fragment import Fragment
+from coranto.specs.durability import NO_DEMAND, Durability, ReplicaAnswer, demand_of, durability_of, unmet
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.ownership import Invalidated, Signal
 from coranto_broker.recovery.in_sync_records import StoredRecord
 from coranto_broker.rpc.rolled_back import DiskFull, RolledBack
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync
 from coranto_broker.spool.steady import Steady
+
+Ask = pb.ReplicateRequest.Ask
 
 GOOD_BYE_SECONDS = 5.0
 """The time that a pipeline which shuts down waits for its replicas."""
@@ -58,10 +61,21 @@ class ReplicaStream(Protocol):
         """Send content."""
         ...
 
+    @property
+    def tells_synced(self) -> bool:
+        """True if its acknowledgements tell what is on its disk. It is not known before the first one."""
+        ...
+
     def propose(
-        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
+        self,
+        proposal: Fragment,
+        registers: pb.LabelSet,
+        *,
+        header: pb.Header | None,
+        acknowledge: bool,
+        ask: Ask.ValueType = Ask.NOTHING,
     ) -> None:
-        """Send a proposal. With `acknowledge`, its response will be read."""
+        """Send a proposal. With `acknowledge`, its response will be read, and holds what is asked."""
         ...
 
     def readable(self, offset: int) -> None:
@@ -89,12 +103,41 @@ class ReplicaStream(Protocol):
         ...
 
 
+class LocalReplica(Protocol):
+    """The part of this broker's replica that acknowledgements tell of."""
+
+    @property
+    def held_from(self) -> int: ...
+
+    async def force(self) -> int: ...
+
+
+async def complete(
+    response: pb.ReplicateResponse, spool: DurableSpool, replica: LocalReplica | None, version: int, ask: Ask.ValueType
+) -> None:
+    """Wait for the disk as far as the spool's policy and `ask` demand it, and say in an acknowledgement what is there.
+
+    `version` is the spool's when it took the proposal. Raises OSError if the disk fails.
+    """
+    await spool.flush_commits()
+    if ask == Ask.SYNC and replica is not None:
+        response.held_from = await replica.force()
+    elif ask != Ask.NOTHING and replica is not None:
+        response.held_from = replica.held_from
+    if ask != Ask.HELD and spool.is_on_disk(version):  # Completed fragments may be on the disk only in part.
+        response.synced = True
+
+
 class LocalStream:
     """The broker's own spool as a replica of the pipeline."""
 
-    def __init__(self, spool: DurableSpool) -> None:
+    tells_synced = True
+
+    def __init__(self, spool: DurableSpool, replica: LocalReplica | None = None) -> None:
+        """`replica` knows the completed fragments beside the spool. Without it there are none."""
         self._spool = spool
-        self._responses: deque[pb.ReplicateResponse] = deque()
+        self._replica = replica
+        self._responses: deque[tuple[pb.ReplicateResponse, int, Ask.ValueType]] = deque()
         self._revision = 0
         self._failure: OSError | None = None
 
@@ -102,7 +145,13 @@ class LocalStream:
         self._spool.write(content_delta, content)
 
     def propose(
-        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
+        self,
+        proposal: Fragment,
+        registers: pb.LabelSet,
+        *,
+        header: pb.Header | None,
+        acknowledge: bool,
+        ask: Ask.ValueType = Ask.NOTHING,
     ) -> None:
         if header is not None:
             self._revision = header.etcd.revision
@@ -112,7 +161,7 @@ class LocalStream:
             self._failure = error
             raise
         if acknowledge:
-            self._responses.append(response)
+            self._responses.append((response, self._spool.version, ask))
         elif response.status != pb.OK:
             raise ReplicationFailed(f"the spool of {proposal.journal} refused a proposal made from itself")
 
@@ -125,8 +174,8 @@ class LocalStream:
     async def acknowledgement(self) -> pb.ReplicateResponse:
         if not self._responses:
             raise ReplicationFailed("the proposal could not be made durable") from self._failure
-        response = self._responses.popleft()
-        await self._spool.flush_commits()
+        response, version, ask = self._responses.popleft()
+        await complete(response, self._spool, self._replica, version, ask)
         return response
 
     def close_send(self) -> None:
@@ -233,6 +282,15 @@ class Pipeline:
         self._streams = list(zip(names, streams, strict=True))
         self.answers_at_once = len(streams) == 1 and spool.fsync is not Fsync.COMMIT
         """True if acknowledgements need no wait for another broker or the disk."""
+        self.demand = NO_DEMAND
+        """The demand that the journal's labels make of acknowledgements."""
+        self.demand_unmet = ""
+        """The reason why the replicas cannot meet it; empty if they can."""
+        self.refusal = ""
+        """The reason why appends with content are refused for that; empty if they are not."""
+        self._zones = {name: name.partition("#")[0] for name in names}
+        zones = len(set(self._zones.values()))
+        self._unsynced, self._synced = Durability(len(names), zones), Durability(len(names), zones, len(names), zones)
         self._local = names[header.route.primary]
         self._revision = header.etcd.revision
         self._send_error: ReplicationFailed | None = None
@@ -278,6 +336,17 @@ class Pipeline:
         self._fits = weakref.ref(resolution)  # Weak, since a resolution refers to a whole state of the key space.
         self.steady = None
 
+    def heed(self, labels: pb.LabelSet) -> None:
+        """Adopt what the journal's labels demand. The replicas have synchronized."""
+        tells = [(self._zones[name], stream.tells_synced) for name, stream in self._streams]
+        try:
+            self.demand = demand_of(labels)
+            self.demand_unmet = unmet(self.demand, tells)
+        except InvalidInput as error:
+            self.demand, self.demand_unmet = NO_DEMAND, f"the journal's labels cannot be obeyed: {error}"
+        self.refusal = self.demand_unmet if self.demand.refuses else ""
+        self.answers_at_once = self.local_only and self.spool.fsync is not Fsync.COMMIT and not self.demand_unmet
+
     def fits(self, resolution: object) -> bool:
         """Return True if `found_to_fit` was called with this very resolution, and the pipeline may take content."""
         return self.recorded and self._fits() is resolution
@@ -292,7 +361,9 @@ class Pipeline:
             except (OSError, CorantoError) as error:
                 self._failed_to_send(name, error)
 
-    def propose(self, proposal: Fragment, registers: pb.LabelSet, *, acknowledge: bool) -> None:
+    def propose(
+        self, proposal: Fragment, registers: pb.LabelSet, *, acknowledge: bool, ask: Ask.ValueType = Ask.NOTHING
+    ) -> None:
         """Send a proposal to all replicas. The first one carries the pipeline's header. Failures are in `error`.
 
         Replicas that can still be reached get it even if another has failed, so that they may roll back.
@@ -301,7 +372,7 @@ class Pipeline:
         self._header_sent = True
         for name, stream in self._streams:
             try:
-                stream.propose(proposal, registers, header=header, acknowledge=acknowledge)
+                stream.propose(proposal, registers, header=header, acknowledge=acknowledge, ask=ask)
             except (OSError, CorantoError) as error:
                 self._failed_to_send(name, error)
 
@@ -373,18 +444,30 @@ class Pipeline:
         if self._last_turn is not None:
             await self._last_turn.finished()
 
-    async def gather_ok(self, proposal: Fragment) -> None:
+    async def gather_ok(self, proposal: Fragment, since: int | None = None) -> Durability:
         """Read an acknowledgement of every replica. Any answer but OK is a failure in `error`.
 
-        Once every replica holds the proposal, readers see it on all of them.
+        Once every replica holds the proposal, readers see it on all of them. Returns what it survives if there is no
+        failure or, with `since`, all content from that offset on: the replicas were asked where theirs begins.
         """
-        for name, response in await self._gather():
+        responses, synced = await self._gather(), 0
+        for name, response in responses:
+            synced += response.synced
             if response.status != pb.OK:
                 self._failed_to_receive(name, f"answered {pb.Status.Name(response.status)}")
         if self.error is None and self.recorded:
             self.spool.publish(proposal)
             self.spool.settle(proposal.end)
             self._tell_readable(proposal.end)
+        if since is None and synced in (0, len(self._streams)):
+            return self._synced if synced else self._unsynced
+        return durability_of(
+            [
+                ReplicaAnswer(self._zones[name], each.synced, each.held_from if each.HasField("held_from") else None)
+                for name, each in responses
+            ],
+            since,
+        )
 
     async def gather_sync(self) -> SyncResult:
         """Read the answers to a synchronizing proposal."""

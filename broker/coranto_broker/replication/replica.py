@@ -135,6 +135,13 @@ class Replica:
         self._pulse = pulse
         self._on_listed = on_listed
         self._set_aside = set_aside
+        self.demand_unmet = ""
+        """The reason why acknowledgements cannot be what the journal's labels demand; empty if they can."""
+        self.refusal = ""
+        """The reason why it refuses content for that; empty if it does not."""
+        self.acknowledged_below_demand = 0
+        """The number of appends that were acknowledged below that demand."""
+        self._forced_end = 0  # Completed fragments up to this offset were forced to the disk.
         self.answer: tuple[pb.Status.ValueType, float] = pb.OK, 0.0
         """The status of the last pulse, and its time (Unix seconds; 0: there was none)."""
         self.unreadable = False
@@ -205,6 +212,36 @@ class Replica:
             self.index.close()
             self.index.drop_stored()
             self.stopped.set()
+
+    @property
+    def fsync(self) -> Fsync:
+        """The policy by which its spool is forced to the disk."""
+        return self._fsync
+
+    def follow(self, fsync: Fsync) -> None:
+        """Adopt the journal's present policy."""
+        self._fsync = fsync
+        if self._spool is not None and self._spool.fsync is not fsync:
+            self._spool.follow(fsync)
+
+    @property
+    def held_from(self) -> int:
+        """The offset from which on all content up to the spool's end is here. The spool must be recovered."""
+        assert self._spool is not None
+        return self.index.held_from(self._spool.fragment.begin)[0]
+
+    async def force(self) -> int:
+        """Force all content that is here to the disk, that of completed fragments too. Returns `held_from`.
+
+        Raises OSError if the disk fails.
+        """
+        assert self._spool is not None
+        spool, begin = self._spool, self._spool.fragment.begin
+        held_from, held = self.index.held_from(begin)
+        due = [each for each in held if each.fragment.end > self._forced_end]
+        await spool.force(*(file for each in due for file in (each.content, each.log)))
+        self._forced_end = max(self._forced_end, begin)
+        return held_from
 
     async def flush(self) -> None:
         """Force all committed content to the disk. Raises OSError if that fails."""

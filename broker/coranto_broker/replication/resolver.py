@@ -88,6 +88,10 @@ class ReplicaFactory(Protocol):
 
     def start_replica(self, item: Item[pb.JournalSpec], *, primary: bool) -> Replica: ...
 
+    def spec_changed(self, replica: Replica, spec: pb.JournalSpec) -> None:
+        """Note that the journal's spec, or one of its assignments, has changed."""
+        ...
+
     def stop_replica(self, replica: Replica, *, drop: bool) -> None:
         """Stop a replica in the background. With `drop`, the journal was deleted, and its local content goes too."""
         ...
@@ -328,6 +332,7 @@ class Resolver:
             replica = self._factory.start_replica(item, primary=mine.slot == 0)
             self._locals[journal] = _LocalReplica(replica, item.create_revision, mine.slot == 0, basis)
             return
+        self._factory.spec_changed(local.replica, item.spec)
         if mine.slot == 0 and not local.primary:
             local.primary = True
             local.replica.promoted()

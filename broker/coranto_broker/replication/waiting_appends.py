@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from coranto.effects import Bytes
 from coranto.errors import CorantoError
 from coranto.fragments.fragment import Fragment
+from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.ownership import Signal
 
@@ -77,6 +78,8 @@ class WaitingAppend:
         self.outcome: asyncio.Future[CorantoError | None] = loop.create_future()
         self.answer: AppendRange | Refusal | None = None
         self.commit: Fragment | None = None
+        self.durability = Durability(0, 0)
+        """Its durability, once it has committed."""
 
     @property
     def is_waiting(self) -> bool:

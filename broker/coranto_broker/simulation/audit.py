@@ -10,6 +10,7 @@ from coranto.coordination.entities import implied_route
 from coranto.coordination.etcd import Delete, Op, Put
 from coranto.coordination.layout import AssignmentKey
 from coranto.fragments.stores import verified_content
+from coranto.specs.durability import Durability, demand_of
 from coranto.specs.validation import effective_replication, routes_equivalent
 from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.clocks import SimClock
@@ -18,7 +19,7 @@ from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.simulation.world import JOURNAL_BACKLOG_BYTES, LAYOUT, BrokerHost, World, synced
 from coranto_broker.spool import commit_log, in_sync
-from coranto_broker.spool.durable_spool import Fsync, SpoolFolder, folder_of
+from coranto_broker.spool.durable_spool import SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import InSyncRecord, Judgement
 from coranto_broker.spool.recovery import Recovered, recover
 
@@ -28,7 +29,7 @@ def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> N
 
     With fsync at commits, the append must also survive a crash of the machine.
     """
-    durable = world.options.fsync is Fsync.COMMIT
+    durable = world.options.syncs_commits
     for member in route.members:
         machine = world.machine_of(member)
         journal, begin, content = operation.journal, operation.begin, operation.content
@@ -38,6 +39,44 @@ def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> N
             world.anomalies.append(
                 Anomaly("under-replicated-ack", operation.journal, f"{machine.name} does not hold {operation}")
             )
+
+
+def check_claims(world: World, operation: Operation, claimed: Durability) -> None:
+    """Check that an append survives what its client was told: replicas and zones have it, and some on their disks."""
+    journal, begin, content = operation.journal, operation.begin, operation.content
+    stored = _stored(world, journal, begin, content)
+    if claimed.stored and not stored:
+        world.anomalies.append(Anomaly("overclaimed-ack", journal, f"{operation} is not in the store"))
+    if stored:
+        return
+    holders, synced = (
+        [
+            machine
+            for machine in world.machines
+            if world.is_damaged(machine, journal, begin)
+            or _held(world, machine, journal, begin, content, durable=durable)
+        ]
+        for durable in (False, True)
+    )
+    found = Durability(len(holders), _zones(holders), len(synced), _zones(synced))
+    world.coverage.sometimes("an append was told to be on disks", claimed.synced_replicas > 0)
+    if any(getattr(claimed, each) > getattr(found, each) for each in _CLAIMS):
+        world.anomalies.append(Anomaly("overclaimed-ack", journal, f"{operation} is {found}, claimed to be {claimed}"))
+
+
+_CLAIMS = ("replicas", "zones", "synced_replicas", "synced_zones")
+
+
+def _zones(machines: Sequence[BrokerHost]) -> int:
+    return len({machine.zone for machine in machines})
+
+
+def check_demand(world: World, operation: Operation, claimed: Durability) -> None:
+    """Check that an acknowledgement of an append is what the journal's labels demand, if they do not accept less."""
+    demand = demand_of(world.new_spec(operation.journal).labels)
+    world.coverage.sometimes("an append was acknowledged below its demand", not claimed.meets(demand))
+    if demand.refuses and not claimed.meets(demand):
+        world.anomalies.append(Anomaly("below-demand-ack", operation.journal, f"{operation} is {claimed}: {demand}"))
 
 
 def check_backlog(world: World, operation: Operation, route: pb.Route) -> None:

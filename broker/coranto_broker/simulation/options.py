@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Codec
+from coranto.specs.durability import ACK_SYNCED, ACK_UNMET, ACK_ZONES, FSYNC
 from coranto_broker.spool.durable_spool import Fsync
 
 FAULTS = (
@@ -39,6 +41,15 @@ FAULTS = (
 )
 
 
+DEMANDS: Mapping[str, Mapping[str, str]] = {
+    "fsync": {FSYNC: "commit"},
+    "synced": {ACK_SYNCED: "true"},
+    "zones": {ACK_ZONES: "2"},
+    "zones or less": {ACK_ZONES: "2", ACK_UNMET: "accept"},
+}
+"""Labels of journals that say what acknowledged appends survive, by the name of the option's value."""
+
+_SYNCED = ("fsync", "synced")
 _CRASH = "crash machine"
 
 
@@ -72,6 +83,13 @@ class Options:
     append_streams: bool = True
     """True if small appends share streams."""
     faults: tuple[str, ...] = ()
+    durability: str = ""
+    """The name in `DEMANDS` of the labels that all journals have; empty for none."""
+
+    @property
+    def syncs_commits(self) -> bool:
+        """True if acknowledged appends are on the disk, by the brokers' policy or the journals' labels."""
+        return self.fsync is Fsync.COMMIT or self.durability in _SYNCED
 
     @property
     def names(self) -> list[str]:
@@ -84,6 +102,12 @@ class Options:
         return " ".join(f"{name}={value!r}" for name, value in asdict(self).items())
 
 
+def demands_of(seed: int, *, spread: bool) -> str:
+    """Return the name of the labels that journals have in the runs of a seed. Only if `spread` they have two zones."""
+    rng = random.Random(f"durability of {seed}")
+    return rng.choice([each for each in DEMANDS if spread or each in _SYNCED]) if rng.random() < 0.2 else ""
+
+
 def shares_streams(seed: int) -> bool:
     """Return True if small appends share streams in the runs of a seed, as they do in most."""
     return random.Random(f"appends of {seed}").random() < 0.7
@@ -94,12 +118,17 @@ def options_of(seed: int, **given: Any) -> Options:
     rng = random.Random(f"options of {seed}")
     brokers = rng.choice((1, 3, 3, 4, 5))
     fsync = rng.choice((Fsync.NEVER, Fsync.NEVER, Fsync.COMMIT, Fsync.INTERVAL))
-    possible = [fault for fault in FAULTS if fault != _CRASH or fsync is Fsync.COMMIT]
+    zones, replication = rng.choice((1, 2, 3)), rng.randint(1, min(brokers, 3))
+    # A run with given options may be one in which journals cannot have what they ask for.
+    asks = given.keys() <= {"append_streams"}
+    durability = demands_of(seed, spread=zones > 1 and replication > 1) if asks else ""
+    syncs_commits = fsync is Fsync.COMMIT or durability in _SYNCED
+    possible = [fault for fault in FAULTS if fault != _CRASH or syncs_commits]
     options = Options(
         seed,
         brokers=brokers,
-        zones=rng.choice((1, 2, 3)),
-        replication=rng.randint(1, min(brokers, 3)),
+        zones=zones,
+        replication=replication,
         journals=rng.choice((1, 2, 3)),
         lease_seconds=rng.choice((3.0, 6.0, 10.0)),
         fsync=fsync,
@@ -115,6 +144,7 @@ def options_of(seed: int, **given: Any) -> Options:
         faults=tuple(each for each in possible if rng.random() < rng.choice((0.15, 0.4)) + 0.3 * (each == _CRASH)),
         nested=random.Random(f"names of {seed}").random() < 0.4,
         append_streams=shares_streams(seed),
+        durability=durability,
     )
     unknown = set(given) - set(asdict(options))
     if unknown:

@@ -13,7 +13,7 @@ from coranto.labels import label_set
 from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.history import Observation, Operation, OperationKind, OperationOutcome, unique_content
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.simulation.audit import check_acknowledged, check_backlog
+from coranto_broker.simulation.audit import check_acknowledged, check_backlog, check_claims, check_demand
 from coranto_broker.simulation.world import BrokerHost, World
 
 _OWNERS = ("ada", "bob", "cleo")
@@ -200,6 +200,21 @@ class Workload:
         if result.end > result.begin:
             check_acknowledged(self._world, operation, result.header.route)
             check_backlog(self._world, operation, result.header.route)
+            if self._world.options.durability:
+                await self._assure(operation, result)
+
+    async def _assure(self, operation: Operation, result: AppendResult) -> None:
+        """Check what the client was told that an append survives, and sometimes wait until it survives more."""
+        world, rng = self._world, self._rng
+        assert result.durability is not None
+        check_claims(world, operation, result.durability)
+        check_demand(world, operation, result.durability)
+        if rng.random() < 0.3:
+            synced, number = rng.random() < 0.7, rng.randint(1, 2)
+            with contextlib.suppress(CorantoError):  # It survives less than that, or nobody answers.
+                found = await result.durable(replicas=number, zones=number, synced=synced, patience=rng.choice((0, 3)))
+                world.coverage.sometimes("an append survived what its client waited for")
+                check_claims(world, operation, found)
 
     async def _finish(self, operation: Operation, work: Awaitable[None]) -> None:
         """Await an operation and record its outcome."""

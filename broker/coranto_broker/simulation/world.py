@@ -23,6 +23,7 @@ from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.errors import CorantoError, WrongCluster
 from coranto.fragments.fragment import Fragment, sum_of
+from coranto.labels import label_set
 from coranto.specs.validation import effective_replication, routes_equivalent
 from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.clocks import SimClock
@@ -43,7 +44,7 @@ from coranto_broker.broker import Broker
 from coranto_broker.server.in_process import StubPeers, serve
 from coranto_broker.server.service import JournalService
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.simulation.options import Options
+from coranto_broker.simulation.options import DEMANDS, Options
 from coranto_broker.spool import commit_log
 from coranto_broker.spool.durable_spool import Sealed, folder_of
 from coranto_broker.spool.in_sync import Judgement
@@ -101,7 +102,11 @@ class World:
             refresh_interval=Duration(seconds=5),
         )
         return pb.JournalSpec(
-            name=journal, replication=options.replication, fragment=fragment, flags=pb.JournalSpec.O_RDWR
+            name=journal,
+            replication=options.replication,
+            labels=label_set(DEMANDS[options.durability]) if options.durability else None,
+            fragment=fragment,
+            flags=pb.JournalSpec.O_RDWR,
         )
 
     # -- State of etcd itself ------------------------------------------------------------------------------------------

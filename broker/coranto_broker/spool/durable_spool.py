@@ -286,6 +286,21 @@ class DurableSpool:
         return self._stamp
 
     @property
+    def version(self) -> int:
+        """The count of commits and of other changes so far."""
+        return self._flusher.version
+
+    def is_on_disk(self, version: int) -> bool:
+        """Return True if everything up to that version, and so everything committed by then, survives power loss."""
+        return self._flusher.flushed_version >= version
+
+    def follow(self, fsync: Fsync) -> None:
+        """Adopt another policy, from the next commit on."""
+        if fsync is Fsync.COMMIT and self.fsync is not Fsync.COMMIT:
+            self._promised_end = max(self._promised_end, self._spool.end)  # It was acknowledged without the disk.
+        self.fsync = fsync
+
+    @property
     def on_failure(self) -> Callable[[], object]:
         """A callback for the first failed sync. The spool must then be closed and recovered."""
         return self._flusher.on_failure
@@ -463,6 +478,17 @@ class DurableSpool:
         """
         if self.fsync is not Fsync.COMMIT:
             return
+        await self._flusher.through(self._flusher.version)
+
+    async def force(self, *completed: SharedFile) -> None:
+        """Force everything committed so far, and these files of completed fragments, to the disk.
+
+        Raises OSError if the disk fails.
+        """
+        self._flusher.require_sound()
+        if completed:
+            self._flusher.retire(*completed)
+            await self._flusher.flush()
         await self._flusher.through(self._flusher.version)
 
     async def flush(self) -> None:

@@ -70,6 +70,8 @@ class Kind(enum.StrEnum):
     """No broker is primary of the journal."""
     REPLICAS_MISSING = "replicas_missing"
     """Fewer brokers hold the journal, or are in sync, than its replication asks for."""
+    DEMAND_UNMET = "demand_unmet"
+    """Appends cannot be acknowledged as the journal's labels demand, or were acknowledged below that."""
     UNANSWERED = "unanswered"
     """No broker answered about the journal."""
     UNPERSISTED_TOO_OLD = "unpersisted_too_old"

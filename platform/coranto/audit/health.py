@@ -77,6 +77,22 @@ def health_of(present: Present) -> Iterator[Finding]:
             f"it refuses appends: {status_error(pb.INDEX_HAS_GREATER_OFFSET, 'its last empty append')}",
             {"head": head.head, "persisted_head": head.persisted_head},
         )
+    if head.demand_unmet and not head.suspended:
+        refuses = head.append_status == pb.INSUFFICIENT_JOURNAL_BROKERS
+        yield found(
+            Kind.DEMAND_UNMET,
+            Severity.ERROR if refuses else Severity.WARNING,
+            f"it {'refuses appends' if refuses else 'acknowledges appends below its demand'}: {head.demand_unmet}",
+            {"refuses": refuses, "acknowledged": head.acknowledged_below_demand},
+        )
+    elif head.acknowledged_below_demand:
+        yield found(
+            Kind.DEMAND_UNMET,
+            Severity.WARNING,
+            f"its primary has acknowledged {head.acknowledged_below_demand} appends below what its labels demand. The "
+            "demand is met now; content that is stored survives every broker",
+            {"refuses": False, "acknowledged": head.acknowledged_below_demand},
+        )
     if head.store_problem or head.append_status == pb.FRAGMENT_STORE_UNHEALTHY:
         store = spec.fragment.stores[0] if spec.fragment.stores else ""
         reason = head.store_problem or "its last empty append was answered FRAGMENT_STORE_UNHEALTHY"

@@ -11,6 +11,7 @@ from coranto.client.responses import append_failure, check_appended
 from coranto.client.values import AppendResult
 from coranto.errors import AppendOutcomeUnknown, CorantoError, CorruptData
 from coranto.fragments.fragment import ZERO_SUM, sum_from_wire
+from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -55,7 +56,18 @@ def checked(
         sum=digest if length else ZERO_SUM,
         registers=response.registers,
         header=response.header,
+        durability=_durability_in(response),
+        stored_end=response.durability.stored_end,
+        _later=way.assurance,
     )
+
+
+def _durability_in(response: pb.AppendResponse) -> Durability | None:
+    """Return an append's durability as a broker's answer tells it; None if it tells nothing."""
+    if not response.HasField("durability"):
+        return None
+    told = response.durability
+    return Durability(told.replicas, told.zones, told.synced_replicas, told.synced_zones)
 
 
 def failed_commit(way: ChosenConnection, subject: str, length: int, error: grpc.aio.AioRpcError) -> CorantoError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -41,16 +42,20 @@ from coranto.errors import (
     CorantoError,
     CorruptData,
     InvalidInput,
+    JournalSuspended,
+    NotDurable,
     OffsetNotYetAvailable,
     Unavailable,
     status_error,
 )
+from coranto.fragments.cover_set import CoverSet
 from coranto.fragments.fragment import Fragment
 from coranto.labels import parse_selector
 from coranto.names import validate_journal
 from coranto.security.call_tokens import Metadata
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
+from coranto.specs.durability import Demand, Durability
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import HeadsRequest, NoteRequest
@@ -91,6 +96,7 @@ class JournalClient:
         self._dispatcher = Dispatcher(self.config, self._clock, connection, connect=connect, entropy=entropy)
         self._direct = DirectReader(file_root, disk_cache)
         self._applied_revision = 0
+        self._dispatcher.assurance = self
 
     @classmethod
     def of(cls, config: ClientConfig) -> JournalClient:
@@ -290,6 +296,63 @@ class JournalClient:
             retry_unknown=retry_unknown,
             registers=registers,
         )
+
+    async def durable(
+        self,
+        appended: AppendResult,
+        *,
+        replicas: int = 0,
+        zones: int = 0,
+        synced: bool = False,
+        patience: float | None = None,
+    ) -> Durability:
+        """Wait until an append is on so many replicas, in so many zones, and return what it survives then.
+
+        With `synced` only replicas that have it on their disks count, and brokers sync it now. Content that a fragment
+        store has satisfies everything. Raises NotDurable, which tells what the append survives, when `patience`
+        (seconds) runs out.
+        """
+        demand = Demand(replicas, zones, synced)
+        if appended.durability is not None and appended.durability.meets(demand):
+            return appended.durability
+        return await self._assured(appended, demand, patience)
+
+    async def stored(self, appended: AppendResult, *, patience: float | None = None) -> None:
+        """Wait until a fragment store has the whole append.
+
+        Brokers store a fragment once it is long enough, or at the end of its flush interval. Raises NotDurable when
+        `patience` (seconds) runs out.
+        """
+        await self._assured(appended, None, patience)
+
+    async def _assured(self, appended: AppendResult, demand: Demand | None, patience: float | None) -> Durability:
+        """Ask until an append meets a demand or, with None, until it is stored."""
+        retry = Retry(self.config.patience if patience is None else patience)
+        span = f"[{appended.begin}, {appended.end}) of {appended.journal}"
+        while True:
+            failure: CorantoError
+            try:
+                found = await self._durability(appended, sync=demand is not None and demand.synced)
+                if found.stored or (demand is not None and found.meets(demand)):
+                    return found
+                failure = NotDurable(f"{span} is {found}; wanted: {demand or 'in a fragment store'}")
+            except (*TRANSIENT, AppendOutcomeUnknown) as error:  # The append that asks is empty.
+                failure = error
+            await self._wait(retry, failure)
+
+    async def _durability(self, appended: AppendResult, *, sync: bool) -> Durability:
+        """Return an append's durability now. Does not wake a suspended journal."""
+        journal, begin, end = appended.journal, appended.begin, appended.end
+        parameters = self._parameters(journal, AppendConditions(suspend=Suspend.NO_RESUME), self._applied_revision)
+        parameters.durability.CopyFrom(pb.DurabilityQuestion(since=begin, sync=sync))
+        with contextlib.suppress(JournalSuspended):  # Then its brokers have no pipeline to ask.
+            answer = await self.prepare(parameters, patience=0.0, registers=False).commit(b"")
+            if answer.end < end:
+                raise CorruptData(f"{journal} ends at {answer.end}, before an acknowledged append that ends at {end}")
+            if answer.durability is not None:
+                return replace(answer.durability, stored=answer.stored_end >= end)
+        fragments = [each.fragment for each in await self.fragments(journal) if each.persisted]
+        return Durability(0, 0, stored=CoverSet(fragments).covers(begin, end))
 
     # -- Reading ---------------------------------------------------------------------------------------------------
 

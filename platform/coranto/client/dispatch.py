@@ -28,6 +28,7 @@ from coranto.client.call_ends import cancelled_from_outside
 from coranto.client.config import ChannelTarget, ClientConfig, parse_endpoint
 from coranto.client.connection import CONNECT_ADVICE, Connection
 from coranto.client.routes import KnownRoute, RouteCache
+from coranto.client.values import Assurance
 from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.security.call_tokens import CallTokens
@@ -68,6 +69,11 @@ class ChosenConnection:
     @property
     def endpoint(self) -> str:
         return self.connection.endpoint
+
+    @property
+    def assurance(self) -> Assurance | None:
+        """The client that can be asked about this call's append later."""
+        return self._dispatcher.assurance if self._dispatcher is not None else None
 
     def answered(self, status: int, header: pb.Header) -> None:
         """Report an answer."""
@@ -116,6 +122,8 @@ class Dispatcher:
         connect: Connect = Connection,
         entropy: Entropy = os.urandom,
     ) -> None:
+        self.assurance: Assurance | None = None
+        """The client that results of appends ask about their durability."""
         self._config = config
         self._clock = clock
         self._connect_to = connect

@@ -72,6 +72,10 @@ class JournalHead:
     """The reason why appends are held back for the fragment store; empty if they are not."""
     ask_alone: bool = False
     """True if the journal has to be asked about alone."""
+    demand_unmet: str = ""
+    """The reason why acknowledgements are, or would be, below what the journal's labels demand; empty if not."""
+    acknowledged_below_demand: int = 0
+    """Appends that its broker has acknowledged below that since it became primary."""
 
     @property
     def known(self) -> bool:
@@ -111,6 +115,8 @@ class JournalHead:
             wire.append_status_time,
             wire.store_problem,
             wire.ask_alone,
+            wire.demand_unmet,
+            wire.acknowledged_below_demand,
         )
 
 

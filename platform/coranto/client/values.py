@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Fragment
+from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -24,6 +27,37 @@ class AppendResult:
     header: pb.Header
     may_repeat: bool = False
     """True if the outcome of an earlier attempt is unknown: the journal may have the content twice, or get it later."""
+    durability: Durability | None = None
+    """The durability of the append when it was acknowledged. None if its broker does not tell (one of Gazette's)."""
+    stored_end: int = field(default=0, repr=False, compare=False)
+    """Of an append that asks about content: the end of that content, as far as a fragment store has it."""
+    _later: Assurance | None = field(default=None, repr=False, compare=False)
+
+    async def durable(
+        self, *, replicas: int = 0, zones: int = 0, synced: bool = False, patience: float | None = None
+    ) -> Durability:
+        """Wait until the append survives this, by `JournalClient.durable` of its client. Cancelling changes nothing."""
+        return await self._assurance.durable(self, replicas=replicas, zones=zones, synced=synced, patience=patience)
+
+    async def stored(self, *, patience: float | None = None) -> None:
+        """Wait until a fragment store has it, by `JournalClient.stored` of its client. Cancelling changes nothing."""
+        await self._assurance.stored(self, patience=patience)
+
+    @property
+    def _assurance(self) -> Assurance:
+        if self._later is None:
+            raise InvalidInput("this result was not made by a client that can ask about it; call JournalClient.durable")
+        return self._later
+
+
+class Assurance(Protocol):
+    """A client that appends can be asked of later (`JournalClient`)."""
+
+    async def durable(
+        self, appended: AppendResult, *, replicas: int, zones: int, synced: bool, patience: float | None
+    ) -> Durability: ...
+
+    async def stored(self, appended: AppendResult, *, patience: float | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -48,6 +49,10 @@ class CoverSet(Generic[EntryT]):
 
     def __getitem__(self, index: int) -> EntryT:
         return self._entries[index]
+
+    def following(self, index: int) -> Iterator[EntryT]:
+        """Yield the entries from this index on."""
+        return islice(self._entries, index, None)
 
     def __eq__(self, other: object) -> bool:
         return self._entries == other._entries if isinstance(other, CoverSet) else NotImplemented

@@ -29,6 +29,7 @@ from coranto.fragments.fragment import Codec, Fragment
 from coranto.fragments.postfix import PostfixTemplate
 from coranto.fragments.store_urls import parse_store_url
 from coranto.names import MAX_JOURNAL_BYTES, validate_journal, validate_path, validate_process_id
+from coranto.specs.durability import validate_durability
 from coranto.wire import protocol_pb2 as pb
 
 MAX_REPLICATION: Final = 5
@@ -253,11 +254,12 @@ def _fragment_spec(fragment: pb.JournalSpec.Fragment) -> None:
 
 
 def _bounded_spec(spec: pb.JournalSpec) -> None:
-    """Check the size of a spec that is to be applied. Specs that are already in etcd are not limited."""
+    """Check size and demands of a spec that is to be applied. Those that are in etcd already are not limited."""
     _between("labels", len(spec.labels.labels), 0, MAX_LABELS, " labels")
     _between("fragment.stores", len(spec.fragment.stores), 0, MAX_STORES, " stores")
     if spec.ByteSize() > MAX_SPEC_BYTES:
         raise InvalidInput(f"the spec has {spec.ByteSize()} bytes; it may have {MAX_SPEC_BYTES}")
+    validate_durability(spec)
 
 
 def _selector(selector: pb.LabelSelector) -> None:
@@ -364,11 +366,12 @@ def _append_request(request: pb.AppendRequest) -> None:
             or request.HasField("check_registers")
             or request.HasField("union_registers")
             or request.HasField("subtract_registers")
+            or request.HasField("durability")
         ):
             _absent(
                 request,
                 *("header", "do_not_proxy", "offset", "check_registers", "union_registers", "subtract_registers"),
-                "suspend",
+                *("suspend", "durability"),
                 why="without a journal: only the first message of an append has parameters",
             )
         return
@@ -383,6 +386,8 @@ def _append_request(request: pb.AppendRequest) -> None:
     _optional(request, "check_registers", _selector)
     _optional(request, "union_registers", _label_set)
     _optional(request, "subtract_registers", _label_set)
+    if request.HasField("durability"):
+        _at_least("durability.since", request.durability.since, 0)
     if request.suspend:  # 0 is valid.
         _one_of("suspend", request.suspend, pb.AppendRequest.Suspend)
 
@@ -415,6 +420,8 @@ def _replicate_request(request: pb.ReplicateRequest) -> None:
         _within("registers", _label_set, request.registers)
         _absent(request, "content", "content_delta", why="beside a proposal")
         _at_least("readable", request.readable, 0)
+        if request.ask and not request.acknowledge:
+            raise InvalidInput("must be set beside a question", field="acknowledge")
         if request.deprecated_journal not in ("", request.proposal.journal):
             raise InvalidInput(
                 f"{request.deprecated_journal!r} is not the proposal's journal {request.proposal.journal!r}",

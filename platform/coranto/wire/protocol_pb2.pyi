@@ -642,6 +642,7 @@ class AppendRequest(_message.Message):
     SUBTRACT_REGISTERS_FIELD_NUMBER: _builtins.int
     SUSPEND_FIELD_NUMBER: _builtins.int
     MIN_ETCD_REVISION_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
     journal: _builtins.str
     do_not_proxy: _builtins.bool
     content: _builtins.bytes
@@ -657,6 +658,10 @@ class AppendRequest(_message.Message):
     def union_registers(self) -> Global___LabelSet: ...
     @_builtins.property
     def subtract_registers(self) -> Global___LabelSet: ...
+    @_builtins.property
+    def durability(self) -> Global___DurabilityQuestion:
+        """Not of Gazette: an append without content asks what the journal's content survives. Others ignore it."""
+
     def __init__(
         self,
         *,
@@ -670,14 +675,76 @@ class AppendRequest(_message.Message):
         subtract_registers: Global___LabelSet | None = ...,
         suspend: Global___AppendRequest.Suspend.ValueType = ...,
         min_etcd_revision: _builtins.int = ...,
+        durability: Global___DurabilityQuestion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["check_registers", b"check_registers", "header", b"header", "subtract_registers", b"subtract_registers", "union_registers", b"union_registers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check_registers", b"check_registers", "durability", b"durability", "header", b"header", "subtract_registers", b"subtract_registers", "union_registers", b"union_registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_registers", b"check_registers", "content", b"content", "do_not_proxy", b"do_not_proxy", "header", b"header", "journal", b"journal", "min_etcd_revision", b"min_etcd_revision", "offset", b"offset", "subtract_registers", b"subtract_registers", "suspend", b"suspend", "union_registers", b"union_registers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_registers", b"check_registers", "content", b"content", "do_not_proxy", b"do_not_proxy", "durability", b"durability", "header", b"header", "journal", b"journal", "min_etcd_revision", b"min_etcd_revision", "offset", b"offset", "subtract_registers", b"subtract_registers", "suspend", b"suspend", "union_registers", b"union_registers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AppendRequest: _TypeAlias = AppendRequest  # noqa: Y015
+
+@_typing.final
+class DurabilityQuestion(_message.Message):
+    """What content from an offset on survives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: _builtins.int
+    SYNC_FIELD_NUMBER: _builtins.int
+    since: _builtins.int
+    """The first offset of that content."""
+    sync: _builtins.bool
+    """All replicas force what they have of the journal to their disks first."""
+    def __init__(
+        self,
+        *,
+        since: _builtins.int = ...,
+        sync: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "sync", b"sync"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DurabilityQuestion: _TypeAlias = DurabilityQuestion  # noqa: Y015
+
+@_typing.final
+class Durability(_message.Message):
+    """What content survives: the replicas that have it, and the zones that they are in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    ZONES_FIELD_NUMBER: _builtins.int
+    SYNCED_REPLICAS_FIELD_NUMBER: _builtins.int
+    SYNCED_ZONES_FIELD_NUMBER: _builtins.int
+    STORED_END_FIELD_NUMBER: _builtins.int
+    replicas: _builtins.int
+    zones: _builtins.int
+    synced_replicas: _builtins.int
+    """Of these, the replicas that have forced it to their disks."""
+    synced_zones: _builtins.int
+    stored_end: _builtins.int
+    """In the answer to a question: everything from its offset to this one is in the fragment store."""
+    def __init__(
+        self,
+        *,
+        replicas: _builtins.int = ...,
+        zones: _builtins.int = ...,
+        synced_replicas: _builtins.int = ...,
+        synced_zones: _builtins.int = ...,
+        stored_end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas", "stored_end", b"stored_end", "synced_replicas", b"synced_replicas", "synced_zones", b"synced_zones", "zones", b"zones"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Durability: _TypeAlias = Durability  # noqa: Y015
 
 @_typing.final
 class AppendResponse(_message.Message):
@@ -690,6 +757,7 @@ class AppendResponse(_message.Message):
     TOTAL_CHUNKS_FIELD_NUMBER: _builtins.int
     DELAYED_CHUNKS_FIELD_NUMBER: _builtins.int
     STORE_HEALTH_ERROR_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
     status: Global___Status.ValueType
     total_chunks: _builtins.int
     delayed_chunks: _builtins.int
@@ -702,6 +770,10 @@ class AppendResponse(_message.Message):
 
     @_builtins.property
     def registers(self) -> Global___LabelSet: ...
+    @_builtins.property
+    def durability(self) -> Global___Durability:
+        """Not of Gazette: what the append, or the content that it asked about, survives. Set if the status is OK."""
+
     def __init__(
         self,
         *,
@@ -712,10 +784,11 @@ class AppendResponse(_message.Message):
         total_chunks: _builtins.int = ...,
         delayed_chunks: _builtins.int = ...,
         store_health_error: _builtins.str = ...,
+        durability: Global___Durability | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "header", b"header", "registers", b"registers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "durability", b"durability", "header", b"header", "registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "delayed_chunks", b"delayed_chunks", "header", b"header", "registers", b"registers", "status", b"status", "store_health_error", b"store_health_error", "total_chunks", b"total_chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "delayed_chunks", b"delayed_chunks", "durability", b"durability", "header", b"header", "registers", b"registers", "status", b"status", "store_health_error", b"store_health_error", "total_chunks", b"total_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -725,6 +798,27 @@ Global___AppendResponse: _TypeAlias = AppendResponse  # noqa: Y015
 class ReplicateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    class _Ask:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _AskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ReplicateRequest._Ask.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        NOTHING: ReplicateRequest._Ask.ValueType  # 0
+        HELD: ReplicateRequest._Ask.ValueType  # 1
+        """Where the content that the replica has begins."""
+        SYNC: ReplicateRequest._Ask.ValueType  # 2
+        """The same, after the replica has forced everything that it has to its disk."""
+
+    class Ask(_Ask, metaclass=_AskEnumTypeWrapper):
+        """Not of Gazette, and only to replicas that answer `tells_synced`: what an acknowledgement is to hold besides."""
+
+    NOTHING: ReplicateRequest.Ask.ValueType  # 0
+    HELD: ReplicateRequest.Ask.ValueType  # 1
+    """Where the content that the replica has begins."""
+    SYNC: ReplicateRequest.Ask.ValueType  # 2
+    """The same, after the replica has forced everything that it has to its disk."""
+
     HEADER_FIELD_NUMBER: _builtins.int
     DEPRECATED_JOURNAL_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
@@ -733,6 +827,7 @@ class ReplicateRequest(_message.Message):
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     REGISTERS_FIELD_NUMBER: _builtins.int
     READABLE_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
     deprecated_journal: _builtins.str
     content: _builtins.bytes
     content_delta: _builtins.int
@@ -742,6 +837,7 @@ class ReplicateRequest(_message.Message):
     that sends it along with its header (as 0, which says nothing yet) tells so from then on, also in messages with
     nothing else, to replicas that take them.
     """
+    ask: Global___ReplicateRequest.Ask.ValueType
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property
@@ -759,10 +855,11 @@ class ReplicateRequest(_message.Message):
         acknowledge: _builtins.bool = ...,
         registers: Global___LabelSet | None = ...,
         readable: _builtins.int | None = ...,
+        ask: Global___ReplicateRequest.Ask.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_readable", b"_readable", "header", b"header", "proposal", b"proposal", "readable", b"readable", "registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_readable", b"_readable", "acknowledge", b"acknowledge", "content", b"content", "content_delta", b"content_delta", "deprecated_journal", b"deprecated_journal", "header", b"header", "proposal", b"proposal", "readable", b"readable", "registers", b"registers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_readable", b"_readable", "acknowledge", b"acknowledge", "ask", b"ask", "content", b"content", "content_delta", b"content_delta", "deprecated_journal", b"deprecated_journal", "header", b"header", "proposal", b"proposal", "readable", b"readable", "registers", b"registers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__readable: _TypeAlias = _typing.Literal["readable"]  # noqa: Y015
     _WhichOneofArgType__readable: _TypeAlias = _typing.Literal["_readable", b"_readable"]  # noqa: Y015
@@ -779,9 +876,18 @@ class ReplicateResponse(_message.Message):
     FRAGMENT_FIELD_NUMBER: _builtins.int
     REGISTERS_FIELD_NUMBER: _builtins.int
     TAKES_READABLE_FIELD_NUMBER: _builtins.int
+    TELLS_SYNCED_FIELD_NUMBER: _builtins.int
+    SYNCED_FIELD_NUMBER: _builtins.int
+    HELD_FROM_FIELD_NUMBER: _builtins.int
     status: Global___Status.ValueType
     takes_readable: _builtins.bool
     """Not of Gazette: in its first response, whether a replica takes messages that hold nothing but `readable`."""
+    tells_synced: _builtins.bool
+    """Not of Gazette: in its first response, whether a replica tells `synced` and takes `ask`."""
+    synced: _builtins.bool
+    """Everything that this acknowledges is on the replica's disk, and survives a loss of power."""
+    held_from: _builtins.int
+    """If asked: the replica has all content from this offset on. All of it is on its disk if `synced` is set."""
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property
@@ -796,12 +902,17 @@ class ReplicateResponse(_message.Message):
         fragment: Global___Fragment | None = ...,
         registers: Global___LabelSet | None = ...,
         takes_readable: _builtins.bool = ...,
+        tells_synced: _builtins.bool = ...,
+        synced: _builtins.bool = ...,
+        held_from: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "header", b"header", "registers", b"registers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "header", b"header", "held_from", b"held_from", "registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "header", b"header", "registers", b"registers", "status", b"status", "takes_readable", b"takes_readable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "header", b"header", "held_from", b"held_from", "registers", b"registers", "status", b"status", "synced", b"synced", "takes_readable", b"takes_readable", "tells_synced", b"tells_synced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__held_from: _TypeAlias = _typing.Literal["held_from"]  # noqa: Y015
+    _WhichOneofArgType__held_from: _TypeAlias = _typing.Literal["_held_from", b"_held_from"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__held_from) -> _WhichOneofReturnType__held_from | None: ...
 
 Global___ReplicateResponse: _TypeAlias = ReplicateResponse  # noqa: Y015
 

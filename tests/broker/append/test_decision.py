@@ -70,6 +70,16 @@ def test_an_ordinary_append_may_continue() -> None:
     assert check(request(), SPEC, empty, 0, 0) == Commit(pb.LabelSet())
 
 
+def test_content_that_could_not_be_acknowledged_as_demanded_is_refused_and_empty_appends_are_not() -> None:
+    snapshot = JournalSnapshot(SPEC, committed(50, 100), IndexSummary(0, 100, False, 0), NOW, refusal="one zone")
+    assert decide(request(), snapshot, 1) == Refuse(pb.INSUFFICIENT_JOURNAL_BROKERS, pb.LabelSet(), "one zone")
+    assert steady(snapshot) is None
+    assert GroupPlan(snapshot).admit(request(), 1) is None
+    for length in (0, None):  # The first content is judged when it comes.
+        assert decide(request(), snapshot, length) == Commit(pb.LabelSet())
+    assert judge_content(request(), SPEC, 1, "one zone") == pb.INSUFFICIENT_JOURNAL_BROKERS
+
+
 def test_the_first_known_content_rolls() -> None:
     for first in (committed(0, 100), committed(60, 100)):
         assert check(request(), SPEC, first, first.fragment.begin, 100) == Commit(pb.LabelSet(), rolled(first))

@@ -18,6 +18,7 @@ from coranto.coordination.keyspace_state import Assignment, Item
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.errors import InvalidInput, StoreError, TxnOutcomeUnknown, Unavailable
 from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.specs.durability import ACK_SYNCED, ACK_UNMET, ACK_ZONES, Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import _HANDLERS, AppendFsm
 from coranto_broker.append.group_commit import PROPOSALS_IN_FLIGHT
@@ -49,6 +50,8 @@ class Peer:
         self.answers: deque[pb.ReplicateResponse | Exception] = deque()
         self.sent: list[str] = []
         self.told: list[int] = []
+        self.asked: list[int] = []
+        self.tells_synced = True
         self.gate = asyncio.Event()
         self.gate.set()
         self.closed_send = False
@@ -56,7 +59,8 @@ class Peer:
     def write(self, content_delta: int, content: bytes) -> None:
         self.sent.append(content.decode())
 
-    def propose(self, proposal: Fragment, registers: pb.LabelSet, *, header: Any, acknowledge: bool) -> None:
+    def propose(self, proposal: Fragment, registers: pb.LabelSet, *, header: Any, acknowledge: bool, ask: int) -> None:
+        self.asked.append(ask)
         self.sent.append(f"[{proposal.begin},{proposal.end}){'?' if acknowledge else ''}")
 
     def readable(self, offset: int) -> None:
@@ -101,6 +105,7 @@ class World:
             index=self.index,
             folder=spool_folder,
             wait_refreshed=self._wait_refreshed,
+            acknowledged_below_demand=0,
         )
         self.health = ""
         self.on_txn: Callable[[], None] = lambda: None
@@ -126,6 +131,7 @@ class World:
         self.record: KeyValue | None = None
         self.conflicts = 0
         self.groups: list[int] = []
+        self.below_demand = 0
         self.tokens = FlowControl()
         coordinator: Any = self
         self.in_sync = InSyncRecords(coordinator, Layout("/cluster"), MemberId("local", "self"))
@@ -196,6 +202,9 @@ class World:
     def proposed(self, way: Way, appends: int) -> None:
         if way is not Way.STREAMED:
             self.groups.append(appends)
+
+    def acknowledged_below_demand(self, appends: int) -> None:
+        self.below_demand += appends
 
     async def store_problem(self, journal: str, url: str, until: Signal | None) -> str:
         return self.health
@@ -885,6 +894,42 @@ async def test_each_of_a_group_is_judged_as_if_those_before_it_had_committed(rep
     assert [fsm.registers for fsm in appends] == [me, me, me, me, me, you, you]
     assert replicated.spool.registers == you
     assert replicated.peers[0].sent == ["1356", "[3,10)?"]
+
+
+async def test_content_that_replicas_cannot_hold_as_demanded_is_refused_and_empty_appends_pass(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    world.spec.labels.CopyFrom(labels.label_set({ACK_ZONES: "2"}))
+    for fsm in (await world.append(b"abc"), await world.whole(b"abc")):
+        assert (fsm.state, fsm.status) == (State.ERROR, pb.INSUFFICIENT_JOURNAL_BROKERS)
+        assert "Start brokers in other zones" in fsm.store_health_error == world.replica.refusal
+    assert (await world.append()).state is State.FINISHED
+    world.spec.labels.CopyFrom(labels.label_set({ACK_ZONES: "2", ACK_UNMET: "accept"}))
+    world.signal = Signal()
+    accepted = await world.append(b"abc")
+    assert (accepted.state, accepted.durability) == (State.FINISHED, Durability(2, 1))
+    assert (world.below_demand, world.replica.acknowledged_below_demand, world.replica.refusal) == (1, 1, "")
+    assert "Start brokers in other zones" in world.replica.demand_unmet
+
+
+async def test_an_acknowledgement_below_the_demand_is_not_given(replicated: World) -> None:
+    replicated.spec.labels.CopyFrom(labels.label_set({ACK_SYNCED: "true"}))
+    appends = await replicated.together(
+        (b"A", {}), (b"", {}), (b"B", {})
+    )  # The peers answer that they have not synced.
+    assert {fsm.state for fsm in appends} == {State.ERROR}
+    assert "its labels demand on disk" in str(appends[0].error)
+    assert (replicated.below_demand, replicated.peers[0].asked[-1]) == (2, pb.ReplicateRequest.SYNC)
+    assert replicated.spool.end == replicated.index.head == 8, "it is in the journal, and its client cannot know"
+
+
+async def test_an_append_that_asks_is_answered_alone(replicated: World) -> None:
+    for peer, begin in zip(replicated.peers, (0, 4), strict=True):
+        peer.answers.append(pb.ReplicateResponse(status=pb.OK, synced=True, held_from=begin))
+    question = pb.DurabilityQuestion(since=3, sync=True)
+    asking, other = await replicated.together((b"", {"durability": question}), (b"A", {}))
+    assert (asking.durability, other.durability) == (Durability(1, 1, 1, 1), Durability(3, 1))
+    assert replicated.peers[0].asked[-2:] == [pb.ReplicateRequest.SYNC, pb.ReplicateRequest.NOTHING]
+    assert replicated.groups == [1, 1]
 
 
 async def test_a_client_that_goes_away_takes_only_its_own_append_out(replicated: World) -> None:

@@ -106,6 +106,19 @@ async def waiting(index: FragmentIndex, offset: int) -> asyncio.Task[QueryResult
     return task
 
 
+def test_what_is_stored_and_what_is_held_end_at_a_gap(index: FragmentIndex, tmp_path: Path) -> None:
+    index.refresh([fragment(0, 10, RECENT), fragment(10, 25, RECENT), fragment(30, 40, RECENT)], 0.0)
+    assert [index.stored_through(offset) for offset in (0, 12, 25, 30, 99)] == [25, 25, 25, 40, 99]
+    files = [local(tmp_path, begin) for begin in (40, 60, 70)]  # 10 bytes each.
+    for sealed in files:
+        index.spool_complete(sealed)
+    assert index.stored_through(30) == 40, "the next is here alone"
+    assert index.held_from(80) == (60, [files[2], files[1]])
+    assert index.held_from(90) == (90, [])
+    files[1].quarantine_content()
+    assert index.held_from(80) == (70, [files[2]])
+
+
 async def test_a_commit_wakes_those_who_wait(index: FragmentIndex, tmp_path: Path) -> None:
     sealed = local(tmp_path, 0)
     task = await waiting(index, 0)

@@ -423,7 +423,7 @@ async def test_a_folder_goes_only_once_the_record_that_no_longer_needs_it_is_kep
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Found by simulation: the disk was full, etcd was emptied, and an older record named folders that were gone.
-    saved = SavedRecords(world.root.parent, world.disk, synced=False)
+    saved = SavedRecords(world.root.parent, world.disk)
     coordinator: Any = world
     records = InSyncRecords(coordinator, Layout("/cluster"), MemberId("local", "me"), saved=saved)
     world.records = world.orphans._records = records

@@ -26,21 +26,21 @@ def test_records_survive_power_loss_if_acknowledged_appends_do(synced: bool) -> 
         disk, process = SimDisk(loop, Random(1)), Process(loop, "broker")
         disk.for_process(process).write_atomic(DATA / "identity.json", b"{}")
         disk.for_process(process).sync_folder(DATA.parent)
-        records = SavedRecords(DATA, disk.for_process(process), synced=synced)
+        records = SavedRecords(DATA, disk.for_process(process), synced=lambda _: synced)
         for name, record in (("a/journal", RECORD), ("b/journal", RECORD), ("a/journal", replace(RECORD, written=42))):
             records.save(name, record)
         saved = [SavedRecord("a/journal", replace(RECORD, written=42)), SavedRecord("b/journal", RECORD)]
         assert sorted(records, key=lambda each: each.journal) == saved
         process.kill()
         disk.crash("all")
-        again = SavedRecords(DATA, disk.for_process(Process(loop, "broker again")), synced=synced)
+        again = SavedRecords(DATA, disk.for_process(Process(loop, "broker again")))
         assert sorted(again, key=lambda each: each.journal) == (saved if synced else [])
 
 
 def test_records_of_journals_that_are_gone_stay_for_a_while() -> None:
     with simulated(1) as loop:
         disk = SimDisk(loop, Random(1)).for_process(Process(loop, "broker"))
-        records = SavedRecords(DATA, disk, synced=False)
+        records = SavedRecords(DATA, disk)
         records.save("a/journal", RECORD)
         for exists, now, gone in (((), 10.0, 10.0), (("a/journal",), 15.0, 0.0), ((), 20.0, 20.0), ((), 29.0, 20.0)):
             records.sweep(set(exists), now, keep_seconds=10.0)
@@ -54,4 +54,4 @@ def test_a_file_that_is_no_record_is_refused() -> None:
         disk = SimDisk(loop, Random(1)).for_process(Process(loop, "broker"))
         disk.write_atomic(DATA / "records" / "bad.json", b"{}")
         with pytest.raises(InvalidInput, match="is not an in-sync record"):
-            list(SavedRecords(DATA, disk, synced=False))
+            list(SavedRecords(DATA, disk))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coranto import labels
 from coranto.fragments.fragment import Codec, Fragment
+from coranto.specs.durability import ACK_REPLICAS, ACK_UNMET, ACK_ZONES, Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicationFailed, SyncResult, Turn
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
@@ -40,8 +42,10 @@ class Peer:
     def write(self, content_delta: int, content: bytes) -> None:
         self._send(f"{content_delta}+{content.decode()}")
 
+    tells_synced = True
+
     def propose(
-        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
+        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool, ask: int
     ) -> None:
         self.headers.append(header)
         self._send(f"[{proposal.begin},{proposal.end})")
@@ -214,6 +218,49 @@ async def test_a_commit_is_visible_once_every_replica_has_acknowledged_it(
     assert observer.visible == 4
     assert peer.told == [4]
     assert pln.error is not None
+
+
+async def test_an_acknowledgement_counts_replicas_by_what_they_tell(spool: DurableSpool) -> None:
+    def answer(**told: Any) -> pb.ReplicateResponse:
+        return pb.ReplicateResponse(status=pb.OK, **told)
+
+    cases: list[tuple[pb.ReplicateResponse, int | None, Durability]] = [
+        (answer(), None, Durability(2, 2)),
+        (answer(synced=True), None, Durability(2, 2, 1, 1)),
+        (answer(synced=True, held_from=3), 2, Durability(0, 0)),
+        (answer(synced=True, held_from=2), 2, Durability(1, 1, 1, 1)),
+    ]
+    pln = Pipeline(HEADER, spool, [LocalStream(spool), Peer(*(each for each, _, _ in cases))], ["a#0", "b#1"])
+    for _, since, expected in cases:
+        proposal = spool.next_fragment()
+        pln.propose(proposal, NONE, acknowledge=True)
+        assert await pln.gather_ok(proposal, since) == expected
+
+
+async def test_a_local_spool_that_syncs_commits_says_that_it_has(tmp_path: Path, disk: FaultyDisk) -> None:
+    folder = SpoolFolder(folder_of(tmp_path, JOURNAL, 2), JOURNAL, 2, disk, ManualClock())
+    for fsync, survives in ((Fsync.COMMIT, Durability(1, 1, 1, 1)), (Fsync.NEVER, Durability(1, 1))):
+        spool = DurableSpool(folder, Observer(), Fsync.INTERVAL)
+        pln = Pipeline(HEADER, spool, [LocalStream(spool)], ["a#0"])
+        spool.follow(fsync)
+        pln.heed(NONE)
+        assert pln.answers_at_once == (fsync is not Fsync.COMMIT)
+        pln.write(0, b"d")
+        proposal = spool.next_fragment()
+        pln.propose(proposal, NONE, acknowledge=True)
+        assert await pln.gather_ok(proposal) == survives
+
+
+@pytest.mark.parametrize("unmet", ["refuse", "accept"])
+async def test_a_demand_that_the_replicas_cannot_meet_is_told_before_content(spool: DurableSpool, unmet: str) -> None:
+    pln = Pipeline(HEADER, spool, [LocalStream(spool), Peer()], ["a#0", "a#1"])
+    pln.heed(labels.label_set({ACK_ZONES: "2", ACK_UNMET: unmet}))
+    assert "Start brokers in other zones" in pln.demand_unmet
+    assert pln.refusal == (pln.demand_unmet if unmet == "refuse" else "")
+    pln.heed(labels.label_set({ACK_REPLICAS: "2"}))
+    assert (pln.demand_unmet, pln.refusal) == ("", "")
+    pln.heed(labels.label_set({ACK_ZONES: "many"}))
+    assert "cannot be obeyed" in pln.refusal, "nobody knows what it is to mean"
 
 
 async def test_a_broken_peer_does_not_keep_others_from_rolling_back(spool: DurableSpool) -> None:

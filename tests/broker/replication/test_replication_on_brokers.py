@@ -11,6 +11,9 @@ import grpc.aio
 import pytest
 
 from coranto import labels
+from coranto.client import JournalClient
+from coranto.errors import InsufficientBrokers, NotDurable
+from coranto.specs.durability import ACK_ZONES, Durability
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
@@ -32,10 +35,10 @@ class Cluster:
         self.processes: dict[int, BrokerProcess] = {}
         self.clients: dict[int, RawClient] = {}
 
-    async def start(self, *numbers: int) -> None:
+    async def start(self, *numbers: int, **changed: object) -> None:
         for number in numbers:
             settings = self._settings.model_copy(
-                update={"id": f"broker-{number}", "data_dir": self._settings.data_dir / str(number)}
+                update={"id": f"broker-{number}", "data_dir": self._settings.data_dir / str(number)} | changed
             )
             stack = AsyncExitStack()
             self.processes[number], self.clients[number] = await stack.enter_async_context(running_broker(settings))
@@ -107,6 +110,55 @@ async def test_every_replica_holds_acknowledged_content(cluster: Cluster, replic
             assert await cluster.clients[number].content(J, len(whole) - 1, do_not_proxy=True) == whole[-1:]
     for number in members:
         assert await cluster.clients[number].content(J, do_not_proxy=True) == whole
+
+
+async def test_answers_tell_what_appends_survive_and_labels_demand_it(cluster: Cluster, replicated: MakeSpec) -> None:
+    await cluster.start(0, zone="a")
+    await cluster.start(1, zone="b")
+    zones = replicated(
+        2, labels=labels.label_set({ACK_ZONES: "2"}), stores=("file:///frags/",), fragment={"length": 1024}
+    )
+    await cluster.clients[0].apply(zones)
+    await cluster.settled(2)
+    async with JournalClient(cluster.processes[0].endpoint) as client:
+        await client.append(J, b"the first fragment is stored early")
+        first = await client.append(J, b"in two zones")
+        assert first.durability == Durability(2, 2)
+        assert await first.durable(zones=2) == first.durability, "nobody has to be asked"
+        with pytest.raises(NotDurable, match=r"of test/journal is at 2 replicas.*wanted: in a fragment store"):
+            await first.stored(patience=0)
+        assert await first.durable(zones=2, synced=True) == Durability(2, 2, 2, 2)
+        with pytest.raises(NotDurable, match="wanted: at 3 replicas"):
+            await first.durable(replicas=3, patience=0)
+
+        def change(**wanted: str) -> pb.JournalSpec:
+            zones.labels.CopyFrom(labels.label_set({f"coranto.dev/{name}": wanted[name] for name in wanted}))
+            return zones
+
+        async def apply(spec: pb.JournalSpec) -> None:
+            found = (await client.list(f"name={J}")).journals[0]
+            change = pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=found.mod_revision)
+            await client.apply([change])
+
+        await apply(change(fsync="commit"))
+        assert (await client.append(J, bytes(2000))).durability == Durability(2, 2, 2, 2)
+        await apply(change(**{"ack-zones": "2", "fsync": "never"}))
+        assert (await client.append(J, b"begins another fragment")).durability == Durability(2, 2)
+        await first.stored()
+
+        await cluster.start(2, zone="a")
+        await cluster.stop(1, gracefully=True)
+        await cluster.settled(2)
+        with pytest.raises(InsufficientBrokers, match=r"in 1 zone.*Start brokers in other zones"):
+            await client.append(J, b"refused", patience=0)
+        (head,) = await client.heads(f"name={J}")
+        assert "Start brokers in other zones" in head.demand_unmet
+        assert head.append_status == pb.INSUFFICIENT_JOURNAL_BROKERS
+        await apply(change(**{"ack-zones": "2", "ack-unmet": "accept"}))
+        second = await client.append(J, b"accepted")
+        assert second.durability == Durability(2, 1)
+        (head,) = await client.heads(f"name={J}")
+        assert head.acknowledged_below_demand == 1
 
 
 async def test_appends_and_reads_reach_the_journal_through_any_broker(cluster: Cluster, replicated: MakeSpec) -> None:

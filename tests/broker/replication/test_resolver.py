@@ -127,6 +127,9 @@ class Cluster:
         self.log.append(f"start {'primary' if primary else 'replica'}")
         return replica
 
+    def spec_changed(self, replica: Any, spec: pb.JournalSpec) -> None:
+        return
+
     def stop_replica(self, replica: Any, *, drop: bool) -> None:
         self.log.append("drop" if drop else "stop")
 

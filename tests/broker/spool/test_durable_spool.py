@@ -17,7 +17,7 @@ from coranto import labels
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.spool import durable_spool
+from coranto_broker.spool import commit_log, durable_spool
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
 from coranto_broker.spool.flush import DiskFailed
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
@@ -58,6 +58,39 @@ def test_committing_in_one_go_has_the_same_result(tmp_path: Path) -> None:
         spool.close()
         left.append([folder.disk.read(folder.path / name) for name in names(folder)])
     assert left[0] == left[1]
+
+
+async def test_a_spool_that_begins_to_sync_commits_keeps_to_what_it_had_acknowledged(folder: SpoolFolder) -> None:
+    spool = DurableSpool(folder, Observer(), Fsync.NEVER)
+    append(spool, b"acknowledged without the disk")
+    before = spool.end
+    spool.follow(Fsync.COMMIT)
+    append(spool, b"waits for the disk")
+    (log,) = (name for name in names(folder) if name.endswith(".commits"))
+    *_, last = commit_log.scan(folder.disk.read(folder.path / log))
+    assert isinstance(last, commit_log.CommitRecord)
+    assert (last.awaits_flush, last.promised) == (True, before), "it counts as lost if power loss takes it"
+    assert not spool.is_on_disk(spool.version)
+    await spool.flush_commits()
+    assert spool.is_on_disk(spool.version)
+    spool.follow(Fsync.NEVER)
+    append(spool, b"no more")
+    assert not spool.is_on_disk(spool.version)
+
+
+async def test_forcing_takes_completed_fragments_along(
+    spool: DurableSpool, observer: Observer, disk: FaultyDisk
+) -> None:
+    append(spool, b"completed")
+    roll(spool)
+    append(spool, b"growing")
+    (sealed,) = observer.sealed
+    disk.syncs.clear()
+    await spool.force(sealed.content, sealed.log)
+    assert {sealed.content.path.name, sealed.log.path.name, spool.content_file.path.name} <= set(disk.syncs)
+    disk.syncs.clear()
+    await spool.force()
+    assert disk.syncs == [], "all of it is there"
 
 
 @pytest.mark.parametrize("full", [".content", ".commits"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from coranto.audit import AuditOptions, Depth, JournalsCheck, Kind, Report, Seve
 from coranto.audit.memory import AuditMemory
 from coranto.client import JournalClient
 from coranto.fragments.fragment import Fragment
+from coranto.labels import label_set
 from coranto.testing.cluster import STORE_URL, Cluster
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop, simulated
@@ -88,6 +89,12 @@ class Damaged:
     async def change(self, **fields: Any) -> None:
         (info,) = (await self.client.list(f"name={J}")).journals
         info.spec.fragment.MergeFrom(pb.JournalSpec.Fragment(**fields))
+        await self.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
+
+    async def label(self, pairs: Mapping[str, str]) -> None:
+        """Give the journal these labels and no others."""
+        (info,) = (await self.client.list(f"name={J}")).journals
+        info.spec.labels.CopyFrom(label_set(pairs))
         await self.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
 
     def wipe(self, number: int) -> None:

@@ -8,7 +8,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from coranto.audit import Kind
-from coranto.errors import CorantoError
+from coranto.errors import CorantoError, InsufficientBrokers
+from coranto.specs.durability import ACK_UNMET, ACK_ZONES
 from tests.platform.audit.conftest import PIECE, REPLICATIONS, Damaged, J, Play, kinds
 
 
@@ -33,6 +34,26 @@ def test_a_broker_that_is_away_is_missed(play: Play, replication: int) -> None:
         assert not kinds(await journal.audit())
 
     play(replication, story)
+
+
+@pytest.mark.parametrize(("unmet", "sound"), [("refuse", False), ("accept", True)])
+def test_acknowledgements_below_the_demand_are_named(play: Play, unmet: str, sound: bool) -> None:
+    async def story(journal: Damaged) -> None:
+        await journal.label({ACK_ZONES: "2", ACK_UNMET: unmet})  # All brokers are in one zone.
+        if unmet == "accept":
+            await journal.client.append(J, PIECE)
+        else:
+            with pytest.raises(InsufficientBrokers, match="Start brokers in other zones"):
+                await journal.client.append(J, PIECE, patience=0)
+        report = await journal.audit()
+        assert (kinds(report), report.sound) == ({Kind.DEMAND_UNMET}, sound)
+        (finding,) = (each for each in report.findings if each.kind is Kind.DEMAND_UNMET)
+        assert finding.facts["acknowledged"] == int(sound)
+        await journal.label({})
+        await journal.client.append(J, PIECE)
+        assert kinds(await journal.audit()) == ({Kind.DEMAND_UNMET} if sound else set())
+
+    play(3, story)
 
 
 def test_content_that_waits_too_long_for_its_store_is_named(play: Play) -> None:

@@ -11,6 +11,7 @@ from coranto.client.client import JournalClient
 from coranto.client.heads import Heads
 from coranto.client.loop import Face
 from coranto.client.values import AppendResult, FragmentInfo, Listing
+from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -33,6 +34,24 @@ class JournalClientFace(Face):
     def apply(self, changes: Sequence[pb.ApplyRequest.Change]) -> pb.Header:
         """Create, update and delete journals, all or none."""
         return self._run(self._inner.apply(changes))
+
+    def durable(
+        self,
+        appended: AppendResult,
+        *,
+        replicas: int = 0,
+        zones: int = 0,
+        synced: bool = False,
+        patience: float | None = None,
+    ) -> Durability:
+        """Wait until an append is on so many replicas, in so many zones, and return what it survives then."""
+        return self._run(
+            self._inner.durable(appended, replicas=replicas, zones=zones, synced=synced, patience=patience)
+        )
+
+    def stored(self, appended: AppendResult, *, patience: float | None = None) -> None:
+        """Wait until a fragment store has the whole append."""
+        self._run(self._inner.stored(appended, patience=patience))
 
     def read_all(self, journal: str, begin: int, end: int) -> bytes:
         """Return exactly the bytes [begin, end)."""
