@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SPARK_CLASSES := $(VENV)/spark-classes.jsa
 AIRFLOW_VENV := .venv-airflow
 AIRFLOW_BIN := $(AIRFLOW_VENV)/bin
 AIRFLOW_STAMP := $(AIRFLOW_VENV)/.installed
@@ -44,6 +45,10 @@ chromium:
 mariadb: $(STAMP)
 	@sh tools/mariadb.sh
 
+# Tests start Java some thirty times.
+$(SPARK_CLASSES): $(STAMP) tools/spark_classes.py | java
+	@$(BIN)/python tools/spark_classes.py $@
+
 demo: setup ## Run the main job: cluster, flights, Spark consumer, Dagster, proof
 	@$(BIN)/coranto demo run
 
@@ -60,7 +65,7 @@ airflow: $(AIRFLOW_STAMP) java ## Open the demo's cluster in Airflow, in an envi
 up: setup ## Run an embedded cluster in the foreground
 	@$(BIN)/coranto up
 
-test: setup browser mariadb ## Lint, types, import rules, stubs and all tests
+test: setup browser mariadb $(SPARK_CLASSES) ## Lint, types, import rules, stubs and all tests
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -1,8 +1,10 @@
 """Hooks and fixtures of all tests."""
 
+import gc
 import logging
 import os
 import signal
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,8 +68,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-# Spark's programs here are short, and compiling them well takes twice the time of running them.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Spark's programs here are short, and compiling them well takes twice the time of running them. Half of the rest is
+# spared by the archive of `tools/spark_classes.py`. Java says nothing if it cannot use that, and goes on without.
+_SPARK_CLASSES = Path(sys.prefix) / "spark-classes.jsa"
+_JAVA = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xlog:disable", "-Xlog:all=error:stderr"]
+if _SPARK_CLASSES.exists():
+    _JAVA.append(f"-XX:SharedArchiveFile={_SPARK_CLASSES}")
+os.environ.setdefault("JDK_JAVA_OPTIONS", " ".join(_JAVA))
 
 # Processes that share the tests must not take ports from one another while a server that was killed is away.
 _PORTS_EACH = 300
@@ -75,6 +82,16 @@ _run = zlib.crc32(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())).en
 _number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _first = 20_000 + (_run + _number) % (10_000 // _PORTS_EACH) * _PORTS_EACH
 os.environ["CORANTO_PORTS"] = f"{_first}-{_first + _PORTS_EACH - 1}"
+
+
+# Whatever the collection imports stays, so nobody need look whether it can be freed.
+gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
