@@ -25,6 +25,7 @@ LONG = (
     "orchestration/test_tutorial.py",
     "orchestration/flights/test_pipeline.py",
     "consumers/spark/cluster/test_cluster.py",
+    "consumers/spark/test_killed_executors.py",
     "consumers/spark/test_consumer.py",
     "consumers/spark/test_windows.py",
     "consumers/spark/sink/test_sink.py",

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import select
 
 from coranto.errors import SqlStoreError
 from coranto_consumers.spark import Hooks, SparkConsumer, Step
 from coranto_consumers.spark import outputs as spark_outputs
+from coranto_consumers.stores import SqlStore
 from coranto_consumers.testing import PostgresServer
-from tests.consumers.spark.test_consumer import Delays, World
+from tests.consumers.spark.test_consumer import LOG, LoggedDelays, World
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +45,7 @@ def test_a_restart_of_postgresql_at_any_step_loses_and_doubles_nothing(spark, br
     world, store = World(broker), server.new_database()
 
     def run(hooks: Hooks | None = None):
-        return SparkConsumer(Delays(), broker.config, store, spark, hooks=hooks).run_until_caught_up()
+        return SparkConsumer(LoggedDelays(), broker.config, store, spark, hooks=hooks).run_until_caught_up()
 
     for step, crash, problem in (
         (Step.MERGED, False, "a transaction of delays failed|checkpoint could not be written"),
@@ -59,5 +61,8 @@ def test_a_restart_of_postgresql_at_any_step_loses_and_doubles_nothing(spark, br
     world.publish(15)
     assert run(Restart(server, None, crash=True)).transactions == 1
 
-    world.check(store)
     assert run().transactions == 0
+    world.check(store)
+    with SqlStore(store).engine.connect() as connection:
+        logged = connection.execute(select(LOG.c.n).order_by("n")).scalars().all()
+    assert logged == sorted(row["n"] for row in world.committed)

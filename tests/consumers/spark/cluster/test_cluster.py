@@ -162,15 +162,23 @@ class Numbers:
     folder: Path
     committed: list[int]
 
-    def ask(self, *command: object, env: dict[str, str], straggles: bool = False, remote: str = "", **more) -> dict:
-        """Run the program and return its answer."""
+    def ask(
+        self,
+        *command: object,
+        env: dict[str, str],
+        straggles: bool = False,
+        remote: str = "",
+        program: object = PROGRAM,
+        **more,
+    ) -> dict:
+        """Run a program and return its answer."""
         asked, answer = self.folder / "asked.json", self.folder / "answer.json"
         answer.unlink(missing_ok=True)
         question = {"endpoint": self.broker.endpoint, "key": KEY, "store": self.store, "straggles": straggles}
         asked.write_text(
             json.dumps({**question, "remote": remote, "settings": {}, "artifacts": [], "answer": str(answer), **more})
         )
-        words = [str(word) for word in (*command, PROGRAM, asked)]
+        words = [str(word) for word in (*command, program, asked)]
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=550, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert KEY not in done.stdout + done.stderr
@@ -220,11 +228,6 @@ def home(tmp_path_factory) -> Path:
     for entry in HOME.iterdir():
         (folder / entry.name).symlink_to(entry)
     return folder
-
-
-def test_local_cluster(numbers, home):
-    settings = {**SMALL, "spark.master": "local-cluster[2,1,1024]"}
-    numbers.check(numbers.ask(sys.executable, env=environment(SPARK_HOME=str(home)), settings=settings))
 
 
 def test_a_standalone_cluster_gets_packages_from_spark_submit_speculates_and_shows_no_secrets(
