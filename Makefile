@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SPARK_CLASSES := $(VENV)/spark-classes.jsa
 AIRFLOW_VENV := .venv-airflow
 AIRFLOW_BIN := $(AIRFLOW_VENV)/bin
 AIRFLOW_STAMP := $(AIRFLOW_VENV)/.installed
@@ -33,7 +32,7 @@ setup: $(STAMP) java classes ## Create .venv and install everything
 java:
 	@sh tools/java.sh
 
-# Spark sessions start without it, too, but in twice the time.
+# Spark sessions start without it, too, but in twice the time. Tests start some thirty.
 classes: $(STAMP) java
 	@$(BIN)/python -m coranto_consumers.spark.class_archive || true
 
@@ -44,10 +43,6 @@ chromium:
 
 mariadb: $(STAMP)
 	@sh tools/mariadb.sh
-
-# Tests start Java some thirty times.
-$(SPARK_CLASSES): $(STAMP) tools/spark_classes.py | java
-	@$(BIN)/python tools/spark_classes.py $@
 
 demo: setup ## Run the main job: cluster, flights, Spark consumer, Dagster, proof
 	@$(BIN)/coranto demo run
@@ -65,7 +60,7 @@ airflow: $(AIRFLOW_STAMP) java ## Open the demo's cluster in Airflow, in an envi
 up: setup ## Run an embedded cluster in the foreground
 	@$(BIN)/coranto up
 
-test: setup browser mariadb $(SPARK_CLASSES) ## Lint, types, import rules, stubs and all tests
+test: setup browser mariadb ## Lint, types, import rules, stubs and all tests
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

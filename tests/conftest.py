@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 import structlog
+
+from coranto_consumers.spark.class_archive import archive_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,12 +71,8 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 # Spark's programs here are short, and compiling them well takes twice the time of running them. Half of the rest is
-# spared by the archive of `tools/spark_classes.py`. Java says nothing if it cannot use that, and goes on without.
-_SPARK_CLASSES = Path(sys.prefix) / "spark-classes.jsa"
-_JAVA = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xlog:disable", "-Xlog:all=error:stderr"]
-if _SPARK_CLASSES.exists():
-    _JAVA.append(f"-XX:SharedArchiveFile={_SPARK_CLASSES}")
-os.environ.setdefault("JDK_JAVA_OPTIONS", " ".join(_JAVA))
+# spared by an archive of classes, for executors and servers, too.
+os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive_options()}")
 
 # Processes that share the tests must not take ports from one another while a server that was killed is away.
 _PORTS_EACH = 300

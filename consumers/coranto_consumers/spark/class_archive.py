@@ -20,10 +20,10 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
-
-import pyspark
 
 from coranto.errors import CorantoError, Unavailable
 
@@ -46,16 +46,20 @@ def find_archive() -> Path | None:
 
 def _place() -> tuple[Path, str] | None:
     """Return the folder of archives, and the beginning of this one's name. None without Java, or without a home."""
-    java = find_java()
+    java, spark = find_java(), find_spec("pyspark")
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache")
     except RuntimeError:
         return None
-    if java is None:
+    if java is None or spark is None or spark.origin is None:
         return None
-    facts = [java.resolve(), java.stat().st_mtime_ns, pyspark.__file__, pyspark.__version__]
+    try:
+        release = version("pyspark")
+    except PackageNotFoundError:  # It is not installed but on the path, as the archive of a cluster.
+        return None
+    facts = [java.resolve(), java.stat().st_mtime_ns, spark.origin, release]
     digest = hashlib.sha256(repr([str(fact) for fact in facts]).encode()).hexdigest()[:16]
-    return cache / "coranto", f"spark-{pyspark.__version__}-{digest}"
+    return cache / "coranto", f"spark-{release}-{digest}"
 
 
 def archive_options() -> str:
