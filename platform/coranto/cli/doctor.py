@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ import typer
 from coranto.cli.output import Output, print_table
 from coranto.client.loop import shared_loop
 from coranto.errors import ClusterError, InvalidInput
+from coranto.telemetry import progress
 
 if TYPE_CHECKING:
     from coranto.checkup import Examination
@@ -51,6 +53,24 @@ def doctor(
     """Examine Python, Java, ports, etcd, stores, brokers and clocks, and say what to do. Exit code 1 if there is a
     problem; warnings alone give 0.
     """
+    from coranto.checkup import Condition
+
+    with progress("Examining") as bar:  # A store or a server that does not answer takes a minute.
+        results = _examine(endpoint, etcd, stores, file_root, ports, data_dirs, bar.note)
+    _show(results, output)
+    if any(each.condition is Condition.PROBLEM for each in results):
+        raise typer.Exit(1)
+
+
+def _examine(
+    endpoint: str | None,
+    etcd: str | None,
+    stores: Sequence[str],
+    file_root: Path | None,
+    ports: Sequence[int],
+    data_dirs: Sequence[Path],
+    note: Callable[[str], object],
+) -> list[Examination]:
     from coranto.checkup import Condition, brokers, machine
     from coranto.checkup import etcd as etcd_checks
     from coranto.checkup.results import absent, problem
@@ -63,6 +83,7 @@ def doctor(
     spark = any(
         each.subject == "coranto[spark]" and each.condition is not Condition.NOT_LOOKED_AT for each in installed
     )
+    note("Python, Java, ports and folders")
     results: list[Examination] = [machine.python(), *installed, machine.java(needed=spark), *machine.ports(ports)]
     results += [machine.data_directory(path) for path in data_dirs]
     local = None
@@ -73,10 +94,12 @@ def doctor(
             if os.environ.get("CORANTO_DATA"):
                 results.append(problem("cluster", str(error), "start it, or correct $CORANTO_DATA"))
     if where := etcd or (local.etcd if local is not None and not endpoint else ""):
+        note(f"etcd {where}")
         results += etcd_checks.etcd(where, etcd_tls(os.environ))
     else:
         results.append(absent("etcd", "not named", "give --etcd host:port to examine it"))
     if endpoint or local is not None:
+        note("brokers")
         try:
             results += shared_loop().run(brokers.brokers(find_cluster(endpoint)))
         except (InvalidInput, ClusterError) as error:
@@ -84,12 +107,12 @@ def doctor(
     else:
         results.append(absent("brokers", "no cluster is named", "give --endpoint host:port, or set $CORANTO_DATA"))
     root = file_root or (local.file_root if local is not None else None)
-    results += [shared_loop().run(store(url, root)) for url in stores]
+    for url in stores:
+        note(f"store {url}")
+        results.append(shared_loop().run(store(url, root)))
     if not stores:
         results.append(absent("stores", "none is named", "give --store s3://bucket/prefix/ to examine one"))
-    _show(results, output)
-    if any(each.condition is Condition.PROBLEM for each in results):
-        raise typer.Exit(1)
+    return results
 
 
 def _show(results: list[Examination], output: Output) -> None:
