@@ -43,6 +43,12 @@ ID: Final = "id"
 """Meta label of shards."""
 HELD: Final = "coranto.dev/held"
 """A register. Empty registers satisfy every check, except one that includes this register."""
+STREAM: Final = "coranto.dev/stream"
+"""The stream of a segment."""
+STREAM_PART: Final = "coranto.dev/stream-part"
+"""The stream of a journal that belongs to a stream but is not a segment."""
+PUBLICATIONS: Final = "coranto.dev/publications"
+"""The value of MANAGED_BY of ledgers of publications."""
 SINGLE_VALUED: Final = frozenset({CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_TYPE, MESSAGE_SUBTYPE, REGION})
 
 JSON_LINES: Final = "application/x-ndjson"

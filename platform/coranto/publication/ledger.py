@@ -34,7 +34,16 @@ from coranto.errors import (
     RegisterMismatch,
     WrongAppendOffset,
 )
-from coranto.labels import CONTENT_TYPE, JSON_LINES, NAME, label_selector, label_set, value_of
+from coranto.labels import (
+    CONTENT_TYPE,
+    JSON_LINES,
+    MANAGED_BY,
+    NAME,
+    PUBLICATIONS,
+    label_selector,
+    label_set,
+    value_of,
+)
 from coranto.names import validate_journal
 from coranto.streams.model.stream import HELD_LABEL
 from coranto.wire import protocol_pb2 as pb
@@ -218,7 +227,7 @@ class Ledger:
             raise JournalNotFound(like)
         template = found[0].spec
         spec = pb.JournalSpec(name=self.journal, replication=template.replication, flags=template.flags)
-        spec.labels.CopyFrom(label_set({CONTENT_TYPE: JSON_LINES}))
+        spec.labels.CopyFrom(label_set({CONTENT_TYPE: JSON_LINES, MANAGED_BY: PUBLICATIONS}))
         spec.fragment.CopyFrom(template.fragment)
         spec.fragment.ClearField("retention")
         try:

@@ -32,6 +32,12 @@ def _nesting(deleted: Sequence[pb.JournalSpec], created: Sequence[pb.JournalSpec
     return {name for name in gone if name in above_new or any(above in new for above in names_above(name))}
 
 
+def _is_of_users(spec: pb.JournalSpec) -> bool:
+    """Return False for journals of streams, and for ledgers: a publication that lost its ledger repeats."""
+    of_stream = any(label.name in (labels.STREAM, labels.STREAM_PART) for label in spec.labels.labels)
+    return not of_stream and labels.value_of(spec.labels, labels.MANAGED_BY) != labels.PUBLICATIONS
+
+
 JOURNALS: SpecKind = SpecKind(
     noun="journal",
     change=pb.ApplyRequest.Change,
@@ -40,6 +46,7 @@ JOURNALS: SpecKind = SpecKind(
     keep=_keep_suspension,
     in_the_way=_nesting,
     way_is_made_within=False,
+    prunable=_is_of_users,
 )
 
 

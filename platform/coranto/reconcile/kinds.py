@@ -46,6 +46,8 @@ class SpecKind:
     """Takes deleted and created specs. Returns the names of those that must be deleted before the others exist."""
     way_is_made_within: bool
     """True if one transaction may both delete names that are in the way and create the others."""
+    prunable: Callable[[Any], bool] = lambda _: True
+    """Takes a present spec. Returns False for one that a program made, and deletes itself."""
 
     @property
     def plural(self) -> str:

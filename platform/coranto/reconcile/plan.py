@@ -107,7 +107,8 @@ def make_plan(
 ) -> SpecPlan:
     """Compare the changes of a document with the present specs.
 
-    Specs outside the document stay as they are, except that `prune` deletes those that it selects. Raises InvalidInput
+    Specs outside the document stay as they are, except that `prune` deletes those that it selects. It passes by
+    journals that programs make and delete themselves: ledgers of publications and those of streams. Raises InvalidInput
     if a spec is named twice, and for a `prune` that selects everything or comes with an empty document.
     """
     steps: dict[str, SpecStep] = {}
@@ -169,9 +170,10 @@ def _pruned(
     if not named:
         raise InvalidInput(f"an empty document would delete all selected {kind.plural}", field="prune")
     matches = labels.matcher(prune)
-    left = {name: found for name, found in present.items() if name not in named and matches(kind.labels_of(found.spec))}
     steps = []
-    for name, found in left.items():
+    for name, found in present.items():
+        if name in named or not matches(kind.labels_of(found.spec)) or not kind.prunable(found.spec):
+            continue
         change = kind.change(delete=name, expect_mod_revision=found.revision)
         steps.append(SpecStep(name, SpecAction.DELETE, change, found.spec, pruned=True))
     return steps

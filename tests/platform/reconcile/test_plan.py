@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coranto.errors import InvalidInput
-from coranto.labels import label_set, parse_selector
+from coranto.labels import MANAGED_BY, PUBLICATIONS, STREAM, STREAM_PART, label_set, parse_selector
 from coranto.reconcile import JOURNALS, SpecAction, at_any_revision, make_plan
 from coranto.wire import protocol_pb2 as pb
 from tests.platform.reconcile.journal_changes import delete, present, upsert
@@ -78,6 +78,16 @@ def test_pruning_selects_by_labels_too() -> None:
     there = present(("a/one", 3, {"labels": label_set({"app": "shop"})}), ("a/two", 4))
     plan = make_plan(JOURNALS, [upsert("b/one")], there, prune=parse_selector("app=shop"))
     assert [step.name for step in plan.due if step.pruned] == ["a/one"]
+
+
+def test_pruning_passes_by_journals_that_programs_make_and_delete_themselves() -> None:
+    of_programs = [{MANAGED_BY: PUBLICATIONS}, {STREAM: "shop/orders"}, {STREAM_PART: "shop/orders"}]
+    there = present(
+        *((f"shop/{number}", 3, {"labels": label_set(its)}) for number, its in enumerate(of_programs)),
+        ("shop/left", 4, {"labels": label_set({MANAGED_BY: "somebody"})}),
+    )
+    plan = make_plan(JOURNALS, [upsert("shop/kept")], there, prune=parse_selector("name:prefix=shop/"))
+    assert [step.name for step in plan.due if step.pruned] == ["shop/left"]
 
 
 def test_pruning_everything_is_refused() -> None:

@@ -34,7 +34,7 @@ from coranto.streams.model.pictures import stream_html
 from coranto.wire import protocol_pb2 as pb
 
 # Labels of segments' journal specs.
-STREAM_LABEL: Final = "coranto.dev/stream"
+STREAM_LABEL: Final = labels.STREAM
 SEGMENT_LABEL: Final = "coranto.dev/segment"
 EPOCH_LABEL: Final = "coranto.dev/epoch"
 KEY_BEGIN_LABEL: Final = "coranto.dev/key-begin"
@@ -47,8 +47,7 @@ MAX_WRITERS_LABEL: Final = "coranto.dev/max-writers"
 """The most writers whose states the registers of a segment hold. Successors inherit it."""
 SCALING_LABEL: Final = "coranto.dev/scaling"
 """The stream's scaling policy. Successors inherit it."""
-STREAM_PART_LABEL: Final = "coranto.dev/stream-part"
-"""The stream of a journal that belongs to a stream but is not a segment."""
+STREAM_PART_LABEL: Final = labels.STREAM_PART
 
 MAX_RECORD_BYTES: Final = 64 << 20
 """The most bytes of one record in a stream's state journals, so that a line cannot fill the memory of every member."""

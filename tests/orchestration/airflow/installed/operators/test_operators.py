@@ -182,8 +182,10 @@ def test_specs_are_planned_applied_and_pruned(client: SyncJournalClient, broker:
         ApplySpecsOperator(task_id="check", specs=one, prune=[name], plan_only=True, fail_on_drift=True).execute(told)
     assert told["ti"].pushed["return_value"]["steps"][0]["action"] == "delete"
     assert len(names()) == 2
-    assert apply(one, prune=[name])["changed"] == 1
+    publishing(name).execute(context())
+    assert apply(one, prune=["applied"])["changed"] == 1
     assert names() == (f"{name}/part-000",)
+    assert not publishing(name).execute(context())["is_new"]  # Its ledger, applied/orders-publications, is still there.
     with pytest.raises(AirflowFailException):
         apply("name: [broken")
 
