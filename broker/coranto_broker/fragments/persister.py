@@ -136,8 +136,8 @@ class FragmentPersister:
 
     @property
     def pending(self) -> int:
-        """Number of fragments that are not stored yet."""
-        return len(self._tasks)
+        """Number of fragments that are only in local files. A replica that holds back forgets others when it looks."""
+        return sum(not job.sealed.content.discarded for job in self._tasks.values())
 
     @property
     def oldest(self) -> float:
@@ -205,9 +205,11 @@ class FragmentPersister:
 
     async def _work(self, job: _Job) -> None:
         sealed = job.sealed
-        while not sealed.content.discarded:
+        while True:
             await self._pause(job)
             await self._turn(job)
+            if sealed.content.discarded:  # It was stored while this waited, and perhaps removed again by retention.
+                return
             try:
                 spec = self._spec_of(sealed.fragment.journal, sealed.create_revision)
                 if spec is None:

@@ -125,11 +125,12 @@ class Fixture:
         self.copies = Copies()
         self.clock = ManualClock(1_700_000_000.0)
         self.backlog = Backlog(self.clock)
+        self.metrics = Metrics()
         self.persister = FragmentPersister(
             lambda journal, create_revision: self.spec,
             self.stores,  # type: ignore[arg-type]
             self.clock,
-            Metrics(),
+            self.metrics,
             max_parallel=2,
             judge=self._judge,
             copies=self.copies,
@@ -225,6 +226,16 @@ async def test_replicas_hold_back_unless_they_become_primary(fixture: Fixture, m
     fixture.persister.hurry(JOURNAL)
     assert fixture.backlog.total == 3
     await eventually(lambda: len(fixture.stored) == 2)
+
+
+async def test_what_was_stored_and_discarded_while_a_replica_held_back_is_no_failure(fixture: Fixture) -> None:
+    sealed = fixture.add(b"abc", primary=False)
+    await asyncio.sleep(0)
+    assert fixture.persister.pending == 1
+    sealed.content.discard()  # A listing showed it, and by the end of the delay retention has removed it.
+    assert fixture.persister.pending == 0
+    await eventually(lambda: not fixture.persister._tasks)
+    assert (fixture.metrics.persist_failures._value.get(), fixture.stores.first.attempts) == (0, 0)
 
 
 async def test_what_a_replica_cannot_store_either_counts(fixture: Fixture) -> None:
