@@ -67,6 +67,20 @@ def test_the_runbook_has_no_entry_without_an_alert() -> None:
     assert set(re.findall(r"^\| `(Coranto\w+)` \|", page, re.MULTILINE)) == {alert["alert"] for alert in ALERTS}
 
 
+def test_bytes_have_units_of_bytes_and_other_things_do_not() -> None:
+    for panel in DASHBOARD["panels"]:
+        config = panel["fieldConfig"]
+        units = {
+            override["matcher"]["options"]: each["value"]
+            for override in config["overrides"]
+            for each in override["properties"]
+            if each["id"] == "unit"
+        }
+        for target in panel["targets"]:
+            unit = units.get(target["legendFormat"], config["defaults"]["unit"])
+            assert ("bytes" in target["expr"]) == (unit in ("bytes", "Bps")), (panel["title"], target["legendFormat"])
+
+
 def test_panels_have_numbers_and_places_of_their_own() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
