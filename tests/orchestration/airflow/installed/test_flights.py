@@ -11,6 +11,7 @@ import pytest
 
 from coranto.client.committed import committed_messages
 from coranto.client.publishing import sync_publisher
+from coranto.cluster.processes import ChildProcess
 from coranto.messages import JsonLines
 from coranto_consumers.stores.sql import SqlStore
 from coranto_flights.data import expected_alerts, load_flights
@@ -99,21 +100,35 @@ def test_a_killed_triggerer_misses_and_repeats_nothing(world: AirflowWorld, run:
             publisher.publish(journal, alert)
             publisher.flush()
 
+    def grow(events: int = 1) -> None:
+        seen = len(world.api.asset_events())
+        until(lambda: len(world.api.asset_events()) >= seen + events, pause=0.05)
+
     writer = threading.Thread(target=append)
     writer.start()
+    paused: ChildProcess | None = None
     try:
-        for _ in range(2):
-            seen = len(world.api.asset_events())
-            until(lambda seen=seen: len(world.api.asset_events()) > seen, pause=0.05)  # type: ignore[misc]
-            triggerer = world.airflow.part("triggerer")
-            os.killpg(triggerer.pid, signal.SIGKILL)
-            triggerer.wait(30)
-            world.airflow.start_part("triggerer")
+        grow()
+        triggerer = world.airflow.part("triggerer")
+        os.killpg(triggerer.pid, signal.SIGKILL)
+        triggerer.wait(30)
+        paused = world.airflow.start_part("triggerer")
+        grow()
+        os.killpg(paused.pid, signal.SIGSTOP)
+        world.airflow.start_part("triggerer")  # It takes over, and the other is back a while later.
+        grow()
+        os.killpg(paused.pid, signal.SIGCONT)
+        grow(3)
     finally:
         stop.set()
         writer.join()
-    until(lambda: world.api.asset_events()[-1]["heads"][journal] == world.client.head(journal))
-    events = world.api.asset_events()
+        if paused is not None:
+            os.killpg(paused.pid, signal.SIGKILL)
+            paused.wait(30)
+    until(lambda: world.client.head(journal) in {event["heads"][journal] for event in world.api.asset_events()})
+    events = sorted(
+        world.api.asset_events(), key=lambda event: (sum(event["since"].values()), sum(event["heads"].values()))
+    )
     for earlier, later in pairwise(events):
         assert later["since"] == earlier["heads"]
     assert sum(event["bytes"] for event in events) == world.total(ALERTS)

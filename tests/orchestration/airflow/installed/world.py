@@ -21,9 +21,14 @@ ROOT = Path(__file__).parents[4]
 SOURCES = ("platform", "broker", "consumers", "orchestration")
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.c2VjcmV0LXNjb3Bl.c2lnbmF0dXJlLXRoYXQtbm9ib2R5LW1heS1zZWU"
 SHOP = "shop/orders"
+SLOW = "slow/orders"
+STORED = "stored_in_airflow"
+"""A connection that is in Airflow's database."""
 SHOP_DAGS = f'''
+import time
 from datetime import timedelta
-from airflow.sdk import DAG
+from pathlib import Path
+from airflow.sdk import DAG, task
 from airflow_coranto.operators import ApplySpecsOperator, AuditOperator, PublishOperator, recovery_with_approval
 
 TREE = """
@@ -50,6 +55,21 @@ with DAG("shop", schedule=None, default_args=RETRY):
 
 with DAG("recovery", schedule=None, default_args=RETRY):
     recovery_with_approval(group="{SHOP}")
+
+with DAG("shop_audit", schedule=None, default_args=RETRY):
+    AuditOperator(task_id="audit", group="{SHOP}", depth="deep")
+
+with DAG("slow_shop", schedule=None, default_args=RETRY):
+
+    @task.journal_publish(group="{SLOW}", key="order", conn_id="{STORED}")
+    def publish_slowly(params=None):
+        for number in range(2000):
+            yield {{"order": number, "item": str(number) * 100}}
+        while not Path(params["gate"]).exists():
+            time.sleep(0.1)
+        yield {{"order": 2000}}
+
+    ApplySpecsOperator(task_id="specs", specs=TREE.replace("{SHOP}", "{SLOW}"), conn_id="{STORED}") >> publish_slowly()
 '''
 
 
@@ -65,6 +85,14 @@ class AirflowWorld:
     @property
     def store_url(self) -> str:
         return f"sqlite:///{self.airflow.data_dir / 'store.db'}"
+
+    def files_that_hold(self, secret: str) -> list[Path]:
+        """Return the files of Airflow and the cluster's logs that hold a text: logs, databases, results of tasks."""
+        kinds = (".log", ".db", ".db-wal", ".json")
+        files = [path for path in self.airflow.home.rglob("*") if path.is_file() and path.suffix in kinds]
+        files += list((self.airflow.data_dir / "logs").glob("*.log"))
+        assert any("task_id=" in str(path) for path in files)
+        return [path for path in files if secret.encode() in path.read_bytes()]
 
     def total(self, group: str) -> int:
         """Return the bytes that the journals of a group hold."""
@@ -94,5 +122,5 @@ def airflow_world(data: Path, dags: Path) -> Iterator[AirflowWorld]:
         config = ClientConfig(cluster.info.endpoint, cluster.info.file_root)
         with AirflowStandalone(data, dags=dags, settings=settings) as airflow, SyncJournalClient.of(config) as client:
             api = AirflowApi(airflow.url, data / "logs" / "airflow-api-server.log")
-            api.await_dags("flights", "flight_alerts", "shop", "recovery")
+            api.await_dags("flights", "flight_alerts", "shop", "recovery", "shop_audit", "slow_shop")
             yield AirflowWorld(airflow, api, config, client)
