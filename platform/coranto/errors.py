@@ -32,6 +32,7 @@
     ├── AppendOutcomeUnknown            the connection broke after a commit may have been sent
     ├── ApplyOutcomeUnknown             the connection broke while specs were being applied
     ├── NotDurable                      an acknowledged append does not survive yet what its client waits for
+    ├── ContentGone                     journals lack content that they had at the moment that is to be read
     ├── OffsetJump                      a reader met content that begins above the offset it asked for
     ├── StoreError                      a fragment store refused or failed
     │   ├── StoreDenied                 the credentials don't allow it
@@ -75,6 +76,7 @@ succeed later. For operations that change something, `outcome` tells whether the
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -209,6 +211,23 @@ class OffsetJump(CorantoError):
         self.journal = journal
         self.expected = expected
         self.actual = actual
+
+
+class ContentGone(CorantoError):
+    """Journals lack content that they had at the moment that is to be read.
+
+    `gone` has the missing offsets [begin, end) of each journal, `left` the offsets where the rest begins.
+    """
+
+    def __init__(self, gone: Mapping[str, tuple[int, int]], left: Mapping[str, int], more: str = "") -> None:
+        told = [f"{journal} [{begin}, {end})" for journal, (begin, end) in sorted(gone.items())]
+        shown = ", ".join(told[:10]) + (f" and {len(told) - 10} more" if len(told) > 10 else "")
+        super().__init__(
+            f"content of that moment is gone, by retention or deletion: {shown}{f' ({more})' if more else ''}. To read "
+            "what is left, begin at the ends of these"
+        )
+        self.gone = dict(gone)
+        self.left = dict(left)
 
 
 class StoreError(CorantoError):

@@ -16,6 +16,7 @@ from coranto.member.configuration import Configuration
 from coranto_consumers.cli import recover
 from coranto_consumers.cli.audit import audit
 from coranto_consumers.cli.loading import default_prefix, load_application
+from coranto_consumers.cli.offsets import offsets
 from coranto_consumers.runtime.process import run
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
 
@@ -60,4 +61,5 @@ def serve(
 app.command("serve")(with_settings(ConsumerProcessSettings, serve))
 app.command("settings")(with_settings(ConsumerProcessSettings, show_settings))
 app.command("audit")(audit)
+app.command("offsets")(offsets)
 app.add_typer(recover.app, name="recover")

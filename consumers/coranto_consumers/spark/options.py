@@ -13,6 +13,7 @@ import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +50,7 @@ OPTIONS = {
     "stream": "name of a stream, whose segments are read, those of its splits included: shop/orders",
     "startingOffsets": 'earliest (default), or JSON: {"flights/events/part-000": 1024}; -2 is earliest',
     "endingOffsets": "latest (default), or JSON as above; -1 is latest",
+    "asOf": "the content of a moment: ISO 8601, milliseconds since 1970 UTC, or the journals' ends as JSON (as above)",
     **times.OPTIONS,
     "isolation": "read_committed (default) or read_uncommitted",
     "fragmentCacheBytes": "bytes of fragments that an executor keeps on its local disk, for its tasks to share",
@@ -101,6 +103,8 @@ class SourceOptions:
     """None means earliest."""
     ending: Mapping[str, int] | None
     """None means latest."""
+    as_of: float | Mapping[str, int] | None
+    """A time in Unix seconds or ends of journals, instead of `ending`. Content then counts from 0 on by default."""
     isolation: Isolation
     max_bytes: int
     max_records: int | None
@@ -149,6 +153,7 @@ class SourceOptions:
             selector=_stream(given) if "stream" in given else given.get("selector", ""),
             starting=_offsets(given, "startingOffsets", "earliest", EARLIEST),
             ending=_offsets(given, "endingOffsets", "latest", LATEST),
+            as_of=_as_of(given),
             isolation=isolation,
             max_bytes=_bytes(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES),
             max_records=_number(given, "maxRecordsPerPartition", "10000")
@@ -246,6 +251,30 @@ def _offsets(given: Mapping[str, str], name: str, word: str, symbol: int) -> dic
                 f"{offset!r} is not an offset for {journal}: 0 or more, or {symbol} for {word}", field=where
             )
     return offsets
+
+
+def _as_of(given: Mapping[str, str]) -> float | Mapping[str, int] | None:
+    text = given.get("asof", "").strip()
+    if not text:
+        return None
+    for other in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "startingTimestamp"):
+        if other.lower() in given:
+            raise InvalidInput(f"{other} is given, too; leave one of them out", field="option asOf")
+    if text.startswith("{"):
+        ends: dict[str, int] = offsets_option(text, "asOf", "a time")
+        for journal, end in ends.items():
+            if type(end) is not int or end < 0:
+                raise InvalidInput(f"{end!r} is not an offset for {journal}: 0 or more", field="option asOf")
+        return ends
+    if text.isascii() and text.isdigit():
+        return int(text) / 1000
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(
+            f"{text!r} is neither a time, such as 2026-03-01T00:00Z or 1772323200000, nor JSON", field="option asOf"
+        ) from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
 def offsets_option(text: str, name: str, words: str) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from coranto.client import SyncJournalClient
+from coranto.client import Moment, SyncJournalClient
 from coranto.errors import InvalidInput
+from coranto.labels import label_selector
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals, match_journals
 from coranto_consumers.spark.losses import LostContent, lost_before, warn_of
 from coranto_consumers.spark.options import EARLIEST, LATEST, SourceOptions
@@ -23,7 +24,9 @@ def plan_read(client: SyncJournalClient, options: SourceOptions) -> Plan:
 
     Raises InvalidInput for offsets that the journals do not have, and the errors of lost content.
     """
-    found = extents(client, _journals(client, options))
+    journals = _journals(client, options)
+    options = _at_moment(client, journals, options)
+    found = extents(client, journals)
     wholes = [_whole(client, journal, extent, options) for journal, extent in found.items()]
     wholes = [whole for whole in wholes if whole.length]
     ranges = _split(client, wholes, options)
@@ -38,6 +41,27 @@ def plan_read(client: SyncJournalClient, options: SourceOptions) -> Plan:
     few = options.min_partitions > 1 or options.max_records is not None
     shares = [[part] for part in parts] if few else share(parts, min(WORTHWHILE_BYTES, options.max_bytes))
     return ranges, [tuple(numbers[part] for part in each) for each in shares]
+
+
+def _at_moment(client: SyncJournalClient, journals: Sequence[str], options: SourceOptions) -> SourceOptions:
+    """Return options with the offsets of the moment that they ask for. Raises ContentGone if its content is not there.
+
+    Journals that are not named had no content then.
+    """
+    asked = options.as_of
+    if asked is None:
+        return options
+    if isinstance(asked, Mapping):
+        if unknown := sorted(set(asked) - set(journals)):
+            raise InvalidInput(f"names {', '.join(unknown)}, which is not read", field="option asOf")
+        ends = {journal: asked.get(journal, 0) for journal in journals}
+    else:
+        ends = dict(client.moment(label_selector(include=[("name", journal) for journal in journals]), asked).ends)
+    given = options.starting or {}
+    begins = {journal: min(max(given.get(journal, 0), 0), ends[journal]) for journal in journals}
+    if options.fail_on_data_loss:
+        client.require_content(Moment(ends, begins))
+    return replace(options, starting=begins, ending=ends, as_of=None)
 
 
 def _journals(client: SyncJournalClient, options: SourceOptions) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from coranto.client import SyncJournalClient
+from coranto.client.moments import SKEW_SECONDS
 from coranto.errors import InvalidInput, JournalSuspended
 from coranto.messages.columnar import Mask, UInt64s
 from coranto.messages.uuids import clock_from_ns
@@ -24,8 +25,6 @@ OPTIONS: Final = {
     "startingOffsetsByTimestamp": 'the same by journal, as JSON: {"flights/events/part-000": 1704067200000}',
     "endingOffsetsByTimestamp": "the same by journal, as JSON",
 }
-_SKEW_SECONDS: Final = 300
-"""The most by which a producer's clock is ahead of the store's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class TimeSpan:
             fragments = client.fragments(journal)
         except JournalSuspended:
             return head
-        least = self.begin // 1000 - _SKEW_SECONDS
+        least = self.begin // 1000 - SKEW_SECONDS
         kept = [each.fragment.begin for each in fragments if not each.persisted or each.fragment.mod_time >= least]
         return min(max(begin, min(kept, default=head)), head)
 

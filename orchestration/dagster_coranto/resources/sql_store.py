@@ -57,7 +57,7 @@ class SqlStoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it
         found = self.read(consumer)
         if found is None or not found.checkpoint.sources:
             return None
-        return {journal: source.read_through for journal, source in found.checkpoint.sources.items()}
+        return found.checkpoint.offsets
 
 
 def hide_password(url: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import dagster as dg
 
+from coranto.client import Moment
 from coranto.errors import InvalidInput
 from coranto.fragments.windows import find
 from coranto.telemetry import amount
@@ -23,27 +24,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class AsOf:
-    """Positions in journals at some moment. Journals that are not named had not been read.
+class AsOf(Moment):
+    """Positions in journals at some moment, and reads of them with Spark. Journals that are not named had no content.
 
     `ends` are the offsets through which journals were read. `begins` are those from which, 0 if not named.
     """
 
-    ends: Mapping[str, int]
-    begins: Mapping[str, int] = field(default_factory=dict)
-
     @classmethod
-    def offsets(cls, ends: Mapping[str, int], begins: Mapping[str, int] | None = None) -> Self:
-        """Return the moment that offsets tell. Raises InvalidInput for offsets of no content."""
-        begins = begins or {}
-        for journal in (*ends, *begins):
-            if not 0 <= begins.get(journal, 0) <= ends.get(journal, -1):
-                raise InvalidInput(
-                    f"{journal} cannot be read from {begins.get(journal, 0)} to {ends.get(journal)}", field="offsets"
-                )
-        if not ends:
-            raise InvalidInput("name at least one journal", field="offsets")
-        return cls(dict(ends), dict(begins))
+    def clock(cls, journals: JournalResource, selector: str, at: dt.datetime) -> Self:
+        """Return where the matching journals ended at a time, by the times of their messages.
+
+        Raises InvalidInput for a time without a time zone or that is not over, and ContentGone if content of then is
+        gone, so that nobody can tell where it ended.
+        """
+        if at.tzinfo is None:
+            raise InvalidInput(f"{at} has no time zone, such as datetime.UTC", field="time")
+        with bound(journals).client() as client:
+            return cls.offsets(client.moment(selector, at.timestamp()).ends)
 
     @classmethod
     def run(

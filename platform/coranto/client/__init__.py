@@ -4,6 +4,7 @@ from coranto.client.append_service import Appended, AppendService
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
 from coranto.client.config import ClientConfig
+from coranto.client.moments import Moment
 from coranto.client.sync import SyncAppender, SyncAppendService, SyncJournalClient
 from coranto.client.values import (
     AppendConditions,
@@ -29,6 +30,7 @@ __all__ = [
     "JournalClient",
     "JournalInfo",
     "Listing",
+    "Moment",
     "Suspend",
     "SyncAppendService",
     "SyncAppender",

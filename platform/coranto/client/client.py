@@ -12,7 +12,7 @@ from types import TracebackType
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from coranto.client import heads, notes
+from coranto.client import heads, moments, notes
 from coranto.client.appender import Appender
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
 from coranto.client.connection import Connection
@@ -20,6 +20,7 @@ from coranto.client.direct import DirectReader
 from coranto.client.disk_cache import DiskCache
 from coranto.client.dispatch import Connect, Dispatcher
 from coranto.client.heads import Heads
+from coranto.client.moments import Moment
 from coranto.client.notes import Note
 from coranto.client.prepared import PreparedAppend
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
@@ -473,6 +474,25 @@ class JournalClient:
                 is_primary = 0 <= primary < len(members) and members[primary] == header.process_id
                 return response.write_head, header.etcd.revision, is_primary
         raise Unavailable(f"{subject}: the broker ended the read without an answer; try again")
+
+    async def moment(self, selector: str | pb.LabelSelector, at: float) -> Moment:
+        """Return the positions of the matching journals of JSON lines at a time (Unix seconds).
+
+        The position is the offset of the first message with a later time in its UUID. Raises ContentGone if retention
+        has removed the content of that time, and InvalidInput if no journal matches or the time is not over.
+        """
+        listing = await self.list(selector)
+        if not listing.journals:
+            raise InvalidInput("no journal matches; `coranto journals list` shows all", field="selector")
+        return await moments.moment_at(self, listing.journals, at)
+
+    async def require_content(self, moment: Moment) -> None:
+        """Check that journals still have all content of a moment, except for gaps within it, which reads notice.
+
+        Raises ContentGone, which tells all that is gone, JournalNotFound, and InvalidInput for a journal that ends
+        before its offset.
+        """
+        await moments.require_content(self, moment)
 
     async def fragments(
         self,

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, Iterable, Iterator
 from typing import TypeVar
 
 from coranto.client.client import JournalClient
+from coranto.client.moments import Moment
 from coranto.client.sync import SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import Source
@@ -28,18 +29,28 @@ def committed_messages(
     begin: int = 0,
     end: int | None = None,
     block: bool = False,
+    as_of: Moment | None = None,
 ) -> Iterator[Envelope[M]]:
     """Yield each committed content message of [begin, end) once, in the order in which they were committed.
 
     A message must begin at `begin`. Without `end` reading ends at the present write head, or with `block` goes on
-    forever. Messages of transactions that began before `begin` or are open at `end` are not yielded. Raises
+    forever. Messages of transactions that began before `begin` or are open at `end` are not yielded. With `as_of` the
+    messages are those of that moment, all of them: raises ContentGone if the journal lacks content of then. Raises
     CorruptMessage, and the errors of the client's reads.
     """
+    if as_of is not None:
+        if begin or end is not None or block:
+            raise InvalidInput("a moment has a begin and an end; leave begin, end and block out", field="as_of")
+        begin, end = as_of.span(journal)
+        client.require_content(Moment({journal: end}, {journal: begin}))
     if end is None and not block:
         end = client.head(journal)
     if end is not None and end <= begin:
         return
-    yield from committed_reader(client, journal, framing, Source(begin), end=end, block=block)
+    reader = committed_reader(
+        client, journal, framing, Source(begin), end=end, block=block, fail_on_jump=as_of is not None
+    )
+    yield from reader
 
 
 def committed_reader(
@@ -51,18 +62,19 @@ def committed_reader(
     end: int | None = None,
     block: bool = False,
     ring_size: int = DEFAULT_RING_SIZE,
+    fail_on_jump: bool = False,
 ) -> ReadCommitted[M]:
     """Return a reader of committed messages that goes on from `source`, by default at the journal's beginning.
 
     It ends at `end`, or at the write head if there is no more content. With `block` it waits there for more. While
     iterated it raises CorruptMessage, the errors of the client's reads, and OffsetJump when messages that have to be
-    read again are gone.
+    read again are gone or, with `fail_on_jump`, any content.
     """
     _check(source, end)
 
     def read(first: int, last: int | None) -> Iterable[Envelope[M]]:
         if last is None:
-            chunks = client.read(journal, first, end_offset=end or 0, block=block)
+            chunks = client.read(journal, first, end_offset=end or 0, block=block, fail_on_jump=fail_on_jump)
         else:
             chunks = client.read(journal, first, end_offset=last, fail_on_jump=True)
         return ReadUncommitted(framing, journal, chunks, first)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from coranto.client import FragmentInfo, JournalClient, JournalInfo
+from coranto.client import FragmentInfo, JournalClient, JournalInfo, Moment
+from coranto.client.moments import moment_at
 from coranto.errors import InvalidInput
 from coranto.fragments.cover_set import CoverSet
 from coranto.fragments.fragment import Fragment
@@ -30,14 +31,15 @@ Bound = int | Mapping[str, int]
 class ManifestOptions:
     """The content that a manifest is to have.
 
-    `begin` and `end` are offsets; by default the first that there is, and all that is stored. `as_of` is a time in Unix
-    seconds. `url_seconds`, unless 0, has brokers sign URLs that are good for so long. `file_root` is the root folder of
+    `begin` and `end` are offsets; by default the first that there is, and all that is stored. `as_of` is a moment, or a
+    time in Unix seconds: all content of then, from the journals' beginnings unless `begin` says otherwise.
+    `url_seconds`, unless 0, has brokers sign URLs that are good for so long. `file_root` is the root folder of
     `file:///` stores, so that URLs become paths.
     """
 
     begin: Bound | None = None
     end: Bound | None = None
-    as_of: float | None = None
+    as_of: Moment | float | None = None
     url_seconds: int = 0
     file_root: Path | None = None
 
@@ -52,13 +54,13 @@ async def make_manifest(
 ) -> Manifest:
     """Return the manifest of listed journals, as brokers know them now.
 
-    Raises InvalidInput for offsets that a journal does not have (any more) or for which `options` have no journal, and
-    the client's errors.
+    Raises InvalidInput for offsets that a journal does not have (any more) or for which `options` have no journal,
+    ContentGone if journals lack content of the moment that is asked for, and the client's errors.
     """
     made_at = time.time()
-    if options.as_of is not None and options.as_of > made_at:
-        raise InvalidInput("is in the future, and messages of that time may still come", field="as-of")
     names = {info.name for info in journals}
+    if options.as_of is not None:
+        options = await _as_of(client, journals, options, options.as_of)
     for side, bound in (("begin", options.begin), ("end", options.end)):
         if isinstance(bound, Mapping) and (missing := sorted(names - set(bound))):
             raise InvalidInput(f"has no offset of {', '.join(missing)}; name all selected journals", field=side)
@@ -70,7 +72,26 @@ async def make_manifest(
 
     parts = await asyncio.gather(*map(one, journals))
     expire = made_at + options.url_seconds if options.url_seconds and _any_signed(parts) else None
-    return Manifest(selector, made_at, parts, options.as_of, expire, cluster)
+    return Manifest(selector, made_at, parts, None, expire, cluster)
+
+
+async def _as_of(
+    client: JournalClient, journals: Sequence[JournalInfo], options: ManifestOptions, as_of: Moment | float
+) -> ManifestOptions:
+    """Return options with the offsets of a moment, whose content is there."""
+    if options.end is not None:
+        raise InvalidInput("has an end itself; leave the end out", field="as-of")
+    moment = as_of if isinstance(as_of, Moment) else await moment_at(client, journals, as_of)
+    begins, ends = {}, {}
+    for name in (info.name for info in journals):
+        begin, ends[name] = moment.span(name)
+        begins[name] = begin if options.begin is None else min(_given(options.begin, name, begin), ends[name])
+    await client.require_content(Moment(ends, begins))
+    return replace(options, begin=begins, end=ends, as_of=None)
+
+
+def _given(bound: Bound, journal: str, otherwise: int) -> int:
+    return bound.get(journal, otherwise) if isinstance(bound, Mapping) else bound
 
 
 async def _part(client: JournalClient, info: JournalInfo, options: ManifestOptions) -> JournalPart:

@@ -130,7 +130,8 @@ class JournalPart:
 class Manifest:
     """The stored fragments of the journals that `selector` chose. Times are Unix seconds.
 
-    With `as_of`, scans leave out messages that are later, by the times of their UUIDs. `urls_expire_at` is None if
+    With `as_of`, scans leave out messages that are later, by the times of their UUIDs. Manifests of an early version
+    have it; later ones have the offsets of that time as their ends. `urls_expire_at` is None if
     nothing in it expires.
     """
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coranto.client.moments import first_clock_after
 from coranto.errors import InvalidInput
 from coranto.lake.content import ManifestContent, require_lines
 from coranto.lake.manifest import JournalPart, Manifest
@@ -22,7 +23,7 @@ from coranto.messages.checkpoints import Source
 from coranto.messages.columnar_sequencer import ColumnarSequencer
 from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
 from coranto.messages.sequencer import ReplayRange
-from coranto.messages.uuids import clock_from_ns, clock_to_ns
+from coranto.messages.uuids import clock_to_ns
 from coranto.security.tokens import Keys
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class Scan:
         """Return the lines that were there at the manifest's time. The others count as if they were never written."""
         if self.manifest.as_of is None:
             return lines
-        first_later = clock_from_ns(int(self.manifest.as_of * 1e9)) + 16
+        first_later = first_clock_after(self.manifest.as_of)
         return lines.filter(pc.less(lines.column("clock"), pa.scalar(first_later, pa.uint64())))
 
 

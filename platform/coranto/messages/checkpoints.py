@@ -67,6 +67,11 @@ class Checkpoint:
     sources: Mapping[str, Source] = field(default_factory=dict)
     ack_intents: Mapping[str, bytes] = field(default_factory=dict)
 
+    @property
+    def offsets(self) -> dict[str, int]:
+        """The offsets through which journals have been read."""
+        return {journal: source.read_through for journal, source in self.sources.items()}
+
     def to_wire(self) -> consumer_pb2.Checkpoint:
         """Return the checkpoint as a wire message."""
         wire = consumer_pb2.Checkpoint()

@@ -86,7 +86,10 @@ def test_a_client_is_configured_by_the_environment_where_options_say_nothing(mon
         ({**ENDPOINT, "assign": "[]"}, "names no journal"),
         ({**ENDPOINT, "subscribe": "a/one,,"}, "names no journal"),
         ({**ENDPOINT, "selector": "x", "startingOffset": "earliest"}, "did you mean startingOffsets?"),
-        ({**ENDPOINT, "selector": "x", "path": "/tmp"}, "option path: there is no such option; there are assign, "),
+        (
+            {**ENDPOINT, "selector": "x", "path": "/tmp"},
+            "path: there is no such option; there are asOf, assign, ",
+        ),
         ({**ENDPOINT, "selector": "x", "startingOffsets": "latest"}, "is neither earliest nor JSON"),
         ({**ENDPOINT, "selector": "x", "startingOffsets": "[1]"}, "not a JSON object"),
         ({**ENDPOINT, "selector": "x", "startingOffsets": '{"a/one": -1}'}, "-1 is not an offset for a/one"),

@@ -2,12 +2,13 @@
 
 import json
 import os
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
 
 from coranto.client import SyncJournalClient
-from coranto.errors import InvalidInput
+from coranto.errors import ContentGone, InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
@@ -75,6 +76,53 @@ def test_messages_of_a_span_of_time(journals, isolation, begin, end, expected):
     options = {"startingTimestamp": begin, "endingTimestamp": end}
     found = read(journals, isolation=isolation, **{name: str(at) for name, at in options.items() if at is not None})
     assert found == {ONE: [*expected, 99], TWO: [*expected, 99]}, "a message without a UUID has no time"
+
+
+@pytest.mark.parametrize(
+    ("as_of", "expected"),
+    [
+        (T0 - 1, []),
+        (T0 + 2 * HOUR + 1, [0, 1, 2]),
+        (T0 + 3 * HOUR - 1, [0, 1, 2]),
+        (T0 + 9 * HOUR, [0, 1, 2, 3, 4, 5, 99]),
+    ],
+)
+def test_a_moment_is_the_same_as_a_time_and_as_offsets(journals, as_of, expected):
+    found = read(journals, asOf=str(as_of))
+    assert found == {ONE: expected, TWO: expected}
+    written = datetime.fromtimestamp(as_of / 1000, UTC)
+    assert read(journals, asOf=written.isoformat()) == found
+    with SyncJournalClient(journals.endpoint) as client:
+        ends = client.moment("name:prefix=times/", as_of / 1000).ends
+    assert read(journals, asOf=json.dumps(dict(ends))) == found
+
+
+def test_content_of_a_moment_that_is_gone_is_an_error_unless_it_may_be(journals):
+    moment = {"asOf": str(T0 + 4 * HOUR + 1)}
+    first = journals.fake.journals[ONE].stored[0].fragment.end
+    journals.fake.journals[ONE].drop_before(first)
+    with pytest.raises(ContentGone, match=rf"{ONE} \[0, {first}\)"):
+        read(journals, **moment)
+    assert read(journals, **moment, failOnDataLoss="false") == {ONE: [2, 3, 4], TWO: [0, 1, 2, 3, 4]}
+    rest = read(journals, **moment, startingOffsets=json.dumps({ONE: first, TWO: 0}))
+    assert rest == {ONE: [2, 3, 4], TWO: [0, 1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"asOf": "yesterday"}, "is neither a time"),
+        ({"asOf": "{"}, "nor JSON"),
+        ({"asOf": json.dumps({ONE: -1})}, "is not an offset"),
+        ({"asOf": json.dumps({"x": 1})}, "names x, which is not read"),
+        ({"asOf": "5", "endingTimestamp": "5"}, "endingTimestamp is given, too"),
+    ],
+)
+def test_moments_that_make_no_sense_are_refused(journals, options, problem):
+    with pytest.raises(InvalidInput, match=problem):
+        read(journals, **options)
+    with pytest.raises(InvalidInput, match="a streaming query has no end"):
+        StreamOptions.parse({"endpoint": "a:1", "subscribe": ONE, "asOf": "5"})
 
 
 def test_times_by_journal(journals):

@@ -241,6 +241,16 @@ def test_as_of_a_checkpoint_and_of_offsets(shop: Shop) -> None:
             AsOf.offsets(ends, begins)
 
 
+def test_as_of_the_clock_is_where_journals_ended(shop: Shop) -> None:
+    before = dt.datetime.now(dt.UTC)
+    shop.order(1)
+    end = len('{"customer": "ada", "cents": 1}\n')
+    with pytest.raises(InvalidInput, match="no time zone"):
+        AsOf.clock(shop.journals, f"name={JOURNAL}", dt.datetime(2026, 1, 1))
+    # These messages have no times, and count as there.
+    assert AsOf.clock(shop.journals, f"name={JOURNAL}", before) == AsOf({JOURNAL: end})
+
+
 def test_as_of_a_window_has_its_bytes_also_when_it_was_merged(shop: Shop) -> None:
     for cents in (1, 2, 3, 4):
         shop.order(cents)

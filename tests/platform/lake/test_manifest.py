@@ -81,7 +81,7 @@ def test_bounds_choose_fragments(run: CommandLine, remote: RemoteBroker, root: P
         (["--begin", "45"], "45 is behind the end 44"),
         (["--end", "45"], "its head is 44, and 45 is behind it"),
         (["--begin", "/no/such/file"], "--begin: there is no file /no/such/file"),
-        (["--as-of", "2100-01-01"], "as-of: is in the future"),
+        (["--as-of", "2100-01-01"], "--as-of: is in the future"),
         (["-o", "yaml"], "give -o table or -o json"),
         (["--sign", "-o", "table"], "leave -o out"),
         (["--sign"], "$CORANTO_AUTH_KEYS: is not set"),

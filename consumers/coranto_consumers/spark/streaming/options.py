@@ -44,11 +44,12 @@ class StreamOptions:
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
         given = {key.lower(): value for key, value in options.items()}
-        if "endingoffsets" in given:
-            raise InvalidInput(
-                "a streaming query has no end; use trigger(availableNow=True) to read what there is now",
-                field="option endingOffsets",
-            )
+        for name in ("endingOffsets", "asOf"):
+            if name.lower() in given:
+                raise InvalidInput(
+                    "a streaming query has no end; use trigger(availableNow=True) to read what there is now",
+                    field=f"option {name}",
+                )
         source = SourceOptions.parse({key: value for key, value in options.items() if key.lower() != "startingoffsets"})
         if source.isolation is Isolation.SEQUENCED:
             raise InvalidInput("is for consumers; leave it out", field="option slices")

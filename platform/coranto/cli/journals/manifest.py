@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from coranto.cli.connect import Endpoint, find_cluster, with_client
+from coranto.cli.journals.moments import parse_as_of
 from coranto.cli.journals.offsets import load_offsets
-from coranto.cli.journals.times import parse_time, parse_ttl
+from coranto.cli.journals.times import parse_ttl
 from coranto.cli.output import Format, note, print_table
 from coranto.cli.selectors import selector_of
-from coranto.client import JournalClient
+from coranto.client import JournalClient, Moment
 from coranto.errors import InvalidInput
 from coranto.lake import Manifest, sign_manifest
 from coranto.lake.signing import MANIFEST
@@ -45,7 +46,7 @@ def manifest(
         str,
         typer.Option(
             "--as-of",
-            help="Have scans leave out later messages: Unix seconds, ISO 8601, or how long ago (`24h`).",
+            help="The content of then: a time (Unix seconds, ISO 8601, or how long ago), or a file of offsets.",
             show_default=False,
         ),
     ] = "",
@@ -69,10 +70,11 @@ def manifest(
     if sign and output is not Format.JSON:
         raise InvalidInput("only the document itself can be signed; leave -o out", field="--sign")
     keys = environment_keys(MANIFEST) if sign else None
+    asked = parse_as_of(as_of)
     options = ManifestOptions(
         _bound(begin, "--begin"),
         _bound(end, "--end"),
-        parse_time(as_of, time.time(), "--as-of") if as_of else None,
+        Moment.offsets(asked) if isinstance(asked, Mapping) else asked,
         parse_ttl(url_ttl, "--url-ttl"),
         find_cluster(endpoint).file_root,
     )

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from coranto import labels
 from coranto.cli.journals.selection import is_asleep
-from coranto.client import Chunk, JournalClient, JournalInfo
+from coranto.client import Chunk, JournalClient, JournalInfo, Moment
 from coranto.errors import JournalNotFound, JournalSuspended
 from coranto.wire import protocol_pb2 as pb
 
@@ -41,6 +41,8 @@ class MultiplexOptions:
     end: int = 0
     block: bool = False
     begin_mod_time: int = 0
+    as_of: Moment | None = None
+    """The moment to read, with all of its content, instead of a start and an end."""
 
 
 @dataclass
@@ -111,7 +113,8 @@ class Multiplexer:
     async def _read(self, info: JournalInfo, start: int) -> None:
         by_line = labels.value_of(info.spec.labels, labels.CONTENT_TYPE) in _LINE_TYPES
         # A journal that was deleted or suspended after the listing has nothing (more) to read.
-        with contextlib.suppress(JournalNotFound, JournalSuspended):
+        gone = (JournalNotFound, JournalSuspended) if self.reading.as_of is None else ()
+        with contextlib.suppress(*gone):
             await _Pump(self, info.name, by_line=by_line, alone=False).run(start)
 
     def _wrote(self) -> None:
@@ -140,13 +143,19 @@ class _Pump:
         offset = shared.offsets.get(self._journal, start)
         if offset == -1:
             offset = await shared.client.head(self._journal)
+        end = reading.end
+        if reading.as_of is not None:
+            offset, end = reading.as_of.span(self._journal)
         shared.offsets[self._journal] = expected = offset
+        if reading.as_of is not None and offset >= end:
+            return
         chunks = shared.client.read(
             self._journal,
             offset,
-            end_offset=reading.end,
+            end_offset=end,
             block=reading.block,
             begin_mod_time=reading.begin_mod_time,
+            fail_on_jump=reading.as_of is not None,
         )
         try:
             async with contextlib.aclosing(chunks):

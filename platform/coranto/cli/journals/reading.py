@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
 import typer
 
 from coranto.cli.connect import Endpoint, connect, ended_by_sigterm, with_client
+from coranto.cli.journals.moments import AskedMoment, find_moment, parse_as_of
 from coranto.cli.journals.multiplex import Multiplexer, MultiplexOptions
 from coranto.cli.journals.offsets import OffsetsFile, load_offsets
 from coranto.cli.journals.selection import Names, Selection, Selector, chosen, select
 from coranto.cli.journals.times import parse_time
 from coranto.cli.output import note, opened
-from coranto.client import JournalClient
+from coranto.client import JournalClient, Moment
 from coranto.client.committed import committed_messages
 from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines
@@ -41,6 +43,14 @@ def read(
         Path | None,
         typer.Option("--offsets", help="JSON file of journals and the offsets to begin at.", show_default=False),
     ] = None,
+    as_of: Annotated[
+        str,
+        typer.Option(
+            "--as-of",
+            help="Read what was there then: a time (Unix seconds, ISO 8601, or how long ago), or a file of offsets.",
+            show_default=False,
+        ),
+    ] = "",
     offsets_out: Annotated[
         Path | None,
         typer.Option(
@@ -61,6 +71,9 @@ def read(
     appear later are read as well. --offsets-out is written about once a second and at the end, also on Ctrl-C and
     SIGTERM. Its offsets are never beyond the written output. Reading on from it repeats nothing, unless this process
     was killed.
+
+    With --as-of, journals are read from their beginnings to where they ended at that moment. Begin later with --offset
+    or --offsets. Content of then that is gone is an error.
     """
     selection = chosen(names, selector)
     is_one = len(selection.names) == 1
@@ -69,18 +82,24 @@ def read(
     if not is_one and (end or offset > 0):
         raise InvalidInput("--offset and --end are for one journal; use --offsets for several", field="--offset")
     reading = MultiplexOptions(-1 if tail else offset, end, block or tail, parse_time(begin, time.time(), "--from"))
+    asked = parse_as_of(as_of)
+    if asked is not None and (end or block or tail or begin or offset < 0):
+        raise InvalidInput("has an end; leave --end, --block, --tail, --from and --offset -1 out", field="--as-of")
     if committed:
         if not is_one or offsets or offsets_out or begin:
             raise InvalidInput("reads one journal, without --offsets, --offsets-out and --from", field="--committed")
         with opened(output, "wb") as file:
-            _read_committed(selection.names[0], reading, file, endpoint)
+            _read_committed(selection, reading, asked, file, endpoint)
         return
     saved = load_offsets(offsets) if offsets else {}
     target = OffsetsFile(offsets_out) if offsets_out else None
     with opened(output, "wb") as file, ended_by_sigterm():
 
         async def work(client: JournalClient) -> None:
-            reader = Multiplexer(client, file, reading, saved, target.save if target else lambda _: None, note)
+            options = reading
+            if asked is not None:
+                options = replace(reading, as_of=await find_moment(client, selection, asked, saved, offset))
+            reader = Multiplexer(client, file, options, dict(saved), target.save if target else lambda _: None, note)
             try:
                 await _read(reader, selection, client)
             finally:
@@ -104,7 +123,21 @@ async def _read(reader: Multiplexer, selection: Selection, client: JournalClient
         await reader.follow(attempt)
 
 
-def _read_committed(journal: str, reading: MultiplexOptions, file: BinaryIO, endpoint: str | None) -> None:
+def _read_committed(
+    selection: Selection, reading: MultiplexOptions, asked: AskedMoment | None, file: BinaryIO, endpoint: str | None
+) -> None:
+    journal = selection.names[0]
+    if asked is not None:
+        found = asked
+
+        async def moment(client: JournalClient) -> Moment:
+            return await find_moment(client, selection, found, {}, reading.start)
+
+        then = with_client(endpoint, moment)
+        with connect(endpoint) as client:
+            for envelope in committed_messages(client, journal, JsonLines(), as_of=then):
+                file.write(envelope.content + b"\n")
+        return
     with connect(endpoint) as client:
         begin = client.head(journal) if reading.start == -1 else reading.start
         end = reading.end or None

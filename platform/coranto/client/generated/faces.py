@@ -10,6 +10,7 @@ from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
 from coranto.client.heads import Heads
 from coranto.client.loop import Face
+from coranto.client.moments import Moment
 from coranto.client.values import AppendResult, FragmentInfo, Listing
 from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
@@ -68,6 +69,14 @@ class JournalClientFace(Face):
     def heads(self, selector: str | pb.LabelSelector = "") -> Heads:
         """Return brokers' knowledge of all journals that match a selector: heads, stored ends, times, registers."""
         return self._run(self._inner.heads(selector))
+
+    def moment(self, selector: str | pb.LabelSelector, at: float) -> Moment:
+        """Return the positions of the matching journals of JSON lines at a time (Unix seconds)."""
+        return self._run(self._inner.moment(selector, at))
+
+    def require_content(self, moment: Moment) -> None:
+        """Check that journals still have all content of a moment, except for gaps within it, which reads notice."""
+        self._run(self._inner.require_content(moment))
 
     def fragments(
         self, journal: str, *, begin_mod_time: int = 0, end_mod_time: int = 0, signature_seconds: int = 0

@@ -1,0 +1,22 @@
+"""`coranto consumer offsets`: the offsets of a consumer's checkpoint, for `--as-of`."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from coranto.errors import InvalidInput
+from coranto_consumers.cli.audit import ConsumerName, Store
+from coranto_consumers.stores.sql import SqlStore
+
+
+def offsets(name: ConsumerName, store: Store) -> None:
+    """Print the offsets through which a consumer has committed, as JSON.
+
+    `coranto journals read --as-of FILE` and `coranto journals manifest --as-of FILE` give the content of that moment.
+    """
+    found = SqlStore(store).read(name)
+    if found is None or not found.checkpoint.sources:
+        raise InvalidInput(f"consumer {name!r} has no checkpoint in the store", field="NAME")
+    typer.echo(json.dumps(dict(sorted(found.checkpoint.offsets.items())), indent=2))

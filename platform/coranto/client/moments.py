@@ -1,0 +1,145 @@
+"""Time travel: positions in journals at some moment, and the check that all content of then is still there.
+
+A moment is a pair of offsets for each journal. So a read of it gives the same bytes whenever it is made, whoever makes
+it: a client, Spark, a command or a manifest. Moments come from what a program has recorded, such as a consumer's
+checkpoint or a materialisation in Dagster, or from a time.
+
+The offset of a time is found by the times of the messages' UUIDs: it is that of the first message that is later. To
+find it, nothing is read of fragments that were stored `SKEW_SECONDS` before, because all of their messages are earlier.
+A producer whose clock is ahead can move the offset only within the content after these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Self
+
+from coranto import labels
+from coranto.client.values import JournalInfo
+from coranto.errors import ContentGone, InvalidInput, JournalNotFound, Unavailable
+from coranto.messages.framing import JsonLines
+from coranto.messages.reading import AsyncReadUncommitted
+from coranto.messages.uuids import clock_from_ns
+from coranto.wire import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from coranto.client.client import JournalClient
+
+SKEW_SECONDS: Final = 300
+"""The most by which a producer's clock is taken to be ahead of a store's."""
+_AT_ONCE: Final = 16
+_NAMES_AT_ONCE: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Positions in journals at some moment. Journals that are not named had no content then.
+
+    `ends` are the offsets at which journals ended, exclusive. `begins` are those from which content counts, 0 if not
+    named.
+    """
+
+    ends: Mapping[str, int]
+    begins: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def offsets(cls, ends: Mapping[str, int], begins: Mapping[str, int] | None = None) -> Self:
+        """Return the moment that offsets tell. Raises InvalidInput for offsets of no content."""
+        begins = begins or {}
+        for journal in (*ends, *begins):
+            if not 0 <= begins.get(journal, 0) <= ends.get(journal, -1):
+                raise InvalidInput(
+                    f"{journal} cannot be read from {begins.get(journal, 0)} to {ends.get(journal)}", field="offsets"
+                )
+        if not ends:
+            raise InvalidInput("name at least one journal", field="offsets")
+        return cls(dict(ends), dict(begins))
+
+    def span(self, journal: str) -> tuple[int, int]:
+        """Return the offsets [begin, end) of a journal."""
+        return self.begins.get(journal, 0), self.ends.get(journal, 0)
+
+
+def first_clock_after(at: float) -> int:
+    """Return the first clock of a UUID that is later than a time in Unix seconds."""
+    return clock_from_ns(round(at * 1e6) * 1000) + 16  # A float has no nanoseconds of our days. A tick has 16 clocks.
+
+
+async def moment_at(client: JournalClient, journals: Sequence[JournalInfo], at: float) -> Moment:
+    """Return the positions of listed journals at a time in Unix seconds.
+
+    Raises InvalidInput for a time that is not over and for journals without JSON lines, and ContentGone if retention
+    has removed the content of that time, so that nobody can tell where it ended.
+    """
+    if at > time.time():
+        raise InvalidInput("is in the future, and messages of that time may still come", field="time")
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(info: JournalInfo) -> int:
+        async with limit:
+            return await _end_at(client, info, at)
+
+    ends = await asyncio.gather(*map(one, journals))
+    return Moment.offsets({info.name: end for info, end in zip(journals, ends, strict=True)})
+
+
+async def _end_at(client: JournalClient, info: JournalInfo, at: float) -> int:
+    kind = labels.value_of(info.spec.labels, labels.CONTENT_TYPE)
+    if kind not in ("", JsonLines.content_type):
+        raise InvalidInput(
+            f"{info.name} has messages of {kind}, whose times cannot be read: give offsets instead", field="time"
+        )
+    if info.spec.suspend.level == pb.JournalSpec.Suspend.FULL:
+        return info.spec.suspend.offset  # It has no content.
+    head = await client.head(info.name)
+    fragments = [each.fragment for each in await client.fragments(info.name)]
+    first = min((each.begin for each in fragments), default=head)
+    before = [each.end for each in fragments if 0 < each.mod_time < at - SKEW_SECONDS]
+    begin = max(before, default=first)
+    later = first_clock_after(at)
+    if begin < head:
+        chunks = client.read(info.name, begin, end_offset=head, fail_on_jump=True)
+        async with contextlib.aclosing(chunks):
+            async for message in AsyncReadUncommitted(JsonLines(tolerant=True), info.name, chunks, begin):
+                if message.clock >= later:
+                    if message.begin == first > 0:
+                        raise ContentGone({info.name: (0, first)}, {info.name: first}, "and its end then with it")
+                    return message.begin
+    return head
+
+
+async def require_content(client: JournalClient, moment: Moment) -> None:
+    """Check with one call to the brokers that journals still have the content of a moment, except for gaps within it.
+
+    Raises ContentGone, which tells all that is gone, JournalNotFound, and InvalidInput for a journal that ends earlier.
+    """
+    gone: dict[str, tuple[int, int]] = {}
+    for names in _batches(sorted(journal for journal, end in moment.ends.items() if end)):
+        found = (await client.heads(f"name in ({', '.join(names)})")).by_name
+        for name in names:
+            begin, end = moment.span(name)
+            head = found.get(name)
+            if head is None:
+                raise JournalNotFound(f"content of {name} up to {end}")
+            if not head.known or not head.listed:
+                raise Unavailable(f"nobody tells where the content of {name} begins now: {head.problem or 'try again'}")
+            if head.head < end:
+                raise InvalidInput(
+                    f"{name} ends at {head.head}, before {end}: it was deleted and created again, or these are not "
+                    "its offsets",
+                    field="offsets",
+                )
+            first = head.head if head.status == pb.SUSPENDED else head.begin
+            if begin < min(first, end):
+                gone[name] = begin, min(first, end)
+    if gone:
+        raise ContentGone(gone, {journal: end for journal, (_, end) in gone.items()})
+
+
+def _batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), _NAMES_AT_ONCE):
+        yield names[start : start + _NAMES_AT_ONCE]

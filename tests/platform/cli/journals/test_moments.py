@@ -1,0 +1,102 @@
+"""`--as-of`: commands, scans and clients read the same bytes of a moment, or say what is gone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coranto.client import Moment, SyncJournalClient
+from coranto.client.committed import committed_messages
+from coranto.errors import ContentGone
+from coranto.fragments.fragment import Codec
+from coranto.lake import Manifest
+from coranto.messages.framing import JsonLines
+from coranto.messages.uuids import Flags
+from coranto.testing.command_line import CommandLine, RemoteBroker
+from tests.platform.client.test_moments import SIZE, T, line
+
+JOURNALS = ("shop/a", "shop/b")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: RemoteBroker) -> Path:
+    """The root of file stores, with two journals of three stored messages and one that is not stored."""
+    monkeypatch.setenv("CORANTO_FILE_ROOT", str(tmp_path))
+    for number, name in enumerate(JOURNALS):
+        journal = remote.fake.create(name)
+        for second in range(4):
+            last = Flags.CONTINUE_TXN if second == 2 else Flags.OUTSIDE_TXN  # Committed by nothing at that moment.
+            remote.write(name, line(10 * second + number, second, last))
+            if second < 3:
+                journal.roll(tmp_path, Codec.GZIP)
+    return tmp_path
+
+
+def test_everybody_reads_the_same_of_a_moment(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
+    then = str(T + 20)  # Of shop/b, the third message is later.
+    contents = remote.contents()
+    expected = contents["shop/a"][: 3 * SIZE], contents["shop/b"][: 2 * SIZE]
+    read = run("read", "-l", "name:prefix=shop/", "--as-of", then)
+    assert (read.code, sorted(read.output.splitlines())) == (0, sorted(b"".join(expected).decode().splitlines()))
+    manifest = Manifest.from_json(run("manifest", "shop/", "--as-of", then).output)
+    assert [(each.journal, each.begin, each.end) for each in manifest.journals] == [
+        ("shop/a", 0, 3 * SIZE),
+        ("shop/b", 0, 2 * SIZE),
+    ]
+    offsets = root / "then.json"
+    offsets.write_text(json.dumps({each.journal: each.end for each in manifest.journals}))
+    again = run("read", "-l", "name:prefix=shop/", "--as-of", str(offsets))
+    assert sorted(again.output.splitlines()) == sorted(read.output.splitlines())
+    listed = Manifest.from_json(run("manifest", "shop/", "--as-of", str(offsets)).output)
+    assert listed.journals == manifest.journals
+    committed = run("read", "shop/a", "--committed", "--as-of", then).output
+    assert committed.encode() == expected[0][: 2 * SIZE]
+    with SyncJournalClient(remote.fake.endpoint) as client:
+        moment = client.moment("name:prefix=shop/", T + 20)
+        assert moment == Moment.offsets({"shop/a": 3 * SIZE, "shop/b": 2 * SIZE})
+        found = [each.end for each in committed_messages(client, "shop/a", JsonLines(), as_of=moment)]
+        assert found == [SIZE, 2 * SIZE]
+        assert list(committed_messages(client, "shop/none", JsonLines(), as_of=moment)) == []
+
+
+def test_what_retention_took_is_told_by_everybody(run: CommandLine, remote: RemoteBroker, root: Path) -> None:
+    for name in JOURNALS:
+        remote.fake.journals[name].drop_before(SIZE)
+    offsets = root / "then.json"
+    offsets.write_text(json.dumps(dict.fromkeys(JOURNALS, 2 * SIZE)))
+    gone = f"shop/a [0, {SIZE}), shop/b [0, {SIZE})"
+    for words in (["read", "-l", "name:prefix=shop/"], ["manifest", "shop/"]):
+        result = run(*words, "--as-of", str(offsets))
+        assert (result.code, result.output) == (1, "")
+        assert gone in result.errors
+    begins = root / "begins.json"
+    begins.write_text(json.dumps(dict.fromkeys(JOURNALS, SIZE)))
+    left = run("read", "-l", "name:prefix=shop/", "--as-of", str(offsets), "--offsets", str(begins))
+    assert left.output.encode() in [
+        b"".join(remote.contents()[name][:SIZE] for name in order) for order in (JOURNALS, JOURNALS[::-1])
+    ]
+    manifest = Manifest.from_json(run("manifest", "shop/", "--as-of", str(offsets), "--begin", str(SIZE)).output)
+    assert {(each.begin, each.end) for each in manifest.journals} == {(SIZE, 2 * SIZE)}
+    with SyncJournalClient(remote.fake.endpoint) as client, pytest.raises(ContentGone):
+        list(committed_messages(client, "shop/a", JsonLines(), as_of=Moment({"shop/a": SIZE})))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["read", "shop/a", "--as-of", "2100-01-01"], "is in the future"),
+        (["read", "shop/a", "--as-of", "yesterday"], "is not a time"),
+        (["read", "shop/a", "--as-of", "1h", "--block"], "has an end; leave --end, --block"),
+        (["read", "shop/a", "--as-of", "none.json"], "there is no file none.json"),
+        (["manifest", "shop/", "--as-of", "1h", "--end", "5"], "has an end itself; leave the end out"),
+    ],
+    ids=str,
+)
+def test_moments_that_make_no_sense_are_refused(
+    words: list[str], problem: str, run: CommandLine, remote: RemoteBroker, root: Path
+) -> None:
+    result = run(*words)
+    assert result.code != 0
+    assert problem in result.errors
