@@ -9,10 +9,7 @@ other.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from types import FrameType
 from typing import Annotated
 
 import dagster as dg
@@ -26,7 +23,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import ClusterError, CommitOutcomeUnknown, CorantoError, Fenced
 from coranto.telemetry import configure_logging
-from coranto_consumers.spark import SparkConsumerMetrics
+from coranto_consumers.spark import SparkConsumerMetrics, StopOnSignals
+from coranto_consumers.spark.stopping import Stop
 from dagster_coranto.consumers.consumption import Consumption
 from dagster_coranto.consumers.definition import Materialized, SparkConsumerDefinition, consumer_of
 from dagster_coranto.resources.journals import JournalResource
@@ -50,10 +48,10 @@ def serve(
     repository: dg.RepositoryDefinition,
     name: str,
     instance: dg.DagsterInstance,
-    stopped: threading.Event,
+    stop: Stop,
     registry: CollectorRegistry | None = None,
 ) -> None:
-    """Keep a consumer going until `stopped`, through outages of brokers and stores. Its metrics are in `registry`.
+    """Keep a consumer going until `stop` says so, through outages of brokers and stores. Its metrics are in `registry`.
 
     Raises Fenced when another instance has started, and InvalidInput if no consumer has that name.
     """
@@ -64,9 +62,9 @@ def serve(
     resources = {key: value for key, value in repository.get_top_level_resources().items() if key in required}
     pause = _FIRST_PAUSE_SECONDS
     with dg.build_resources(resources, instance=instance) as bound:
-        while not stopped.is_set():
+        while not stop():
             try:
-                _serve_once(definition, bound, instance, stopped, metrics)
+                _serve_once(definition, bound, instance, stop, metrics)
                 pause = _FIRST_PAUSE_SECONDS
             except CorantoError as error:
                 if not (error.retriable or isinstance(error, CommitOutcomeUnknown | ClusterError)):
@@ -74,7 +72,7 @@ def serve(
                 _log.warning(
                     "dagster.consuming_interrupted", consumer=definition.name, error=str(error), again_in=pause
                 )
-                stopped.wait(pause)
+                stop.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
@@ -82,7 +80,7 @@ def _serve_once(
     definition: SparkConsumerDefinition,
     resources: object,
     instance: dg.DagsterInstance,
-    stopped: threading.Event,
+    stop: Stop,
     metrics: SparkConsumerMetrics,
 ) -> None:
     by_name = {key: getattr(resources, key) for key in resources._asdict()}  # type: ignore[attr-defined]
@@ -99,7 +97,7 @@ def _serve_once(
             _log.warning("dagster.materialisation_not_reported", asset=state.key.to_user_string(), error=str(error))
 
     Consumption(definition, settings, journals, spark).serve(
-        emit, stopped.is_set, lambda: stopped.wait(_IDLE_SECONDS), _log, metrics.observe
+        emit, stop, lambda: stop.wait(_IDLE_SECONDS), _log, metrics.observe
     )
 
 
@@ -115,20 +113,13 @@ def run(
     The exit code is 1 when another instance of the consumer has shut this one out, or when it cannot start.
     """
     configure_logging("info")
-    stopped = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopped.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
     try:
-        with dg.DagsterInstance.get() as instance:
+        with StopOnSignals() as stop, dg.DagsterInstance.get() as instance:
             _log.info("dagster.consuming_begun", module=module, consumer=consumer or "(the only one)")
             registry = CollectorRegistry()
             if metrics_port:
                 start_http_server(metrics_port, registry=registry)
-            serve(load_repository(module), consumer, instance, stopped, registry)
+            serve(load_repository(module), consumer, instance, stop, registry)
     except Fenced as error:
         typer.echo(f"Another instance of the consumer has started: {error}", err=True)
         raise typer.Exit(1) from None

@@ -6,6 +6,7 @@ import datetime as dt
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,19 @@ consumer = build_spark_consumer_assets(
     mode=ConsumerMode.SERVICE,
     report_seconds=0.5,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class StopOn:
+    """Asks to stop once an event is set."""
+
+    event: threading.Event
+
+    def __call__(self) -> bool:
+        return self.event.is_set()
+
+    def wait(self, seconds: float = 1.0) -> bool:
+        return self.event.wait(seconds)
 
 
 class Shop:
@@ -131,7 +145,7 @@ def test_a_process_beside_dagster_reports_without_runs(spark: SparkSession, shop
     with dg.instance_for_test() as instance:
         stop = threading.Event()
         with shop.orders_meanwhile(stop):
-            serve(shop.definitions.get_repository_def(), "", instance, stop)
+            serve(shop.definitions.get_repository_def(), "", instance, StopOn(stop))
         assert shop.total() == 1_000
         made = materializations(instance)
         assert made[-1].metadata["dagster-coranto/messages"].value == 2
@@ -153,7 +167,7 @@ def test_a_service_that_another_instance_shuts_out_ends(spark: SparkSession, sho
     other.start()
     try:
         with dg.DagsterInstance.ephemeral() as instance, pytest.raises(Fenced, match="raised by a later owner"):
-            serve(shop.definitions.get_repository_def(), "consume_orders", instance, never)
+            serve(shop.definitions.get_repository_def(), "consume_orders", instance, StopOn(never))
     finally:
         ended.set()
         other.join()
@@ -163,7 +177,7 @@ def test_a_service_that_another_instance_shuts_out_ends(spark: SparkSession, sho
 def test_names_of_no_consumer_and_unknown_modes_are_refused(shop: Shop) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         with pytest.raises(InvalidInput, match="'other' is no Spark consumer of these definitions; they have: consume"):
-            serve(shop.definitions.get_repository_def(), "other", instance, threading.Event())
+            serve(shop.definitions.get_repository_def(), "other", instance, StopOn(threading.Event()))
         config: Any = {"ops": {"consume_orders": {"config": {"mode": "for ever"}}}}
         with pytest.raises(InvalidInput, match="'for ever' is no mode of a consumer; write drain or service"):
             dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=config)

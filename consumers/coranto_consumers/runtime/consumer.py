@@ -115,7 +115,7 @@ class Consumer:
     async def _ended(self, replica: ShardReplica, stopping: Coroutine[Any, Any, None]) -> None:
         await stopping
         shard = replica.spec.id
-        if all(other.spec.id != shard for other in self.resolver.replicas):
+        if not self.resolver.has(shard):
             self.metrics.forget(shard)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:

@@ -11,7 +11,7 @@ it is no longer assigned                        stop the replica
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from coranto import labels
@@ -67,13 +67,18 @@ class ShardResolver:
         self._start = start
         self._stop = stop
         self._locals: dict[str, _LocalShard] = {}
+        self._due: set[str] = set()  # Shards whose replicas may not follow the key space yet.
         self._stopped = False
         self._stop_observing = keyspace.observe(self._update)
-        self._update(keyspace.state)
+        self._follow(keyspace.state, self._all(keyspace.state))
 
     @property
     def replicas(self) -> list[ShardReplica]:
         return [local.replica for local in self._locals.values()]
+
+    def has(self, shard: str) -> bool:
+        """Return True if this process has a replica of a shard that is assigned to it."""
+        return shard in self._locals
 
     async def resolve(
         self, shard: str, claims: Claims, *, may_proxy: bool = True, proxy_header: pb.Header | None = None
@@ -122,23 +127,37 @@ class ShardResolver:
 
     def _update(self, state: ShardState) -> None:
         """Bring local replicas in line with the key space. It is an observer, so it must not block."""
+        self._follow(state, state.changed if state.changed is not None else self._all(state))
+
+    def _all(self, state: ShardState) -> set[str]:
+        """Return the shards that are assigned to this process, and those that it has replicas of."""
+        return {*self._locals, *(each.item for each in state.by_member.get(self._member, ()))}
+
+    def _follow(self, state: ShardState, shards: Iterable[str]) -> None:
+        """Bring the replicas of these shards in line. After an error, the rest is made up for at the next change."""
         if self._stopped:
             return
-        assigned = {each.item: each for each in state.by_member.get(self._member, [])}
-        for shard in sorted(self._locals.keys() - assigned.keys()):
+        self._due.update(shards)
+        for shard in sorted(self._due):
+            self._follow_one(state, shard)
+            self._due.discard(shard)
+
+    def _follow_one(self, state: ShardState, shard: str) -> None:
+        assignments = state.assignments_in_key_order(shard)
+        mine = next((each for each in reversed(assignments) if each.member == self._member), None)
+        local = self._locals.get(shard)
+        if local is not None and (
+            mine is None or (mine.slot >= local.slot and mine.kv.create_revision != local.create_revision)
+        ):
             self._stop(self._locals.pop(shard).replica)
-        for shard, mine in assigned.items():
-            item = state.item(shard)
-            local = self._locals.get(shard)
-            if local is not None and mine.slot >= local.slot and mine.kv.create_revision != local.create_revision:
-                self._stop(self._locals.pop(shard).replica)
-                local = None
-            if item is None:
-                continue  # The shard is deleted and the assignment will follow, or its spec cannot be read.
-            if local is None:
-                local = self._locals[shard] = _LocalShard(self._start(item.spec), mine.slot, mine.kv.create_revision)
-            elif local.replica.spec != item.spec:
-                local.replica.update(item.spec)
-            local.slot, local.create_revision = mine.slot, mine.kv.create_revision
-            if mine.slot == 0:
-                local.replica.promote()
+            local = None
+        item = state.item(shard) if mine is not None else None
+        if mine is None or item is None:
+            return  # The shard is deleted and the assignment will follow, or its spec cannot be read.
+        if local is None:
+            local = self._locals[shard] = _LocalShard(self._start(item.spec), mine.slot, mine.kv.create_revision)
+        elif local.replica.spec != item.spec:
+            local.replica.update(item.spec)
+        local.slot, local.create_revision = mine.slot, mine.kv.create_revision
+        if mine.slot == 0:
+            local.replica.promote()

@@ -5,9 +5,21 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop(Protocol):
+    """Tells a consumer when to end."""
+
+    def __call__(self) -> bool:
+        """Return True once it is to end."""
+        ...
+
+    def wait(self, seconds: float = 1.0) -> bool:
+        """Wait for `seconds`, or until it is to end. Return True in the latter case."""
+        ...
 
 
 class StopOnSignals:

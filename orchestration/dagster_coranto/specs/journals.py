@@ -73,14 +73,15 @@ def build_journal_specs_check(
     """Return a check that journals are as a tree says. It changes nothing, so run it to preview what applying would do.
 
     It fails with a warning when journals differ from the tree, or when there are journals of `prune_groups` that the
-    tree does not name. Metadata: the plan, as of the specs asset. While no broker answers, it fails with an error.
+    tree does not name; with `blocking`, with an error, which holds back what is downstream. Metadata: the plan, as of
+    the specs asset. While no broker answers, it fails with an error.
     """
 
     @dg.asset_check(asset=asset, name=name, blocking=blocking, required_resource_keys={resource_key})
     def journals_are_as_specified(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         """Compare journals with their specs' tree: what would applying it do?"""
         journals: JournalResource = getattr(context.resources, resource_key)
-        return drift(_opening(journals, specs, prune_groups, patient=False))
+        return drift(_opening(journals, specs, prune_groups, patient=False), blocking=blocking)
 
     return journals_are_as_specified
 

@@ -98,10 +98,11 @@ def applied(plan: SpecPlan) -> dg.MaterializeResult[None]:
     return dg.MaterializeResult(data_version=dg.DataVersion(plan.digest), metadata=plan_metadata(plan))
 
 
-def drift(opened: OpenReconciler) -> dg.AssetCheckResult:
+def drift(opened: OpenReconciler, *, blocking: bool = False) -> dg.AssetCheckResult:
     """Return the result of a check: it warns if applying the document would do anything.
 
-    If nobody answers, it fails with an error, as nothing was compared. Raises InvalidInput for an invalid document.
+    Dagster holds back what is downstream only for errors, so drift is an error for a `blocking` check. If nobody
+    answers, the check fails with an error, as nothing was compared. Raises InvalidInput for an invalid document.
     """
     try:
         plan = compare(opened)
@@ -121,7 +122,7 @@ def drift(opened: OpenReconciler) -> dg.AssetCheckResult:
     parts += [f"{_are(pruned, plan)} not in the document"] if pruned else []
     return dg.AssetCheckResult(
         passed=not plan.due and not plan.conflicts,
-        severity=dg.AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.ERROR if blocking else dg.AssetCheckSeverity.WARN,
         description="; ".join([*parts, *plan.conflicts]) or f"{_are(named, plan)} as the document says",
         metadata=plan_metadata(plan),
     )

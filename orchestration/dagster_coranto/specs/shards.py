@@ -66,16 +66,18 @@ def build_shard_specs_check(
     consumer: str = "",
     data_dir: str = "",
     prune_selector: str = "",
+    blocking: bool = False,
 ) -> dg.AssetChecksDefinition:
     """Return a check that shards are as a document says.
 
-    It changes nothing, and warns of drift. While no process of the consumer answers, it fails with an error.
+    It changes nothing, and warns of drift. With `blocking`, drift is an error, which holds back what is downstream.
+    While no process of the consumer answers, it fails with an error.
     """
 
-    @dg.asset_check(asset=asset, name=name)
+    @dg.asset_check(asset=asset, name=name, blocking=blocking)
     def shards_are_as_specified() -> dg.AssetCheckResult:
         """Compare shards with their specs' document: what would applying it do?"""
-        return drift(_opening(specs, consumer, data_dir, prune_selector))
+        return drift(_opening(specs, consumer, data_dir, prune_selector), blocking=blocking)
 
     return shards_are_as_specified
 

@@ -10,6 +10,10 @@ not touch the prefix, so a waiter asks for proof: a range of keys modified after
 the count of all keys. If there is no such key and the count is the same, then all present keys existed unmodified at
 the mirror's revision and none was deleted, so the mirror is current. (etcd's own progress requests would be cheaper,
 but before 3.4.25 and 3.5.8 their answers may overtake events.)
+
+etcd looks at every key of the prefix for a proof. So all waiters share one, however many there are, and the next one
+comes after a rest. Otherwise those who wait for a mirror that is behind would keep etcd from sending the changes that
+they wait for.
 """
 
 from __future__ import annotations
@@ -29,6 +33,12 @@ from coranto.effects import Clock, SystemClock
 from coranto.errors import CoordinationError, InvalidInput, Unavailable, WatchReset
 
 _log = structlog.get_logger(__name__)
+
+_PATIENCE_SECONDS = 0.05
+"""The wait for the watch before a proof is asked for. Further proofs for the same waiters come ever less often."""
+_LONGEST_PAUSE_SECONDS = 2.0
+_REST = 4.0
+"""The rest after a proof, as a multiple of the time that it took."""
 
 
 class KeySpace(Generic[ItemT, MemberT, AssignT]):
@@ -58,7 +68,8 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         self._pending: list[WatchBatch | Snapshot] = []
         self._arrived = asyncio.Event()
         self._moved: asyncio.Future[None] | None = None
-        self._proving = asyncio.Lock()
+        self._waited_for: list[int] = []  # Revisions that the watch may never announce.
+        self._waiter_came = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: CoordinationError | None = None
 
@@ -87,6 +98,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         self._tasks = [
             asyncio.create_task(self._run(self._follow), name="keyspace.follow"),
             asyncio.create_task(self._run(self._apply_arrivals), name="keyspace.apply"),
+            asyncio.create_task(self._run(self._prove_for_waiters), name="keyspace.prove"),
         ]
         return self.state
 
@@ -119,14 +131,14 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         Raises TimeoutError after `timeout` seconds, and CoordinationError when the mirror failed or was closed.
         """
         async with asyncio.timeout(timeout):
-            patience = 0.05
-            while self.known_revision < revision:
+            if self.known_revision < revision:
+                self._waited_for.append(revision)
+                self._waiter_came.set()
                 try:
-                    async with asyncio.timeout(patience):
+                    while self.known_revision < revision:
                         await self._next_move()
-                except TimeoutError:
-                    await self._prove(revision)
-                    patience = min(patience * 2, 2.0)
+                finally:
+                    self._waited_for.remove(revision)
             self._check()
             return self.state
 
@@ -293,19 +305,40 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             _log.warning("keyspace.bad_entry", key=kv.key, mod_revision=kv.mod_revision, error=str(error))
             return None
 
-    async def _prove(self, revision: int) -> None:
+    async def _prove_for_waiters(self) -> None:
+        """Prove that the mirror is current, again and again while somebody waits for a revision."""
+        pause = _PATIENCE_SECONDS
+        while True:
+            if not self._waited_for or await self._somebody_comes(pause):
+                await self._waiter_came.wait()
+                self._waiter_came.clear()
+                pause = _PATIENCE_SECONDS
+                await self._clock.sleep(pause)
+            began = self._clock.monotonic()
+            if not self._pending and any(each > self.known_revision for each in self._waited_for):
+                await self._prove()
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            await self._clock.sleep(_REST * (self._clock.monotonic() - began))
+
+    async def _somebody_comes(self, seconds: float) -> bool:
+        """Wait for `seconds`, or until somebody else waits for a revision. Return True in the latter case."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._waiter_came.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _prove(self) -> None:
         """Advance the known revision if a range proves that the state is current (see the module's docstring)."""
-        async with self._proving:
-            if self.known_revision >= revision or self._pending:
-                return  # What has arrived is newer than the state, so it is not current.
-            state = self.state
-            try:
-                newer = await self._coordinator.range(
-                    self.layout.root, min_mod_revision=state.revision + 1, limit=1, keys_only=True
-                )
-            except Unavailable as error:
-                _log.debug("keyspace.proof_failed", error=str(error))
-                return
-            if self.state is state and not newer.kvs and newer.count == len(state.entries):
-                self._known_revision = max(self._known_revision, newer.header.revision)
-                self._wake()
+        state = self.state
+        try:
+            newer = await self._coordinator.range(
+                self.layout.root, min_mod_revision=state.revision + 1, limit=1, keys_only=True
+            )
+        except (Unavailable, CoordinationError) as error:
+            _log.debug("keyspace.proof_failed", error=str(error))
+            return
+        if self.state is state and not newer.kvs and newer.count == len(state.entries):
+            self._known_revision = max(self._known_revision, newer.header.revision)
+            self._wake()

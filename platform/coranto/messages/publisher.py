@@ -51,7 +51,6 @@ class SyncPublisher(Generic[M]):
         self._builder = TransactionBuilder(producer, clock, framing)
         self._max_batch_bytes = max_batch_bytes
         self._max_pending_bytes = max_pending_bytes
-        self._may_repeat = False
         self._lock = threading.RLock()
 
     @property
@@ -136,16 +135,14 @@ class SyncPublisher(Generic[M]):
 
     def _append_intents(self, intents: Mapping[str, bytes]) -> None:
         failure: Exception | None = None
-        for journal, content in intents.items():
-            try:
-                self._may_repeat |= _may_repeat(self._append(journal, content))
-            except Exception as error:  # noqa: BLE001 - raised once the other journals have theirs
-                failure = failure or error
-        if failure is not None:
-            self._may_repeat = True
-            raise failure
-        self._builder.finish(may_repeat=self._may_repeat)
-        self._may_repeat = False
+        with self._builder.acknowledging() as appended:
+            for journal, content in intents.items():
+                try:
+                    appended.append(self._append(journal, content))
+                except Exception as error:  # noqa: BLE001 - raised once the other journals have theirs
+                    failure = failure or error
+            if failure is not None:
+                raise failure
 
 
 class Publisher(Generic[M]):
@@ -172,7 +169,6 @@ class Publisher(Generic[M]):
         self._builder = TransactionBuilder(producer, clock, framing)
         self._max_batch_bytes = max_batch_bytes
         self._max_pending_bytes = max_pending_bytes
-        self._may_repeat = False
         self._in_flight = 0
         self._flushing = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -308,21 +304,15 @@ class Publisher(Generic[M]):
                 self._in_flight -= len(batch)
 
     async def _append_intents(self, intents: Mapping[str, bytes]) -> None:
-        repeats, self._may_repeat = self._may_repeat, True  # A cancelled append may come later, too.
-        outcomes = await asyncio.gather(
-            *(_as_coroutine(self._append(journal, content)) for journal, content in intents.items()),
-            return_exceptions=True,
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        self._builder.finish(may_repeat=repeats or any(map(_may_repeat, outcomes)))
-        self._may_repeat = False
-
-
-def _may_repeat(result: object) -> bool:
-    """Return True for a `coranto.client.AppendResult` whose content may appear again."""
-    return getattr(result, "may_repeat", False) is True
+        with self._builder.acknowledging() as appended:
+            outcomes = await asyncio.gather(
+                *(_as_coroutine(self._append(journal, content)) for journal, content in intents.items()),
+                return_exceptions=True,
+            )
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            appended += outcomes
 
 
 async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:

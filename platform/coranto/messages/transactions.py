@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from coranto.errors import InvalidInput
@@ -76,6 +78,7 @@ class TransactionBuilder(Generic[M]):
         self._lanes: dict[str, _Output] = {}
         self._pending = 0
         self._acks: dict[str, tuple[int, bytes]] = {}
+        self._may_repeat = False  # An append of the present acknowledgements had no known outcome.
 
     def add(self, journal: str, message: M) -> int:
         """Queue a message of the open transaction. Returns its size in bytes.
@@ -210,6 +213,19 @@ class TransactionBuilder(Generic[M]):
                         content += self._acknowledgement(clock)
                     self._acks[journal] = clock, content
         return self._intents()
+
+    @contextmanager
+    def acknowledging(self) -> Iterator[list[object]]:
+        """Append the intents during the block, which puts the results of these appends into the list; then finish.
+
+        If the block fails or is cancelled, an append may still be applied, however late. So the producer is replaced
+        once a later block has appended the intents, as it is if a result's `may_repeat` is true.
+        """
+        results: list[object] = []
+        repeats, self._may_repeat = self._may_repeat, True
+        yield results
+        self._may_repeat = False
+        self.finish(may_repeat=repeats or any(getattr(each, "may_repeat", False) is True for each in results))
 
     def finish(self, *, may_repeat: bool = False) -> None:
         """COMMITTING or ROLLING_BACK → OPEN. Call it when the acknowledgements are in their journals.

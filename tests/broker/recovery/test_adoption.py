@@ -48,6 +48,13 @@ async def adopt_etcd(settings: BrokerSettings) -> None:
     assert finished.returncode == 0, finished.stderr
 
 
+async def end_leases(settings: BrokerSettings) -> None:
+    """End the leases of all brokers in etcd, as time would."""
+    async with EtcdCoordinator(settings.etcd) as coordinator:
+        for kv in (await coordinator.range(Layout(settings.etcd_prefix).members)).kvs:
+            await coordinator.lease_revoke(kv.lease)
+
+
 async def test_an_etcd_that_was_emptied_is_taken_up(
     broker_settings: BrokerSettings, child: BrokerChild, kept: pb.JournalSpec
 ) -> None:
@@ -112,10 +119,7 @@ async def test_an_etcd_that_was_restored_is_taken_up(
         etcd.start()
         told = await refusal(settings)
         assert "etcd's last use by this broker" in told or "has seen etcd revision" in told
-        async with EtcdCoordinator(settings.etcd) as coordinator:
-            held = (await coordinator.range(Layout(settings.etcd_prefix).members)).kvs
-            for kv in held:
-                await coordinator.lease_revoke(kv.lease)  # As time would.
+        await end_leases(settings)
         await adopt_etcd(settings)
         async with running_broker(settings) as (_, client):
             await eventually(lambda: appends_at(client, J, len(CONTENT) + 8))
@@ -161,10 +165,7 @@ async def test_a_snapshot_that_is_restored_by_the_runbook_loses_only_what_specs_
         await asyncio.to_thread(subprocess.run, restore, check=True, capture_output=True)
         etcd.start()
         assert "etcd cluster" in await refusal(settings)
-        async with EtcdCoordinator(settings.etcd) as coordinator:
-            held = (await coordinator.range(Layout(settings.etcd_prefix).members)).kvs
-            for kv in held:
-                await coordinator.lease_revoke(kv.lease)  # As time would.
+        await end_leases(settings)
         await adopt_etcd(settings)
         async with running_broker(settings) as (_, client):
             await eventually(lambda: appends_at(client, J, len(CONTENT) + 8))

@@ -149,6 +149,28 @@ def test_the_check_shows_the_changes_and_applies_none(broker: FakeBroker, journa
     assert broker.count("Apply") == 1
 
 
+@pytest.mark.parametrize("blocking", [False, True])
+def test_drift_holds_back_what_is_downstream_of_a_blocking_check(
+    broker: FakeBroker, journals: JournalResource, blocking: bool
+) -> None:
+    ran = []
+
+    @dg.asset
+    def journal_specs() -> None: ...
+
+    @dg.asset(deps=[journal_specs])
+    def downstream() -> None:
+        ran.append(1)
+
+    made = build_journal_specs_check(TREE, blocking=blocking)
+    assets: list[Any] = [journal_specs, downstream, made]
+    result = dg.materialize(assets, resources={"journals": journals}, raise_on_error=False)
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert not evaluation.passed
+    assert result.success is not blocking
+    assert bool(ran) is not blocking
+
+
 def test_while_nobody_answers_the_check_says_so_and_does_not_pass(
     journals: JournalResource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,8 @@ class Faulty:
         self.resets = 0
         self.unavailable = 0
         self.cluster_id = 0
+        self.proofs = 0
+        self.proof_seconds = 0.0
 
     async def range(
         self, prefix: str, *, revision: int = 0, min_mod_revision: int = 0, limit: int = 0, keys_only: bool = False
@@ -61,6 +63,9 @@ class Faulty:
         if self.unavailable:
             self.unavailable -= 1
             raise Unavailable("by the test")
+        if min_mod_revision:
+            self.proofs += 1
+            await asyncio.sleep(self.proof_seconds)
         return await self.real.range(
             prefix, revision=revision, min_mod_revision=min_mod_revision, limit=limit, keys_only=keys_only
         )
@@ -350,3 +355,24 @@ async def test_members_come_and_go_with_their_lease(
     await coordinator.lease_revoke(lease.id)
     state = await keyspace.wait_until(lambda state: not state.members, timeout=WAIT_SECONDS)
     assert state.leader is None
+
+
+async def test_waiters_share_proofs_and_leave_etcd_time_for_its_work(
+    coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make
+) -> None:
+    """etcd looks at all keys for a proof, so waiters must not each ask for one while the mirror is behind."""
+    faulty = Faulty(coordinator)
+    keyspace = keyspace_of(faulty)
+    await keyspace.start()
+    elsewhere = await coordinator.txn([], [Put("/elsewhere", b"1")])
+    await asyncio.gather(*(keyspace.wait_for_revision(elsewhere.header.revision) for _ in range(300)))
+    assert faulty.proofs == 1
+    faulty.flowing.clear()
+    faulty.proof_seconds = 0.1
+    changed = await coordinator.txn([], [Put(layout.item_key("new-one"), journal("new-one"))])
+    waits = [asyncio.ensure_future(keyspace.wait_for_revision(changed.header.revision)) for _ in range(300)]
+    done, _ = await asyncio.wait(waits, timeout=2)
+    assert not done
+    assert 1 < faulty.proofs <= 1 + 5, "after 0.05 s, and then after rests of at least 0.4 s"
+    faulty.flowing.set()
+    assert {(await each).revision for each in waits} == {changed.header.revision}
