@@ -7,13 +7,23 @@ of `pyspark.daemon` (setting `spark.python.daemon.module`).
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Final
+
+IMPORTED: Final = (
+    "pandas",  # Spark's workers import it with their first task.
+    "pyarrow.json",
+    "pyspark.worker",
+    "coranto_consumers.spark.source",
+    "coranto_consumers.spark.tasks",
+)
+
 
 def main() -> None:
     from pyspark.daemon import manager
 
-    import coranto_consumers.spark.source
-    import coranto_consumers.spark.tasks  # noqa: F401
-
+    for name in IMPORTED:
+        import_module(name)
     manager()
 
 

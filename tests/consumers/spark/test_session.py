@@ -42,11 +42,12 @@ def test_local_workers_run_compiled_modules_that_their_parent_has_imported(spark
     def about(batches):
         import sys
 
+        before = set(sys.modules)
         import pyarrow as pa
         import pyspark
 
         for _ in batches:
-            imported = "coranto_consumers.spark.source" in sys.modules
+            imported = before >= {"coranto_consumers.spark.source", "pandas", "pyspark.worker"}
             yield pa.record_batch({"file": [pyspark.__file__], "imported": [imported], "python": [sys.executable]})
 
     [row] = spark.range(1, numPartitions=1).mapInArrow(about, "file STRING, imported BOOLEAN, python STRING").collect()
