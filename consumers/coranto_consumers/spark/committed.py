@@ -47,8 +47,8 @@ import structlog
 
 from coranto.errors import CorantoError
 from coranto.messages.columnar import Int32s, RangeScanner
-from coranto.messages.framing import JsonLines
 from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
+from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
 from coranto_consumers.spark.scanning import RangeSummarizer, RangeSummary
@@ -81,7 +81,7 @@ class CommittedReader:
         self,
         content: JournalContent,
         ranges: Sequence[Range],
-        framing: JsonLines,
+        framing: ReadFraming,
         shared: Path | None = None,
         *,
         commits: bool = False,

@@ -22,10 +22,10 @@ from coranto.client.config import DEFAULT_PATIENCE
 from coranto.client.disk_cache import DEFAULT_CACHE_BYTES
 from coranto.errors import InvalidInput
 from coranto.labels import format_selector
-from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
 from coranto.names import validate_journal
 from coranto.security.tokens import BearerToken
-from coranto_consumers.spark import times
+from coranto_consumers.spark import framings, times
+from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.rows import Misfits
 from coranto_consumers.spark.times import TimeOptions
 
@@ -61,7 +61,8 @@ OPTIONS = {
     "parse": "json: columns without underscore are fields of messages (default if no column is the source's own)",
     "mode": "for values that do not fit their columns: PERMISSIVE (null, default) or FAILFAST (an error)",
     "columnNameOfCorruptRecord": "column for lines that do not fit, if the schema has it: _corrupt_record (default)",
-    "uuidPointer": "JSON pointer to a message's UUID: /_meta/uuid (default)",
+    **framings.OPTIONS,
+    "includeHeaders": "false (default): as in Spark's Kafka source, but no framing has headers",
     "failOnDataLoss": "whether offsets whose content is gone are an error (true, default) or a warning (false)",
     "slices": "what each task reads, planned by a consumer; excludes all options that say what to read",
     "maxBytesPerTrigger": "bytes of content that a micro-batch reads at most: 268435456 (default)",
@@ -117,7 +118,7 @@ class SourceOptions:
     misfits: Misfits
     text_column: str
     """The column for lines that do not fit."""
-    framing: JsonLines
+    framing: ReadFraming
     fail_on_data_loss: bool
     times: TimeOptions
     slices: str
@@ -142,10 +143,11 @@ class SourceOptions:
             )
         # Lines as they are have no nulls for what is wrong with them, so that has to be asked for.
         tolerant = "mode" in given and _misfits(given) is Misfits.PERMISSIVE
-        try:
-            framing = JsonLines(given.get("uuidpointer", DEFAULT_UUID_POINTER), tolerant=tolerant)
-        except InvalidInput as error:
-            raise InvalidInput(error.message, field="option uuidPointer") from error
+        if flag_option(given, "includeHeaders", False):
+            raise InvalidInput(
+                "no framing has headers: write what they would tell into the messages, and leave the option out",
+                field="option includeHeaders",
+            )
         return cls(
             client=_client(given),
             journals=_journals(given),
@@ -165,7 +167,7 @@ class SourceOptions:
             parses_lines=_parse(given),
             misfits=Misfits.DEFERRED if slices else _misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
-            framing=framing,
+            framing=framings.parse_framing(given, tolerant=tolerant),
             times=TimeOptions.parse(given),
             fail_on_data_loss=flag_option(given, "failOnDataLoss", True),
             slices=slices,

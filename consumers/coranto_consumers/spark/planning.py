@@ -9,6 +9,7 @@ from typing import Final
 from coranto.client import Moment, SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.labels import label_selector
+from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals, match_journals
 from coranto_consumers.spark.losses import LostContent, lost_before, warn_of
 from coranto_consumers.spark.options import EARLIEST, LATEST, SourceOptions
@@ -29,6 +30,8 @@ def plan_read(client: SyncJournalClient, options: SourceOptions) -> Plan:
     found = extents(client, journals)
     wholes = [_whole(client, journal, extent, options) for journal, extent in found.items()]
     wholes = [whole for whole in wholes if whole.length]
+    if not isinstance(options.framing, JsonLines):
+        return _unsplit(wholes, options)
     ranges = _split(client, wholes, options)
     parts = [part for found in ranges.values() for part in found]
     if len(parts) < options.min_partitions:
@@ -62,6 +65,17 @@ def _at_moment(client: SyncJournalClient, journals: Sequence[str], options: Sour
     if options.fail_on_data_loss:
         client.require_content(Moment(ends, begins))
     return replace(options, starting=begins, ending=ends, as_of=None)
+
+
+def _unsplit(wholes: Sequence[Range], options: SourceOptions) -> Plan:
+    """Return the plan for messages that are not lines: a task for each journal."""
+    for given, name in ((options.min_partitions > 1, "minPartitions"), (options.max_records, "maxRecordsPerPartition")):
+        if given:
+            raise InvalidInput(
+                "several tasks can read a journal of lines only: leave the option out, and each journal has one task",
+                field=f"option {name}",
+            )
+    return {whole.journal: [whole] for whole in wholes}, [(NumberedRange(0, whole),) for whole in wholes]
 
 
 def _journals(client: SyncJournalClient, options: SourceOptions) -> tuple[str, ...]:

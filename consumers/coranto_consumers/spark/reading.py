@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 
 from coranto.client import Chunk
 from coranto.errors import CorruptMessage, OffsetJump
-from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s
+from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s, producer_number
 from coranto.messages.columnar_lines import read_json_lines
-from coranto.messages.framing import DEFAULT_LINE_BYTES, JsonLines
+from coranto.messages.framing import DEFAULT_LINE_BYTES, Decoder, Envelope, JsonLines
+from coranto_consumers.spark.framings import ReadFraming, Records
 from coranto_consumers.spark.ranges import Range
 
 BLOCK_BYTES = 8 << 20
@@ -74,13 +75,16 @@ class Lines:
 
 
 def read_lines(
-    content: JournalContent, part: Range, framing: JsonLines, block_bytes: int = BLOCK_BYTES
+    content: JournalContent, part: Range, framing: ReadFraming, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Lines]:
-    """Yield the lines that start in a range, in blocks.
+    """Yield the lines, or other messages, that start in a range, in blocks.
 
     Raises CorruptMessage for a line that is not a message, unless the framing is tolerant, and OffsetJump where content
     is gone.
     """
+    if not isinstance(framing, JsonLines):
+        yield from read_records(content, part, framing, block_bytes)
+        return
     for offset, block in read_blocks(content, part, block_bytes, framing.max_line_bytes):
         yield parse_lines(framing, part.journal, offset, block)
 
@@ -113,6 +117,56 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
         lines.uuids.flags,
         whole,
         unreadable,
+    )
+
+
+def read_records(
+    content: JournalContent, part: Range, records: Records, block_bytes: int = BLOCK_BYTES
+) -> Iterator[Lines]:
+    """Yield the messages that start in a range, in blocks; one of them starts where the range does.
+
+    Each has its payload with a newline behind it, as lines have. Raises as `read_lines` does.
+    """
+    decoder = records.framing().decoder(part.journal, part.begin)
+    held: list[Envelope[Any]] = []
+    size = 0
+    for chunk in _to_end_of_message(content, part, decoder):
+        for envelope in decoder.feed(chunk):
+            if envelope.begin < part.end:
+                held.append(envelope)
+                size += len(envelope.content)
+        if size >= block_bytes:
+            yield _lines_of(part.journal, held)
+            held, size = [], 0
+    if held:
+        yield _lines_of(part.journal, held)
+
+
+def _to_end_of_message(content: JournalContent, part: Range, decoder: Decoder[Any]) -> Iterator[bytes]:
+    """Yield the content of a range, and behind it that of a message which starts within it."""
+    yield from _contiguous(content, part.journal, part.begin, part.end)
+    begin, step = part.end, _OVERRUN_BYTES
+    while begin < part.limit:
+        tail = decoder.finish()
+        if tail is None or tail.offset >= part.end:
+            return
+        end = min(part.limit, begin + step)
+        yield from _contiguous(content, part.journal, begin, end)
+        begin, step = end, min(step * 2, BLOCK_BYTES)
+
+
+def _lines_of(journal: str, envelopes: Sequence[Envelope[Any]]) -> Lines:
+    for each in envelopes:
+        if each.clock > _MAX_CLOCK:
+            raise CorruptMessage(journal, each.begin, "the timestamp of its UUID is beyond the year 3409")
+    return Lines(
+        journal,
+        np.array([each.begin for each in envelopes], dtype=np.int64),
+        np.array([each.end for each in envelopes], dtype=np.int64),
+        np.array([producer_number(each.producer) for each in envelopes], dtype=np.uint64),
+        np.array([each.clock for each in envelopes], dtype=np.uint64),
+        np.array([each.flags for each in envelopes], dtype=np.uint16),
+        pa.array([each.content + b"\n" for each in envelopes], pa.binary()),
     )
 
 

@@ -28,9 +28,9 @@ from coranto.messages.columnar import (
     RowSegment,
     replay_mask,
 )
-from coranto.messages.framing import JsonLines
 from coranto.messages.outlines import BorderSegment, Limit, Outline, SegmentCommit, outline
 from coranto.messages.uuids import Flags, ProducerId
+from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.ranges import NumberedRange
 from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
 
@@ -222,7 +222,7 @@ class RangeSummarizer:
 
 
 def read_sequenced(
-    content: JournalContent, numbered: NumberedRange, framing: JsonLines
+    content: JournalContent, numbered: NumberedRange, framing: ReadFraming
 ) -> Generator[tuple[Lines, Int64s], None, RangeSummarizer]:
     """Yield the messages of a range that may be committed, with their pieces. Return the range's scan.
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import InvalidInput
@@ -38,6 +38,7 @@ from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.committed import CommittedReader
 from coranto_consumers.spark.fetching import executor_folder, shared_cache
+from coranto_consumers.spark.framings import ReadFraming, require_lines
 from coranto_consumers.spark.options import Isolation, SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan
@@ -87,6 +88,8 @@ class JournalDataSource(DataSource):
         names = [name for name in FIELDS if options.include_uuid or name not in UUID_FIELDS]
         names.remove(COMMIT_OFFSET)  # It costs something, so it must be asked for.
         fields = [FIELDS[name] for name in names]
+        if not isinstance(options.framing, JsonLines) and not options.framing.is_text:
+            fields = [StructField("value", BinaryType()) if each.name == "value" else each for each in fields]
         if options.isolation is Isolation.SEQUENCED:
             fields.append(PIECE)
         return StructType(fields)
@@ -130,8 +133,9 @@ def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, 
     """Return the layout of a schema, and the options with the framing that suits it."""
     if not options.parses_lines and is_raw(schema):
         return options, _with_commits(raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED), options)
+    lines = require_lines(options.framing, "columns are parsed from lines: read the column value instead. They need")
     if options.misfits is Misfits.PERMISSIVE:
-        options = replace(options, framing=JsonLines(options.framing.pointer, tolerant=True))
+        options = replace(options, framing=JsonLines(lines.pointer, tolerant=True))
     return options, _with_commits(parsed_layout(schema, options.text_column, options.misfits), options)
 
 
@@ -219,7 +223,7 @@ class JournalReader(DataSourceReader):
 
 
 def _sequenced(
-    client: SyncJournalClient, numbered: NumberedRange, framing: JsonLines, batches: BatchBuilder
+    client: SyncJournalClient, numbered: NumberedRange, framing: ReadFraming, batches: BatchBuilder
 ) -> Generator[pa.RecordBatch, None, RangeSummarizer]:
     rows = read_sequenced(client, numbered, framing)
     while True:

@@ -22,8 +22,7 @@ IMPORTED: Final = (
 def main() -> None:
     from pyspark.daemon import manager
 
-    for name in IMPORTED:
-        import_module(name)
+    list(map(import_module, IMPORTED))
     manager()
 
 

@@ -33,6 +33,7 @@ from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.discovery import ContentExtent, fragment_begins
 from coranto_consumers.spark.fetching import shared_cache
+from coranto_consumers.spark.framings import require_lines
 from coranto_consumers.spark.losses import LostContent, warn_of
 from coranto_consumers.spark.ranges import Range, plan_transaction
 from coranto_consumers.spark.rows import BatchBuilder, RowLayout
@@ -318,7 +319,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source = self._options.source
         part_bytes = min(source.max_bytes, max(1, total // source.min_partitions) if total else source.max_bytes)
         commits = self._layout.has_commits
-        return BatchPlanner(self._journals.client, source.framing, self._options.committed, part_bytes, commits)
+        framing = require_lines(source.framing, "streaming queries read")
+        return BatchPlanner(self._journals.client, framing, self._options.committed, part_bytes, commits)
 
     # -- Reading ---------------------------------------------------------------------------------------------------
 
@@ -333,7 +335,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for part in partition.parts:
                 # A journal that has appeared since the query began may be one that the options do not name.
                 span = source.times.of_any(part.numbered.range.journal)
-                for lines in part.read(client, source.framing):
+                for lines in part.read(client, require_lines(source.framing, "streaming queries read")):
                     yield from batches.build(lines.where(span.mask(lines.clocks)))
 
     def stop(self) -> None:
