@@ -138,6 +138,8 @@ async def _drive(
         else:
             if request.readable:
                 spool.publish_through(request.readable)
+            if request.content:
+                spool.write(request.content_delta, request.content)
             await spool.written()
             if broker.session is not None:
                 # If this process was paused, the others may have given up what waited here. To commit it would not harm
@@ -158,7 +160,7 @@ async def _drive(
             if request.acknowledge:
                 if first is not None:
                     response.header.CopyFrom(first)
-                    response.takes_readable = response.tells_synced = True
+                    response.takes_readable = response.takes_content_with_proposal = response.tells_synced = True
                     first = None
                 await context.write(response)
             elif response.status != pb.OK:

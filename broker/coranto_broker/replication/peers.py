@@ -40,6 +40,11 @@ keep the spool, and so block the journal, long after others took the peer's plac
 FIRST_PATIENCE_SECONDS = 30.0
 """The longest wait before a peer's first answer. It may have to recover a spool, or to learn of the Route."""
 
+JOINED_BYTES = 1 << 16
+"""Content of at most this many bytes goes in the message of its proposal. Larger content is not worth the copy."""
+READABLE_SECONDS = 0.002
+"""The time for which the news of what is readable waits for a proposal to go with."""
+
 _GONE = "the broker to forward to is no longer a member of the cluster; try again shortly"
 
 _OPTIONS: list[tuple[str, int]] = [
@@ -176,9 +181,10 @@ class PeerStream:
     ) -> None:
         self._member = member
         self._call: Any = stub.Replicate(metadata=metadata)
-        self._takes_readable = False
+        self._takes_readable = self._takes_joined = False
         self.tells_synced = False
-        self._readable: int | None = None  # The offset that the peer is to be told as soon as possible.
+        self._readable: int | None = None  # The offset that the peer is to be told, soon or with the next proposal.
+        self._until_due: asyncio.TimerHandle | None = None  # None: it is due.
         self._queue: deque[pb.ReplicateRequest] = deque()
         self._queued_bytes = 0
         self._more = asyncio.Event()
@@ -201,7 +207,12 @@ class PeerStream:
         acknowledge: bool,
         ask: Ask.ValueType = Ask.NOTHING,
     ) -> None:
-        request = pb.ReplicateRequest(proposal=proposal.to_wire(), acknowledge=acknowledge)
+        request = self._unsent_content()
+        if request is None:
+            request = pb.ReplicateRequest()
+            self._send(request, 0)
+        proposal.fill(request.proposal)
+        request.acknowledge = acknowledge
         request.registers.CopyFrom(registers)
         if header is not None:
             request.header.CopyFrom(header)
@@ -211,13 +222,13 @@ class PeerStream:
             request.readable = 0  # Announces that this primary tells what is readable.
         if ask != Ask.NOTHING and self.tells_synced:
             request.ask = ask
-        self._send(request, 0)
 
     def readable(self, offset: int) -> None:
         # A peer without support for this shows readers what it has.
         if self._takes_readable and not self._failed and not self._closing:
+            if self._readable is None:
+                self._until_due = asyncio.get_running_loop().call_later(READABLE_SECONDS, self._readable_is_due)
             self._readable = offset
-            self._more.set()
 
     async def drain(self) -> None:
         while self._queued_bytes > HIGH_WATER_BYTES and not self._failed:
@@ -233,6 +244,7 @@ class PeerStream:
         self._patience = PATIENCE_SECONDS
         self._takes_readable = self._takes_readable or response.takes_readable
         self.tells_synced = self.tells_synced or response.tells_synced
+        self._takes_joined = self._takes_joined or response.takes_content_with_proposal
         return response
 
     def close_send(self) -> None:
@@ -250,6 +262,7 @@ class PeerStream:
 
     def abort(self) -> None:
         self._failed = True
+        self._take_readable()
         self._writer.cancel()
         self._call.cancel()
         self._less.set()
@@ -274,6 +287,25 @@ class PeerStream:
             yield
         finally:
             timer.cancel()
+
+    def _unsent_content(self) -> pb.ReplicateRequest | None:
+        """Return the last message if it is content that waits to be sent and may be joined by a proposal."""
+        if not self._takes_joined or self._failed or not self._queue:
+            return None
+        last = self._queue[-1]
+        return last if 0 < len(last.content) <= JOINED_BYTES and not last.HasField("proposal") else None
+
+    def _readable_is_due(self) -> None:
+        self._until_due = None
+        self._more.set()
+
+    def _take_readable(self) -> int:
+        """Return the offset that the peer is to be told; 0, which tells nothing, if there is none."""
+        offset, self._readable = self._readable or 0, None
+        if self._until_due is not None:
+            self._until_due.cancel()
+            self._until_due = None
+        return offset
 
     def _send(self, request: pb.ReplicateRequest, size: int) -> None:
         if self._failed:
@@ -306,15 +338,14 @@ class PeerStream:
                 while self._queue:
                     request = self._queue.popleft()
                     if self._readable is not None and request.HasField("proposal"):
-                        request.readable, self._readable = self._readable, None
+                        request.readable = self._take_readable()
                     await self._call.write(request)
                     self._moved_at = asyncio.get_running_loop().time()
                     self._queued_bytes -= len(request.content)
                     if self._queued_bytes <= HIGH_WATER_BYTES:
                         self._less.set()
-                if self._readable is not None:
-                    request, self._readable = pb.ReplicateRequest(readable=self._readable), None
-                    await self._call.write(request)
+                if self._readable is not None and (self._until_due is None or self._closing):
+                    await self._call.write(pb.ReplicateRequest(readable=self._take_readable()))
                     continue
                 if self._closing:
                     await self._call.done_writing()

@@ -418,7 +418,12 @@ def _replicate_request(request: pb.ReplicateRequest) -> None:
         _within("proposal", _fragment, request.proposal)
         # Absent registers count as empty.
         _within("registers", _label_set, request.registers)
-        _absent(request, "content", "content_delta", why="beside a proposal")
+        if request.HasField("header"):
+            _absent(request, "content", "content_delta", why="beside a proposal with a header")
+        elif request.content:
+            _at_least("content_delta", request.content_delta, 0)
+        else:
+            _absent(request, "content_delta", why="without content")
         _at_least("readable", request.readable, 0)
         if request.ask and not request.acknowledge:
             raise InvalidInput("must be set beside a question", field="acknowledge")

@@ -876,12 +876,15 @@ class ReplicateResponse(_message.Message):
     FRAGMENT_FIELD_NUMBER: _builtins.int
     REGISTERS_FIELD_NUMBER: _builtins.int
     TAKES_READABLE_FIELD_NUMBER: _builtins.int
+    TAKES_CONTENT_WITH_PROPOSAL_FIELD_NUMBER: _builtins.int
     TELLS_SYNCED_FIELD_NUMBER: _builtins.int
     SYNCED_FIELD_NUMBER: _builtins.int
     HELD_FROM_FIELD_NUMBER: _builtins.int
     status: Global___Status.ValueType
     takes_readable: _builtins.bool
     """Not of Gazette: in its first response, whether a replica takes messages that hold nothing but `readable`."""
+    takes_content_with_proposal: _builtins.bool
+    """Not of Gazette: in its first response, whether a replica takes content beside the proposal that commits it."""
     tells_synced: _builtins.bool
     """Not of Gazette: in its first response, whether a replica tells `synced` and takes `ask`."""
     synced: _builtins.bool
@@ -902,13 +905,14 @@ class ReplicateResponse(_message.Message):
         fragment: Global___Fragment | None = ...,
         registers: Global___LabelSet | None = ...,
         takes_readable: _builtins.bool = ...,
+        takes_content_with_proposal: _builtins.bool = ...,
         tells_synced: _builtins.bool = ...,
         synced: _builtins.bool = ...,
         held_from: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "header", b"header", "held_from", b"held_from", "registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "header", b"header", "held_from", b"held_from", "registers", b"registers", "status", b"status", "synced", b"synced", "takes_readable", b"takes_readable", "tells_synced", b"tells_synced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "header", b"header", "held_from", b"held_from", "registers", b"registers", "status", b"status", "synced", b"synced", "takes_content_with_proposal", b"takes_content_with_proposal", "takes_readable", b"takes_readable", "tells_synced", b"tells_synced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__held_from: _TypeAlias = _typing.Literal["held_from"]  # noqa: Y015
     _WhichOneofArgType__held_from: _TypeAlias = _typing.Literal["_held_from", b"_held_from"]  # noqa: Y015

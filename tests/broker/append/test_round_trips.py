@@ -39,9 +39,9 @@ def test_an_append_takes_one_round_trip_to_the_replicas(replication: int, messag
             sent.clear()
             await client.append(J, b"small")
             between = [count for (source, target), count in sent.items() if {source[:6], target[:6]} == {"broker"}]
-            # To each replica its content, one proposal, and the word that readers may see it, which nobody waits for;
-            # and one acknowledgement of each.
-            assert sorted(between) == [1] * (replication - 1) + [3] * (replication - 1)
+            # To each replica its content with the proposal, and the word that readers may see it, which nobody waits
+            # for; and one acknowledgement of each.
+            assert sorted(between) == [1] * (replication - 1) + [2] * (replication - 1)
 
             # While others' acknowledgements are under way, more is proposed.
             begun = loop.time()

@@ -52,9 +52,17 @@ class Primary:
 
 
 def propose(
-    proposal: Fragment, registers: pb.LabelSet = NONE, *, acknowledge: bool = True, header: pb.Header | None = None
+    proposal: Fragment,
+    registers: pb.LabelSet = NONE,
+    *,
+    acknowledge: bool = True,
+    header: pb.Header | None = None,
+    content: bytes = b"",
+    content_delta: int = 0,
 ) -> pb.ReplicateRequest:
-    request = pb.ReplicateRequest(proposal=proposal.to_wire(), acknowledge=acknowledge)
+    request = pb.ReplicateRequest(
+        proposal=proposal.to_wire(), acknowledge=acknowledge, content=content, content_delta=content_delta
+    )
     request.registers.CopyFrom(registers)
     if header is not None:
         request.header.CopyFrom(header)
@@ -102,9 +110,11 @@ async def test_content_is_visible_after_its_commit_only(primary: Primary) -> Non
     assert await stream.read() == pb.ReplicateResponse(status=pb.OK)
     assert await primary.read() == b"foobar"
 
-    # What follows is rolled back: by proposal, and by the end of the stream.
+    # What follows is rolled back: by proposals, and by the end of the stream.
     await stream.write(pb.ReplicateRequest(content=b"baz"))
     await stream.write(propose(fragment(0, 6, b"foobar"), mine))
+    assert (await stream.read()).status == pb.OK
+    await stream.write(propose(fragment(0, 6, b"foobar"), mine, content=b"baz"))
     assert (await stream.read()).status == pb.OK
     await stream.write(pb.ReplicateRequest(content=b"qux"))
     await stream.done_writing()
@@ -112,6 +122,23 @@ async def test_content_is_visible_after_its_commit_only(primary: Primary) -> Non
     again, response = await primary.opened(fragment(0, 6, b"foobar"), mine)
     assert response.status == pb.OK
     again.cancel()
+
+
+async def test_content_comes_with_the_proposal_that_commits_it(primary: Primary) -> None:
+    stream, response = await primary.opened(fragment(0, 0))
+    assert response.takes_content_with_proposal
+    await stream.write(propose(fragment(0, 3, b"foo"), content=b"foo"))
+    assert await stream.read() == pb.ReplicateResponse(status=pb.OK)
+    await stream.write(pb.ReplicateRequest(content=b"bar"))
+    await stream.write(propose(fragment(0, 9, b"foobarbaz"), content=b"baz", content_delta=3))
+    assert await stream.read() == pb.ReplicateResponse(status=pb.OK)
+    await stream.write(propose(fragment(0, 12, b"foobarbazqux"), content=b"not"))
+    assert (await stream.read()).status == pb.PROPOSAL_MISMATCH
+    assert await primary.read() == b"foobarbaz"
+    await stream.write(propose(fragment(0, 12, b"foobarbazqux"), content=b"qux"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:  # It comes behind the content that it does not know of.
+        await stream.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_readers_wait_for_a_primary_that_sends_readable_offsets(

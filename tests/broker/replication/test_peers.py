@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,14 @@ from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.replication import peers
-from coranto_broker.replication.peers import FIRST_PATIENCE_SECONDS, HIGH_WATER_BYTES, PATIENCE_SECONDS, PeerStream
+from coranto_broker.replication.peers import (
+    FIRST_PATIENCE_SECONDS,
+    HIGH_WATER_BYTES,
+    JOINED_BYTES,
+    PATIENCE_SECONDS,
+    READABLE_SECONDS,
+    PeerStream,
+)
 from coranto_broker.replication.pipeline import ReplicationFailed
 
 NONE = pb.LabelSet()
@@ -28,19 +36,22 @@ class Call:
         self.seconds = seconds
         self.sent: list[pb.ReplicateRequest] = []
         self.reading: asyncio.Future[pb.ReplicateResponse] | None = None
-        self.cancelled = False
+        self.cancelled = self.ended = False
 
     async def write(self, request: pb.ReplicateRequest) -> None:
         await (asyncio.Event().wait() if self.seconds is None else asyncio.sleep(self.seconds))
         self.sent.append(request)
 
+    async def done_writing(self) -> None:
+        self.ended = True
+
     async def read(self) -> pb.ReplicateResponse:
         self.reading = asyncio.get_running_loop().create_future()
         return await self.reading
 
-    def answer(self) -> None:
+    def answer(self, response: pb.ReplicateResponse | None = None) -> None:
         assert self.reading is not None
-        self.reading.set_result(pb.ReplicateResponse())
+        self.reading.set_result(response or pb.ReplicateResponse())
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -58,6 +69,16 @@ class Stub:
 
 def stream_over(call: Call) -> PeerStream:
     return PeerStream(cast("pb_grpc.JournalAsyncStub", Stub(call)), pb.ProcessSpec.ID(zone="a", suffix="b"))
+
+
+async def opened(call: Call, answer: pb.ReplicateResponse) -> PeerStream:
+    """A stream whose first proposal got this answer."""
+    stream = stream_over(call)
+    stream.propose(EMPTY, NONE, header=None, acknowledge=True)
+    asyncio.get_running_loop().call_later(1, call.answer, answer)
+    assert await stream.acknowledgement() == answer
+    call.sent.clear()
+    return stream
 
 
 def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
@@ -119,5 +140,54 @@ def test_an_append_does_not_wait_for_room_that_a_silent_peer_does_not_give() -> 
         assert call.cancelled
         with pytest.raises(ReplicationFailed, match="broken"):
             stream.write(1, b"more")
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("takes_both", [True, False])
+@pytest.mark.parametrize("size", [3, JOINED_BYTES + 1])
+def test_small_content_goes_with_its_proposal_to_peers_that_take_both(takes_both: bool, size: int) -> None:
+    async def main(loop: SimLoop) -> None:
+        call = Call()
+        stream = await opened(call, pb.ReplicateResponse(takes_content_with_proposal=takes_both))
+        content, whole = bytes(size), replace(EMPTY, end=size)
+        stream.write(0, content)
+        stream.propose(whole, NONE, header=None, acknowledge=True)
+        stream.propose(EMPTY, NONE, header=None, acknowledge=False)
+        await asyncio.sleep(1)
+        proposal = pb.ReplicateRequest(proposal=whole.to_wire(), registers=NONE, acknowledge=True)
+        last = pb.ReplicateRequest(proposal=EMPTY.to_wire(), registers=NONE)
+        if takes_both and size <= JOINED_BYTES:
+            proposal.content = content
+            assert call.sent == [proposal, last]
+        else:
+            assert call.sent == [pb.ReplicateRequest(content=content), proposal, last]
+        stream.abort()
+
+    virtually(main)
+
+
+def test_what_is_readable_goes_with_the_next_proposal_or_alone_after_a_while() -> None:
+    async def main(loop: SimLoop) -> None:
+        call = Call()
+        stream = await opened(call, pb.ReplicateResponse(takes_readable=True))
+        stream.readable(5)
+        await asyncio.sleep(READABLE_SECONDS / 2)
+        stream.readable(7)
+        stream.propose(EMPTY, NONE, header=None, acknowledge=True)
+        await asyncio.sleep(1)
+        assert [each.readable for each in call.sent] == [7]
+        stream.readable(8)
+        await asyncio.sleep(READABLE_SECONDS / 2)
+        stream.readable(9)
+        assert len(call.sent) == 1
+        await asyncio.sleep(1)
+        assert call.sent[1:] == [pb.ReplicateRequest(readable=9)]
+        stream.readable(10)
+        stream.close_send()
+        await asyncio.sleep(READABLE_SECONDS / 2)
+        assert call.sent[2:] == [pb.ReplicateRequest(readable=10)]
+        assert call.ended
+        stream.abort()
 
     virtually(main)

@@ -180,6 +180,7 @@ GOOD: list[Callable[[], Message]] = [
     lambda: pb.AppendResponse(status=pb.REGISTER_MISMATCH, header=header(), registers=pb.LabelSet()),
     lambda: pb.ReplicateRequest(content=b"x", content_delta=5),
     lambda: pb.ReplicateRequest(proposal=fragment()),
+    lambda: pb.ReplicateRequest(proposal=fragment(), content=b"x", content_delta=5, readable=7),
     pb.ReplicateResponse,
     lambda: pb.ReplicateResponse(header=header()),
     lambda: pb.ReplicateResponse(status=pb.WRONG_ROUTE, header=header()),
@@ -423,6 +424,11 @@ BAD: list[Any] = [
             ("deprecated_journal", "another/one", "deprecated_journal"),
         ],
     ),
+    *at_top(
+        lambda: pb.ReplicateRequest(proposal=fragment(), content=b"x"),
+        [("content_delta", -1, "content_delta")],
+    ),
+    *at_top(lambda: pb.ReplicateRequest(proposal=fragment()), [("content_delta", 1, "content_delta")]),
     *at_top(
         lambda: pb.ReplicateRequest(content=b"x"),
         [
