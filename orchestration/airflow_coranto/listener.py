@@ -30,20 +30,27 @@ def on_asset_changed(asset: Any) -> None:
     session = sessions()
     for event in list(session):
         if isinstance(event, AssetEvent) and (payload := watched(event.extra)) is not None:
-            variable = payload[MARK]
-            settled, kept = settle(payload, _stored(session, variable))
+            row = _row(session, payload[MARK])
+            settled, kept = settle(payload, _stored(row))
             event.extra = {**(event.extra or {}), "payload": settled}
-            Variable.set(variable, kept.to_json(), description=DESCRIPTION, session=session)
+            if row is not None:
+                row.set_val(kept.to_json())
+            else:
+                Variable.set(payload[MARK], kept.to_json(), description=DESCRIPTION, session=session)
 
 
-def _stored(session: Any, variable: str) -> StoredEvent | None:
-    """Return what a variable keeps, and hold its row until the transaction ends: another triggerer waits here."""
+def _row(session: Any, variable: str) -> Any:
+    """Return a variable's row, or None. It is held until the transaction ends: another triggerer waits here."""
     from airflow.models.variable import Variable
     from sqlalchemy import select
 
     query = select(Variable).where(Variable.key == variable).with_for_update()
-    row = session.scalars(query, execution_options={"populate_existing": True}).one_or_none()
+    return session.scalars(query, execution_options={"populate_existing": True}).one_or_none()
+
+
+def _stored(row: Any) -> StoredEvent | None:
+    """Return what a variable's row keeps. If somebody has broken it, the event that is being stored makes it whole."""
     try:
         return StoredEvent.from_json(row.val) if row is not None and row.val else None
-    except InvalidInput:  # Somebody has broken it. The event that is being stored makes it whole.
+    except InvalidInput:
         return None
