@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -12,6 +13,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+from packaging.requirements import Requirement
 
 from coranto.checkup.results import Examination, absent, good, problem, warning
 from coranto.cluster.processes import PORTS_VARIABLE, free_port, is_free
@@ -47,8 +50,10 @@ def python(version: tuple[int, int] = sys.version_info[:2]) -> Examination:
 
 
 def parts() -> list[Examination]:
-    """Examine the extras. A part with some of its modules is one that cannot be used."""
-    results = []
+    """Examine what is installed. A part without some of its modules, or with wrong versions of them, cannot be used."""
+    unmet = _unmet("")
+    found = ", ".join(unmet) or "installed, in versions that fit"
+    results = [problem("coranto", found, "pip install --upgrade coranto") if unmet else good("coranto", found)]
     for extra, modules in _PARTS.items():
         missing, broken = [], ""
         for module in modules:
@@ -63,9 +68,29 @@ def parts() -> list[Examination]:
             results.append(absent(subject, "not installed", again))
         elif missing or broken:
             results.append(problem(subject, broken or f"without {', '.join(missing)}", again))
+        elif unmet := _unmet(extra):
+            results.append(problem(subject, ", ".join(unmet), f"pip install --upgrade 'coranto[{extra}]'"))
         else:
             results.append(good(subject, "installed"))
     return results
+
+
+def _unmet(extra: str) -> list[str]:
+    """Return the requirements of an extra, or of the core for "", that no installed distribution meets."""
+    found = []
+    for text in importlib.metadata.requires("coranto") or ():
+        wanted = Requirement(text)
+        of_core = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+        if of_core != (not extra) or (wanted.marker is not None and not wanted.marker.evaluate({"extra": extra})):
+            continue
+        try:
+            version = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"without {wanted.name}")
+        else:
+            if not wanted.specifier.contains(version, prereleases=True):
+                found.append(f"{wanted.name} is {version}, and must be {wanted.specifier}")
+    return found
 
 
 def java(*, needed: bool) -> Examination:

@@ -68,3 +68,16 @@ def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert machine.data_directory(tmp_path / "file").condition is Condition.PROBLEM
     assert not (tmp_path / ".coranto-doctor").exists()
+
+
+def test_installed_parts_in_versions_that_do_not_fit_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    requires = ["grpcio>=1", 'pyspark[connect]<5,>=99; extra == "spark"', 'no-such-thing; extra == "consumers"']
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: requires)
+    found = {each.subject: each for each in machine.parts()}
+    assert found["coranto"].condition is Condition.OK
+    assert found["coranto[broker]"].condition is Condition.OK
+    assert found["coranto[spark]"].condition is Condition.PROBLEM
+    assert "and must be <5,>=99" in found["coranto[spark]"].found
+    assert found["coranto[consumers]"].found == "without no-such-thing"
+    requires[0] = "grpcio>=99"
+    assert machine.parts()[0].condition is Condition.PROBLEM
