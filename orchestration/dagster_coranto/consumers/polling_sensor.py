@@ -11,7 +11,7 @@ from time import time
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-from dagster._core.storage.tags import RUN_KEY_TAG
+from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
 from dagster._record import record
 from dagster._serdes import deserialize_value, serialize_value, whitelist_for_serdes
 
@@ -144,7 +144,7 @@ def build_journal_polling_sensor(
                 first = under_way[0]
                 waiting = f"{amount(grown, 'bytes')} wait for it to end" if grown else "nothing waits for it"
                 return dg.SkipReason(f"Run {first.run_id} is under way ({first.status.value.lower()}); {waiting}.")
-        failed = _failure(context.instance, before.run_key)
+        failed = _failure(context.instance, before.run_key, context.sensor_name)
         failures = before.failures + 1 if failed is not None else 0
         if failed is not None:
             pause = min(_MAX_BACKOFF_SECONDS, minimum_interval_seconds * 2.0 ** (failures - 1))
@@ -174,11 +174,13 @@ def _present(
     return JournalPollingSensorCursor.of(found)
 
 
-def _failure(instance: dg.DagsterInstance, run_key: str) -> float | None:
-    """Return the time at which the run of a key failed, in seconds since 1970. None if it did not, or there is none."""
+def _failure(instance: dg.DagsterInstance, run_key: str, sensor: str) -> float | None:
+    """Return the time at which a sensor's run of a key failed, in seconds since 1970. None if it did not, or there is
+    none. The sensors of several consumers over the same journals have the same keys."""
     if not run_key:
         return None
-    records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: run_key}), limit=1)
+    tags = {RUN_KEY_TAG: run_key, SENSOR_NAME_TAG: sensor}
+    records = instance.get_run_records(dg.RunsFilter(tags=tags), limit=1)
     if not records or records[0].dagster_run.status is not dg.DagsterRunStatus.FAILURE:
         return None
     if records[0].dagster_run.is_complete_and_waiting_to_retry:

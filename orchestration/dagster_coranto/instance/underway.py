@@ -42,14 +42,20 @@ class Target:
         consumed = {key for key in keys if graph.has(key) and CONSUMER_TAG in graph.get(key).tags}
         return Target(consumed or keys, None if keys or job is None else job.name)
 
-    def is_run_by(self, run: dg.DagsterRun, repository: dg.RepositoryDefinition) -> bool:
-        """Return True if a run materialises any of the assets, or runs the job."""
+    def is_run_by(self, run: dg.DagsterRun, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance) -> bool:
+        """Return True if a run materialises any of the assets, or runs the job.
+
+        The run may be of another code location, whose jobs are not known here. So what it was planned to materialise
+        counts, which Dagster notes when it creates a run.
+        """
         if run.asset_selection is not None:
             return not self.keys.isdisjoint(run.asset_selection)
         if run.asset_check_selection:
             return False
         if self.job_name is not None:
             return run.job_name == self.job_name
+        if planned := _planned(instance, run):
+            return not self.keys.isdisjoint(planned)
         return repository.has_job(run.job_name) and not self.keys.isdisjoint(
             _keys_of_job(repository.get_job(run.job_name))
         )
@@ -74,7 +80,7 @@ def runs_under_way(
     records = instance.get_run_records(dg.RunsFilter(statuses=list(NOT_FINISHED_STATUSES)), ascending=True)
     for record in records:
         run = record.dagster_run
-        if not target.is_run_by(run, repository):
+        if not target.is_run_by(run, repository, instance):
             continue
         if run.status is not dg.DagsterRunStatus.QUEUED:
             alive = last_sign_of_life(run)
@@ -113,6 +119,12 @@ def pools_of(repository: dg.RepositoryDefinition, keys: Set[dg.AssetKey]) -> set
 
 def _keys_of_job(job: dg.JobDefinition) -> Set[dg.AssetKey]:
     return job.asset_layer.selected_asset_keys
+
+
+def _planned(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[dg.AssetKey]:
+    """Return the assets that a run was planned to materialise."""
+    found = instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
+    return {record.asset_key for record in found.records if record.asset_key is not None}
 
 
 def _last_event(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:

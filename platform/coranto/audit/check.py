@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from coranto.audit.findings import Fact, Finding
+from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
 from coranto.audit.report import Coverage, Depth, Report, collect
 from coranto.effects import Clock, SystemClock
+from coranto.errors import CorantoError
 
 
 @dataclass(slots=True)
@@ -55,13 +56,22 @@ async def run_checks(
 ) -> Report:
     """Run checks one after another, and return their report. `selector` tells in the report what was audited.
 
+    The error of one check is a finding, so that it hides no other check's. Raises it if no other check has a result.
     Checks only read, so cancelling leaves nothing behind.
     """
     times = clock or SystemClock()
     begun_at = times.now()
     result = Result(subjects={name: dict(facts) for name, facts in (subjects or {}).items()})
+    failures: list[CorantoError] = []
     for check in checks:
-        result.add(await check.run())
+        try:
+            result.add(await check.run())
+        except CorantoError as error:
+            failures.append(error)
+            text = f"the check `{check.name}` could not examine anything: {error}"
+            result.findings.append(Finding(Kind.NOT_EXAMINED, Severity.ERROR, Subject.selector(selector), text))
+    if failures and len(failures) == len(checks):
+        raise failures[0]
     return collect(
         selector,
         depth,

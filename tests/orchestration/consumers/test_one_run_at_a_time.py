@@ -15,7 +15,7 @@ import pytest
 from dagster._core.events import DagsterEvent, DagsterEventType
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.storage.dagster_run import DagsterRunStatus
-from dagster._core.storage.tags import RUN_KEY_TAG
+from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
 
 from coranto.errors import Fenced
 from coranto.messages.checkpoints import Checkpoint, Source
@@ -98,11 +98,15 @@ class Shop:
 
     def begin(self, request: dg.RunRequest) -> Transaction:
         """Start a requested run, which begins its transaction."""
-        run = self.run(DagsterRunStatus.STARTED, tags={**request.tags, RUN_KEY_TAG: request.run_key or ""})
+        run = self.run(DagsterRunStatus.STARTED, tags={**request.tags, **self.tags_of(request)})
         fence, _ = self.store.raise_fence("c")
         begun = Transaction(run, fence, self.client.head(JOURNAL))
         self.open.append(begun)
         return begun
+
+    def tags_of(self, request: dg.RunRequest) -> dict[str, str]:
+        """The tags that Dagster gives a run that the sensor has requested."""
+        return {RUN_KEY_TAG: request.run_key or "", SENSOR_NAME_TAG: self.sensor.name}
 
     def pass_time(self) -> None:
         """Let one tick pass for the open transactions. Those whose time has come commit, or find that they cannot."""
@@ -218,6 +222,36 @@ def test_new_heads_wait_for_any_run_of_the_consumer(
     shop.instance.report_run_failed(under_way)
     assert isinstance(shop.tick(), dg.RunRequest), "the heads that waited start one run"
     assert isinstance(shop.tick(), str)
+
+
+def test_new_heads_wait_for_a_run_of_another_code_location(shop: Shop) -> None:
+    """Two locations have the consumer. Neither knows the other's jobs."""
+
+    @dg.multi_asset(name="consume", specs=[dg.AssetSpec("revenue", tags={CONSUMER_TAG: "c"})])
+    def consume() -> None: ...
+
+    @dg.asset
+    def other() -> None: ...
+
+    jobs = [dg.define_asset_job("theirs", selection=[REVENUE]), dg.define_asset_job("others", selection=["other"])]
+    elsewhere = dg.Definitions(assets=[consume, other], jobs=jobs).get_repository_def()
+    shop.instance.create_run_for_job(job_def=elsewhere.get_job("others"), status=DagsterRunStatus.STARTED)
+    run = shop.instance.create_run_for_job(job_def=elsewhere.get_job("theirs"), status=DagsterRunStatus.STARTED)
+    assert f"Run {run.run_id} is under way" in str(shop.tick())
+    shop.instance.report_run_failed(run)
+    assert isinstance(shop.tick(), dg.RunRequest)
+
+
+def test_a_failure_of_another_consumer_of_the_same_journals_delays_no_run(shop: Shop) -> None:
+    request = shop.tick()
+    assert isinstance(request, dg.RunRequest)
+    begun = shop.begin(request)
+    tags = {RUN_KEY_TAG: request.run_key or "", SENSOR_NAME_TAG: "of_another_consumer"}
+    theirs = shop.run(DagsterRunStatus.STARTED, "everything", asset_selection={dg.AssetKey("report")}, tags=tags)
+    shop.instance.report_run_failed(theirs)
+    shop.commit(begun)
+    shop.write()
+    assert isinstance(shop.tick(), dg.RunRequest)
 
 
 def test_runs_of_other_assets_are_not_waited_for(shop: Shop) -> None:

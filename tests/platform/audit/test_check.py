@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from coranto.audit.check import Result, run_checks
 from coranto.audit.findings import Kind, Subject
-from tests.platform.audit.reports import FIRST, LOST, OLD, report_of
+from coranto.errors import SqlStoreError
+from tests.platform.audit.reports import FIRST, LOST, OLD, Gives, report_of
 
 
 async def test_the_gravest_findings_come_first_and_subjects_join_the_facts_of_all_checks() -> None:
@@ -21,3 +25,22 @@ async def test_only_errors_make_a_report_unsound() -> None:
     assert (await report_of()).summary == "sound: 2 examined"
     joined = (await report_of()).joined(await report_of(LOST))
     assert not joined.sound
+
+
+async def test_a_check_that_fails_hides_no_other_s_findings() -> None:
+    class Fails:
+        name = "consumer"
+
+        async def run(self) -> Result:
+            raise SqlStoreError("the database has gone away")
+
+    journals = Gives("journals", Result([LOST], {"a/b": {"head": 10}}))
+    for checks in ([journals, Fails()], [Fails(), journals]):
+        report = await run_checks("all journals", checks)
+        assert report.kinds() == {Kind.CONTENT_LOST, Kind.NOT_EXAMINED}
+        (told,) = report.of(Subject.selector("all journals"))
+        assert "`consumer` could not examine anything: the database has gone away" in told.message
+        assert not report.sound
+        assert report.subjects
+    with pytest.raises(SqlStoreError):
+        await run_checks("all journals", [Fails()])
