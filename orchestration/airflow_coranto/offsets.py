@@ -70,7 +70,7 @@ def from_kept(kept: Mapping[str, Any]) -> dict[str, JournalPosition]:
     try:
         return {str(journal): JournalPosition(int(at[1]), int(at[0])) for journal, at in kept.items()}
     except (TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InvalidInput(f"{kept!r} are no positions of journals", field="positions") from error
+        raise InvalidInput("these are no positions of journals", field="positions") from error
 
 
 def variable_name(name: str, arguments: Mapping[str, Any]) -> str:
@@ -85,9 +85,10 @@ def variable_name(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def watched(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the payload of a watcher's event from the extra of an asset event; None for events of others.
+    """Return the payload of a watcher's new event from the extra of an asset event; None for other events.
 
-    Its variable is always that of a watcher, also if another program made the event.
+    An event that was settled is not new. The variable is always that of a watcher, also if another program made the
+    event.
     """
     payload = (extra or {}).get("payload")
     if not isinstance(payload, Mapping):
@@ -100,7 +101,8 @@ def watched(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         for at in positions.values()
     )
     told = isinstance(payload.get("since"), Mapping) and isinstance(payload.get("bytes"), int)
-    return payload if whole and told else None
+    is_new = isinstance(payload.get("event"), str) and isinstance(payload.get("after"), str)
+    return payload if whole and told and is_new else None
 
 
 def event_of(
@@ -141,17 +143,16 @@ def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict
     as when a triggerer was taken for dead and goes on. Then the event becomes one of the growth beyond the stored one,
     of no bytes if there is none: so no byte is in two events.
     """
-    event = str(payload.get("event", ""))
-    if stored is not None and event and stored.event == event:  # Of another asset with the same watcher.
+    event = payload["event"]
+    if stored is not None and stored.event == event:  # Of another asset with the same watcher.
         return _with(payload, stored), stored
-    told = StoredEvent(
-        event, {name: list(at) for name, at in payload["positions"].items()}, payload["since"], payload["bytes"]
-    )
-    if stored is None or stored.event == payload.get("after", ""):
-        return dict(payload), told
+    positions = {name: list(at) for name, at in payload["positions"].items()}
+    told = StoredEvent(event, positions, payload["since"], payload["bytes"])
+    if stored is None or stored.event == payload["after"]:
+        return _with(payload, told), told
     from coranto.client.positions import grown_bytes, heads_of
 
-    before, now = from_kept(stored.positions), from_kept(told.positions)
+    before, now = from_kept(stored.positions), from_kept(positions)
     latest = dict(before)
     for journal, at in now.items():
         known = before.get(journal, at)
@@ -161,6 +162,8 @@ def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict
 
 
 def _with(payload: Mapping[str, Any], stored: StoredEvent) -> dict[str, Any]:
+    """Return the payload as it is stored: without `after`, by which one sees that it was not settled."""
+    kept = {name: value for name, value in payload.items() if name != "after"}
     heads = {journal: head for journal, (_, head) in stored.positions.items()}
     positions = {"since": dict(stored.since), "heads": heads, "positions": stored.positions}
-    return {**payload, **positions, "bytes": stored.grown}
+    return {**kept, **positions, "bytes": stored.grown}

@@ -102,6 +102,18 @@ def test_of_two_triggerers_at_work_none_repeats_a_byte() -> None:
     assert kept() == ([(0, 5, 5), (5, 9, 4), (9, 12, 3), (12, 12, 0)], {JOURNAL: [7, 12]})
 
 
+def test_an_event_that_a_session_has_loaded_is_left_as_it_is() -> None:
+    store_event(1, 0, 0, 5)
+    store_event(2, 1, 5, 9)
+    with create_session() as session:
+        loaded = session.scalars(select(AssetEvent)).all()
+        other = session.scalars(select(AssetModel).where(AssetModel.uri == OTHER)).one()
+        AssetManager.register_asset_change(asset=as_registered(other), extra={}, session=session)
+        assert len(loaded) == 2
+        session.delete(session.scalars(select(AssetEvent).where(AssetEvent.asset_id == other.id)).one())
+    assert kept() == ([(0, 5, 5), (5, 9, 4)], {JOURNAL: [7, 9]})
+
+
 def test_assets_that_share_a_watcher_have_the_same_event() -> None:
     store_event(1, 0, 0, 5)
     store_event(3, 0, 0, 12, uris=(URI, OTHER))
@@ -118,6 +130,6 @@ def test_events_of_others_touch_no_variable() -> None:
     Variable.set("admin_password", "unchanged")
     with create_session() as session:
         asset = session.scalars(select(AssetModel).where(AssetModel.uri == URI)).one()
-        extra = {"payload": {MARK: "admin_password", "positions": {}, "since": {}, "bytes": 0}}
+        extra = {"payload": {**payload(1, 0, 0, 5), MARK: "admin_password"}}
         AssetManager.register_asset_change(asset=as_registered(asset), extra=extra, session=session)
     assert Variable.get("admin_password") == "unchanged"
