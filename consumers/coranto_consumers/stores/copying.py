@@ -1,19 +1,21 @@
-"""Text for PostgreSQL's COPY, made of whole Arrow columns, without a Python object per value."""
+"""Text for PostgreSQL's COPY, made of whole Arrow columns, without a Python object per value.
+
+Arrow and PostgreSQL's driver take half a second to import, so they are imported by what uses them: most processes that
+import stores do without.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import psycopg
-import pyarrow as pa
-import pyarrow.compute as pc
-from psycopg import sql
 from sqlalchemy import Column, Connection, Table
 from sqlalchemy.exc import DBAPIError
+
+if TYPE_CHECKING:
+    from psycopg import sql
 
 _NULL: Final = r"\N"
 _ESCAPES: Final = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
@@ -21,6 +23,8 @@ _ESCAPES: Final = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 
 def can_copy(kind: Any, column: Column[Any]) -> bool:
     """Return True if values of an Arrow type can be written here as text that means the same in a table's column."""
+    import pyarrow as pa
+
     types = pa.types
     try:
         stored = column.type.python_type
@@ -46,6 +50,10 @@ def copy_text(owner: Sequence[object], columns: Sequence[Any]) -> Any:
 
     There is at least one column. Columns are Arrow arrays of equal length, of types that `can_copy` accepts.
     """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     *before, last = map(_texts, columns)
     ended = pc.binary_join_element_wise(last, "", "\n", null_handling="replace", null_replacement=_NULL)
     shared = [pa.scalar(_escaped(str(value))) for value in owner]
@@ -57,6 +65,8 @@ def copy_text(owner: Sequence[object], columns: Sequence[Any]) -> Any:
 
 def copy_statement(table: Table, names: Sequence[str]) -> sql.Composed:
     """Return the statement that copies text into columns of a table."""
+    from psycopg import sql
+
     place = [part for part in (table.schema, table.name) if part is not None]
     listed = sql.SQL(", ").join(sql.Identifier(table.c[name].name) for name in names)
     return sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(*place), listed)
@@ -64,6 +74,8 @@ def copy_statement(table: Table, names: Sequence[str]) -> sql.Composed:
 
 def copy_into(connection: Connection, table: Table, names: Sequence[str], text: Any) -> None:
     """Write rows of `copy_text` within a transaction of PostgreSQL. Raises its errors as SQLAlchemy does."""
+    import psycopg
+
     driver: Any = connection.connection.driver_connection
     statement = copy_statement(table, names)
     try:
@@ -77,6 +89,9 @@ def copy_into(connection: Connection, table: Table, names: Sequence[str], text: 
 
 
 def _texts(column: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     if not pa.types.is_string(column.type):
         return pc.cast(column, pa.string())
     for character, escape in _ESCAPES:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-import pyarrow as pa
 from sqlalchemy import Column, Connection, Table, TypeDecorator, insert
 
 from coranto.errors import InvalidInput
@@ -87,6 +86,8 @@ def _column(values: list[Any], column: Column[Any]) -> Any | None:
     """Return the values of a column as an Arrow array; None if their text might not mean the same to COPY."""
     if isinstance(column.type, TypeDecorator) or column.identity is not None or column.computed is not None:
         return None
+    import pyarrow as pa  # Only for this: it takes a while.
+
     try:
         array = pa.array(values)
     except (pa.ArrowException, OverflowError, UnicodeError):

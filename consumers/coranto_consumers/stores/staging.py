@@ -11,9 +11,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from psycopg import Copy
 from sqlalchemy import Connection, Dialect, MetaData, Table, delete, insert, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -22,6 +21,9 @@ from coranto_consumers.stores.copying import can_copy, copy_into, copy_statement
 from coranto_consumers.stores.engines import is_denied
 from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, stage_table
 from coranto_consumers.stores.sql import SqlStore
+
+if TYPE_CHECKING:
+    from psycopg import Copy
 
 PREFIX = "coranto_stage_"
 _TEXT_BYTES = 64 << 20

@@ -15,6 +15,7 @@ from typing import Final
 
 from coranto.audit.content import uncovered
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
+from coranto.audit.gathering import CONCURRENCY
 from coranto.audit.present import Present, known, plausible
 from coranto.audit.remembered import JournalRecord, Key, KnownFragment
 from coranto.client import ClientConfig, JournalClient
@@ -97,21 +98,31 @@ async def read_spools(config: ClientConfig | None, client: JournalClient, journa
     """
     result = DeepResult()
     clients: dict[str, JournalClient] = {}
-    try:
-        for present in journals:
-            if not present.head.known:
-                continue
+    gate = asyncio.Semaphore(CONCURRENCY)
+
+    def client_of(single: ClientConfig, endpoint: str) -> JournalClient:
+        if endpoint not in clients:
+            clients[endpoint] = JournalClient.of(
+                replace(single, endpoint=endpoint, route_cache=0, patience=min(single.patience, 5.0))
+            )
+        return clients[endpoint]
+
+    async def one(present: Present) -> DeepResult:
+        found = DeepResult()
+        if not present.head.known:
+            return found
+        async with gate:
             if config is None or not present.info.route.endpoints:
-                await _read_live(client, present.info, present.live, "", result)
-                continue
-            for endpoint in present.info.route.endpoints:
-                if not endpoint:
-                    continue
-                if endpoint not in clients:
-                    clients[endpoint] = JournalClient.of(
-                        replace(config, endpoint=endpoint, route_cache=0, patience=min(config.patience, 5.0))
-                    )
-                await _read_replica(clients[endpoint], endpoint, present.info, result)
+                await _read_live(client, present.info, present.live, "", found)
+                return found
+            for endpoint in filter(None, present.info.route.endpoints):
+                await _read_replica(client_of(config, endpoint), endpoint, present.info, found)
+        return found
+
+    try:
+        for found in await asyncio.gather(*map(one, journals)):
+            result.findings += found.findings
+            result.spool_bytes += found.spool_bytes
     finally:
         for each in clients.values():
             await each.close()

@@ -19,6 +19,7 @@ from coranto.errors import CorantoError, FragmentNotFound, InvalidInput
 from coranto.fragments.codecs import compress
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.fragments.stores import StoreRegistry
+from coranto.recovery.diagnosing import diagnosed
 from coranto.recovery.plan import Diagnosis, Loss, RecoveryStep, Remark, StepKind
 from coranto.wire import protocol_pb2 as pb
 
@@ -59,36 +60,37 @@ class ContentDoctor:
         self._journals = {info.name: info for info in journals}
 
     async def diagnose(self) -> Diagnosis:
+        broken: set[str] = set()
+        # A journal without content is left out: it has no broker.
+        journals = [info for info in self._journals.values() if info.spec.suspend.level != pb.JournalSpec.Suspend.FULL]
+        return await diagnosed(lambda info: self._examine(info, broken), journals)
+
+    async def _examine(self, info: JournalInfo, broken: set[str]) -> Diagnosis:
+        """Diagnose one journal. Stores of the URLs in `broken` are not asked; one that cannot be used is added."""
         steps: list[RecoveryStep] = []
         losses: list[Loss] = []
         remarks: list[Remark] = []
-        broken: set[str] = set()
-        for info in self._journals.values():
-            if info.spec.suspend.level == pb.JournalSpec.Suspend.FULL:
-                continue  # It has no content, and no broker.
-            try:
-                audit = await audit_journal(self._client, self._stores, info.name, broken=broken)
-            except CorantoError as error:
-                remarks.append(Remark(info.name, f"its content cannot be examined now: {error}"))
+        try:
+            audit = await audit_journal(self._client, self._stores, info.name, broken=broken)
+        except CorantoError as error:
+            return Diagnosis(remarks=[Remark(info.name, f"its content cannot be examined now: {error}")])
+        explained: list[tuple[int, int]] = []
+        found = [each for each in audit.fragments if each.fragment.content_path not in self._strays]
+        reach = max((each.fragment.end for each in found), default=0)
+        stored = max((each.fragment.begin for each in found if each.fragment.backing_store), default=0)
+        remarks += _unreadable(info.name, found)
+        for each in found:
+            if each.status is AuditStatus.OK:
+                if not each.fragment.backing_store and each.fragment.length and each.fragment.end <= stored:
+                    steps += await self._store_again(info, each.fragment)
                 continue
-            explained: list[tuple[int, int]] = []
-            found = [each for each in audit.fragments if each.fragment.content_path not in self._strays]
-            reach = max((each.fragment.end for each in found), default=0)
-            stored = max((each.fragment.begin for each in found if each.fragment.backing_store), default=0)
-            remarks += _unreadable(info.name, found)
-            for each in found:
-                if each.status is AuditStatus.OK:
-                    if not each.fragment.backing_store and each.fragment.length and each.fragment.end <= stored:
-                        steps += await self._store_again(info, each.fragment)
-                    continue
-                explained.append((each.fragment.begin, each.fragment.end))
-                await self._look_for_copy(info, each, steps, losses, remarks)
-            losses += [
-                Loss(info.name, f"content [{begin}, {end}) is in no fragment that its brokers know")
-                for begin, end in audit.gaps
-                if (begin < reach or not self._strays)
-                and not any(low <= begin and end <= high for low, high in explained)
-            ]
+            explained.append((each.fragment.begin, each.fragment.end))
+            await self._look_for_copy(info, each, steps, losses, remarks)
+        losses += [
+            Loss(info.name, f"content [{begin}, {end}) is in no fragment that its brokers know")
+            for begin, end in audit.gaps
+            if (begin < reach or not self._strays) and not any(low <= begin and end <= high for low, high in explained)
+        ]
         return Diagnosis(steps, losses, remarks)
 
     async def _store_again(self, info: JournalInfo, local: Fragment) -> list[RecoveryStep]:

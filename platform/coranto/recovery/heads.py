@@ -8,6 +8,7 @@ from typing import Final
 
 from coranto.client import JournalClient, JournalInfo, Suspend
 from coranto.errors import CorantoError, IndexHasGreaterOffset, JournalSuspended, NotAllowed, WrongAppendOffset
+from coranto.recovery.diagnosing import diagnosed
 from coranto.recovery.plan import Diagnosis, RecoveryStep, Remark, StepKind
 from coranto.wire import protocol_pb2 as pb
 
@@ -45,16 +46,8 @@ class HeadDoctor:
         self._journals = journals
 
     async def diagnose(self) -> Diagnosis:
-        found = [
-            await self._look_at(info)
-            for info in self._journals
-            if info.spec.suspend.level != pb.JournalSpec.Suspend.FULL
-        ]
-        return Diagnosis(
-            [step for each in found for step in each.steps],
-            [loss for each in found for loss in each.losses],
-            [remark for each in found for remark in each.remarks],
-        )
+        journals = [info for info in self._journals if info.spec.suspend.level != pb.JournalSpec.Suspend.FULL]
+        return await diagnosed(self._look_at, journals)
 
     async def _look_at(self, info: JournalInfo) -> Diagnosis:
         name = info.name

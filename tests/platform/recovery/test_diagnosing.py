@@ -1,0 +1,26 @@
+"""Diagnoses of several journals at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from coranto.client import JournalInfo
+from coranto.recovery import Diagnosis, Remark
+from coranto.recovery.diagnosing import diagnosed
+from coranto.wire import protocol_pb2 as pb
+
+
+async def test_a_journal_that_waits_does_not_hold_up_the_others_and_the_order_stays() -> None:
+    others = asyncio.Event()
+
+    async def examine(info: JournalInfo) -> Diagnosis:
+        if info.name == "a":
+            await others.wait()
+        else:
+            others.set()
+        return Diagnosis(remarks=[Remark(info.name, "looked at")])
+
+    journals = [JournalInfo(pb.JournalSpec(name=name), 1, 1, pb.Route()) for name in ("a", "b")]
+    async with asyncio.timeout(60):
+        found = await diagnosed(examine, journals)
+    assert [each.subject for each in found.remarks] == ["a", "b"]
