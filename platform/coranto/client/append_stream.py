@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 import grpc.aio
@@ -59,8 +59,7 @@ class _JournalAppends:
     sent_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _SentAppend:
+class _SentAppend(NamedTuple):
     done: asyncio.Future[AppendAnswer]
     journal: str
     length: int

@@ -160,9 +160,14 @@ class Dispatcher:
         choice = crc32(journal.encode(), self._salt)
         return self._along(journal, lambda route: route.readers(self._config.zone, choice))
 
+    @property
+    def streams_appends(self) -> bool:
+        """True if small appends go over a stream to brokers that serve one."""
+        return self._config.append_streams
+
     def may_stream(self, journal: str) -> bool:
         """Return True if small appends to a journal may go over a stream. Raises CorantoError after `close`."""
-        return self._config.append_streams and self.to_primary(journal).connection.append_streams.may_serve
+        return self.streams_appends and self.to_primary(journal).connection.append_streams.may_serve
 
     @property
     def has_choice(self) -> bool:

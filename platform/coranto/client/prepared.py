@@ -83,7 +83,7 @@ class PreparedAppend:
         append, self._begun = self._begun, None
         try:
             small = _small(content) if append is None else None
-            if small is not None and self._dispatcher.may_stream(self._parameters.journal):
+            if small is not None and self._dispatcher.streams_appends:
                 result = await append_small(self._dispatcher, self._parameters, small, registers=self._registers)
                 if result is not None:
                     return result

@@ -139,7 +139,8 @@ class Fragment:
 
     @classmethod
     def from_wire(cls, message: pb.Fragment) -> Fragment:
-        """Return the validated fragment of a wire message. Raises InvalidInput with the field that is not valid."""
+        """Return the fragment of a wire message. Raises InvalidInput with the field that is not valid."""
+        validate_wire_fragment(message)
         return cls(
             journal=message.journal,
             begin=message.begin,
@@ -149,20 +150,31 @@ class Fragment:
             backing_store=message.backing_store,
             mod_time=message.mod_time,
             path_postfix=message.path_postfix,
-        ).validated()
+        )
 
     def validated(self) -> Fragment:
         """Return this fragment if it is well formed. Raises InvalidInput.
 
         The journal's name may carry metadata, because an append's commit has the name that the client used.
         """
-        validate_journal(self.journal, allow_metadata=True)
-        if not 0 <= self.begin <= self.end <= MAX_OFFSET:
-            raise InvalidInput(f"[{self.begin}, {self.end}) is not 0 <= begin <= end <= 2^63-1", field="begin")
+        _validate_extent(self.journal, self.begin, self.end, self.path_postfix)
         if len(self.sum) != SHA1_BYTES:
             raise InvalidInput(f"a SHA-1 digest has 20 bytes, not {len(self.sum)}", field="sum")
-        validate_path("path_postfix", self.path_postfix, 1, MAX_JOURNAL_BYTES, allow_empty=True)
         return self
+
+
+def validate_wire_fragment(message: pb.Fragment) -> None:
+    """Check a wire message, without the cost of making a `Fragment`. Raises InvalidInput with the invalid field."""
+    Codec.from_wire(message.compression_codec)
+    _validate_extent(message.journal, message.begin, message.end, message.path_postfix)
+
+
+def _validate_extent(journal: str, begin: int, end: int, path_postfix: str) -> None:
+    validate_journal(journal, allow_metadata=True)
+    if not 0 <= begin <= end <= MAX_OFFSET:
+        raise InvalidInput(f"[{begin}, {end}) is not 0 <= begin <= end <= 2^63-1", field="begin")
+    if path_postfix:
+        validate_path("path_postfix", path_postfix, 1, MAX_JOURNAL_BYTES)
 
 
 _HEX_OFFSET = re.compile(r"[0-9a-fA-F]{1,16}")

@@ -25,7 +25,7 @@ from google.protobuf.message import Message
 
 from coranto import labels
 from coranto.errors import InvalidInput
-from coranto.fragments.fragment import Codec, Fragment
+from coranto.fragments.fragment import Codec, validate_wire_fragment
 from coranto.fragments.postfix import PostfixTemplate
 from coranto.fragments.store_urls import parse_store_url
 from coranto.names import MAX_JOURNAL_BYTES, validate_journal, validate_path, validate_process_id
@@ -195,10 +195,6 @@ def _named_journal(name: str) -> None:
     validate_journal(name, allow_metadata=True)
 
 
-def _fragment(fragment: pb.Fragment) -> None:
-    Fragment.from_wire(fragment)
-
-
 def _label_set(found: pb.LabelSet) -> None:
     labels.validate_label_set(found)
 
@@ -348,7 +344,7 @@ def _read_response(response: pb.ReadResponse) -> None:
         _absent(response, "fragment_url", why="without a fragment")
         return
     fragment = response.fragment
-    _within("fragment", _fragment, fragment)
+    _within("fragment", validate_wire_fragment, fragment)
     if not fragment.begin <= response.offset < fragment.end:
         raise InvalidInput(
             f"{response.offset} is not within the fragment's [{fragment.begin}, {fragment.end})", field="offset"
@@ -403,7 +399,7 @@ def _append_response_but_registers(response: pb.AppendResponse) -> None:
         raise InvalidInput("must be set when the status is OK", field="commit")
     if response.status in (pb.OK, pb.REGISTER_MISMATCH) and not response.HasField("registers"):
         raise InvalidInput("must be set, even if empty, when the status is OK or REGISTER_MISMATCH", field="registers")
-    _optional(response, "commit", _fragment)
+    _optional(response, "commit", validate_wire_fragment)
 
 
 # ---------------------------------------------------------------------------------------------------------- replicate
@@ -415,7 +411,7 @@ def _replicate_request(request: pb.ReplicateRequest) -> None:
             _within("header", _header, request.header)
             if not request.acknowledge:
                 raise InvalidInput("must be set beside a header", field="acknowledge")
-        _within("proposal", _fragment, request.proposal)
+        _within("proposal", validate_wire_fragment, request.proposal)
         # Absent registers count as empty.
         _within("registers", _label_set, request.registers)
         if request.HasField("header"):
@@ -456,7 +452,7 @@ def _replicate_response(response: pb.ReplicateResponse) -> None:
     for field in ("fragment", "registers"):
         if not response.HasField(field):
             raise InvalidInput("must be set when the status is PROPOSAL_MISMATCH", field=field)
-    _within("fragment", _fragment, response.fragment)
+    _within("fragment", validate_wire_fragment, response.fragment)
     _within("registers", _label_set, response.registers)
 
 
@@ -526,7 +522,7 @@ def _fragments_request(request: pb.FragmentsRequest) -> None:
 def _fragments_response(response: pb.FragmentsResponse) -> None:
     _within("header", _header, response.header)
     for index, fragment in enumerate(response.fragments):
-        _within(f"fragments[{index}].spec", _fragment, fragment.spec)
+        _within(f"fragments[{index}].spec", validate_wire_fragment, fragment.spec)
 
 
 def _store_health_request(request: pb.FragmentStoreHealthRequest) -> None:
@@ -563,7 +559,7 @@ _CHECKS: dict[type[Message], Callable[[Any], None]] = {
     pb.BrokerSpec: _broker_spec,
     pb.Route: _route,
     pb.Header: _header,
-    pb.Fragment: _fragment,
+    pb.Fragment: validate_wire_fragment,
     pb.LabelSet: _label_set,
     pb.LabelSelector: _selector,
 }

@@ -110,7 +110,7 @@ def outcome_of(steps: list[Step], prepare: Callable[[ExitStack], None]) -> tuple
 
 def over_a_stream(stack: ExitStack) -> None:
     """Over a stream of appends, and on the fast path where that may be."""
-    stack.enter_context(patch.object(Dispatcher, "may_stream", lambda *_: True))
+    stack.enter_context(patch.object(Dispatcher, "streams_appends", True))
 
 
 def over_a_stream_through_the_machine(stack: ExitStack) -> None:
