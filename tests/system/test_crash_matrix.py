@@ -85,6 +85,8 @@ async def run_cell(matrix: Any, cell: str, job: dict[str, Any]) -> None:
     if "iceberg" in job:
         table = SqlCatalog("lake", **job["iceberg"]).load_table("cells.counts")
         assert sorted(table.scan().to_arrow().column("n").to_pylist()) == list(range(1, 7))
+        named = {Path(task.file.file_path).name for task in table.scan().plan_files()}
+        assert files_below(Path(job["iceberg"]["warehouse"].removeprefix("file://"))) == named, "others are swept"
     else:
         store = SqlStore(job["store"])
         with store.engine.connect() as connection:
@@ -127,6 +129,11 @@ async def test_every_step_can_be_the_last(
         }
     assert len(jobs) == 2 * len(POINTS_OF[kind])
     await matrix.run({cell: partial(run_cell, matrix, cell, job) for cell, job in jobs.items()})
+
+
+def files_below(folder: Path) -> set[str]:
+    """Return the names of the files that shards have written to a table."""
+    return {path.name for path in folder.rglob("coranto-*.parquet")}
 
 
 ICEBERG_POINTS = ("flush.before", "commit.before", "fence.before", "fence.after", "commit.after", "ack1.before")

@@ -10,7 +10,9 @@ it arrives. Iceberg's own retries would build it anew on the new snapshot and co
 attempt checks the fence again.
 
 **Losers.** Rows are written to a file once, before the first attempt. If it turns out that they will never commit, the
-file is removed. A process that dies leaves its file. No snapshot names it, so no reader sees it.
+file is removed. A process that dies leaves its file. No snapshot names it, so no reader sees it, and the next owner
+removes it: an owner numbers its files, and commits one after the other, so the state tells the only name that can be
+left. The next owners look for it, too, because a process that hung may still write it.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ PREFIX: Final = "coranto.shard."
 _ATTEMPTS: Final = 20
 _SYNCHRONOUS: Final = text("SELECT current_setting('synchronous_commit')")
 _MOST_WAIT: Final = 1.0
+_SWEPT_OWNERS: Final = 3
+"""The number of earlier owners whose last file each new owner removes."""
 
 _log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -54,12 +58,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """A shard's state in a table. `snapshot` and `sequence` are of the snapshot that was committed with it."""
+    """A shard's state in a table. `snapshot` and `sequence` are of the snapshot that was committed with it.
+
+    `files` begins the names of the owner's files, and `committed` is the number of the last one that it has committed.
+    `left` are the names of files that earlier owners may have left.
+    """
 
     fence: int = 0
     checkpoint: Checkpoint = Checkpoint()  # noqa: RUF009
     snapshot: int = 0
     sequence: int = 0
+    files: str = ""
+    committed: int = 0
+    left: tuple[str, ...] = ()
+
+    @property
+    def uncommitted(self) -> tuple[str, ...]:
+        """The names of files that may be there, and are never committed once a later owner has raised the fence."""
+        own = (file_name(self.files, self.committed + 1),) if self.files else ()
+        return (*self.left, *own)[-_SWEPT_OWNERS:]
+
+
+def file_name(prefix: str, number: int) -> str:
+    """Return the name of an owner's file."""
+    return f"{prefix}-{number}.parquet"
 
 
 class IcebergShardStore(Store):
@@ -92,6 +114,10 @@ class IcebergShardStore(Store):
         self._schema = schema
         self._shard = ""
         self._fence = 0
+        self._files = ""
+        self._committed = 0  # The number of the last file that this owner has committed.
+        self._left: tuple[str, ...] = ()
+        self._unknown = False  # A commit's outcome is unknown: this owner must not go on.
         self._pending: list[pa.Table] = []
         self._commit: asyncio.Future[None] | None = None
         self._columns: pa.Schema = pa.schema([])
@@ -130,14 +156,19 @@ class IcebergShardStore(Store):
 
         def raise_fence(table: Table) -> ShardState:
             state = state_of(table, shard)
-            self._stage_and_commit(table, ShardState(state.fence + 1, state.checkpoint), None)
+            # The random part keeps names apart if a table was made again in the place of another.
+            files = f"coranto-{_digest(shard)}-{state.fence + 1}-{uuid.uuid4().hex[:8]}"
+            raised = ShardState(state.fence + 1, state.checkpoint, files=files, left=state.uncommitted)
+            self._stage_and_commit(table, raised, None)
+            self._files, self._left = files, raised.left
             return state
 
         def restore() -> Checkpoint:
             self._require_durability()
             self._create()
             before = self._attempt(raise_fence)
-            self._fence = before.fence + 1
+            self._fence, self._committed, self._unknown = before.fence + 1, 0, False
+            self._sweep()
             return before.checkpoint
 
         return await asyncio.to_thread(restore)
@@ -173,17 +204,24 @@ class IcebergShardStore(Store):
             raise
 
     def _commit_rows(self, rows: Sequence[pa.Table], checkpoint: Checkpoint) -> None:
+        number = self._committed + bool(rows)
+
         def commit(table: Table) -> None:
             self._require_fence(table)
-            self._stage_and_commit(table, ShardState(self._fence, checkpoint), file)
+            state = ShardState(self._fence, checkpoint, files=self._files, committed=number, left=self._left)
+            self._stage_and_commit(table, state, file)
+            self._committed = number
 
+        if self._unknown:
+            raise CommitOutcomeUnknown(f"{self._name}: the outcome of an earlier commit is unknown; restore anew")
         table = self._load()
         self._require_fence(table)
-        file = self._write(table, pa.concat_tables(rows)) if rows else None
+        file = self._write(table, file_name(self._files, number), pa.concat_tables(rows)) if rows else None
         try:
             self._attempt(commit)
         except CommitOutcomeUnknown:
-            raise  # The table may name the file.
+            self._unknown = True  # The table may name the file.
+            raise
         except BaseException:
             if file is not None:
                 _remove(table, file)
@@ -246,6 +284,9 @@ class IcebergShardStore(Store):
                 "snapshot": staged.snapshot_id,
                 "sequence": staged.sequence_number,
                 "checkpoint": checkpoint_to_json(state.checkpoint),
+                "files": state.files,
+                "committed": state.committed,
+                "left": list(state.left),
             },
             separators=(",", ":"),
         )
@@ -259,10 +300,21 @@ class IcebergShardStore(Store):
                 f"{self._name}: the catalog failed while it committed: {type(error).__name__}"
             ) from error
 
-    def _write(self, table: Table, rows: pa.Table) -> str:
-        path = (
-            f"{table.location().rstrip('/')}/data/coranto-{_digest(self._shard)}-{self._fence}-{uuid.uuid4()}.parquet"
-        )
+    def _sweep(self) -> None:
+        """Remove the files that earlier owners have left. The fence is raised: nobody can commit them any more."""
+        table = self._load()
+        for name in self._left:
+            try:
+                table.io.delete(_path(table, name))
+            except FileNotFoundError:
+                continue  # Nearly always.
+            except OSError as error:
+                _log.warning("iceberg.file_left", file=_path(table, name), error=str(error))
+            else:
+                _log.info("iceberg.file_swept", file=_path(table, name))
+
+    def _write(self, table: Table, name: str, rows: pa.Table) -> str:
+        path = _path(table, name)
         with table.io.new_output(path).create() as stream:
             pq.write_table(rows, stream, compression="zstd")
         return path
@@ -295,6 +347,9 @@ def state_of(table: Table, shard: str) -> ShardState:
             checkpoint_from_json(document["checkpoint"]),
             int(document["snapshot"]),
             int(document["sequence"]),
+            str(document.get("files", "")),
+            int(document.get("committed", 0)),
+            tuple(map(str, document.get("left", ()))),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptData(f"{_key(shard)} is not a shard's state: {error}; restore the table's properties") from error
@@ -321,6 +376,10 @@ def _was_rolled_back(table: Table, state: ShardState) -> bool:
             return False
         snapshot = parent
     return False
+
+
+def _path(table: Table, name: str) -> str:
+    return f"{table.location().rstrip('/')}/data/{name}"
 
 
 def _remove(table: Table, file: str) -> None:

@@ -20,7 +20,7 @@ from pyiceberg.transforms import IdentityTransform
 from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput
 from coranto.messages import Checkpoint
 from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint, commit
-from coranto_consumers.stores.iceberg import IcebergShardStore, state_of
+from coranto_consumers.stores.iceberg import IcebergShardStore, file_name, state_of
 
 TABLE = "shop.numbers"
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])
@@ -120,6 +120,59 @@ async def test_a_zombie_cannot_commit_wherever_it_hung(
     later = await subject.open()
     assert await later.restore_checkpoint(SHARD) == checkpoint(200)
     assert sorted(await subject.numbers(later)) == [1, 2]
+
+
+async def test_the_next_owner_sweeps_the_file_of_one_that_died(subject: IcebergSubject) -> None:
+    dead = await subject.open()
+    await dead.restore_checkpoint(SHARD)
+    dead.append([{"n": 1}])
+    await commit(dead, 100)
+    kept = subject.files
+    table = subject.catalogs[0].load_table(TABLE)
+
+    def write() -> None:
+        """The last that a process does before it dies, or hangs."""
+        dead._write(table, file_name(dead._files, 2), pa.Table.from_pylist([{"n": -1}], SCHEMA))
+
+    write()
+    assert len(subject.files - kept) == 1
+    for late in (True, False):  # It wakes up after the sweep, and writes its file again.
+        later = await subject.open()
+        assert await later.restore_checkpoint(SHARD) == checkpoint(100)
+        assert subject.files == kept
+        if late:
+            write()
+    later.append([{"n": 2}])
+    await commit(later, 200)
+    last = await subject.open()
+    assert await last.restore_checkpoint(SHARD) == checkpoint(200)
+    assert sorted(await subject.numbers(last)) == [1, 2], "no file of a commit is swept"
+
+
+async def test_a_store_does_not_go_on_after_an_unknown_outcome(
+    subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await subject.open()
+    await store.restore_checkpoint(SHARD)
+
+    def fail(*_: object) -> None:
+        raise ConnectionError("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subject.catalogs[-1], "_write_metadata", fail)
+        for _ in range(2):  # It would write to the name of a file that may be committed.
+            store.append([{"n": 1}])
+            with pytest.raises(CommitOutcomeUnknown):
+                await commit(store, 100)
+    store.append([{"n": 1}])
+    with pytest.raises(CommitOutcomeUnknown, match="restore anew"):
+        await commit(store, 100)
+    assert len(subject.files) == 1
+    assert await store.restore_checkpoint(SHARD) == Checkpoint()
+    assert subject.files == set()
+    store.append([{"n": 2}])
+    await commit(store, 100)
+    assert await subject.numbers(store) == [2]
 
 
 async def test_without_its_own_check_icebergs_retries_would_let_a_zombie_commit(
