@@ -6,7 +6,7 @@ from base64 import b64encode
 
 import pytest
 from google.protobuf import descriptor_pb2, message_factory
-from pyspark.sql.types import BinaryType, StructType
+from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.csv_rows import CsvRows, TextRows
@@ -139,7 +139,7 @@ def test_what_needs_lines_says_so(broker):
     write(broker, ROWS, lambda n: [str(n), ""])
     source = JournalDataSource({"endpoint": broker.endpoint, "subscribe": JOURNAL, **csv})
     with pytest.raises(InvalidInput, match=r"read the column value instead\. They need lines, and not framing=csv"):
-        source.reader(StructType.fromDDL("n INT"))
+        source.reader(StructType([StructField("n", IntegerType())]))
     with pytest.raises(InvalidInput, match="option minPartitions: several tasks can read a journal of lines only"):
         rows_of(broker, **csv, minPartitions="2")
     with pytest.raises(InvalidInput, match="streaming queries read lines, and not framing=csv"):
