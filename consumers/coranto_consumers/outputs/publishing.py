@@ -6,15 +6,16 @@ of the attempt that wrote it are the acknowledgements appended. Any later attemp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from coranto.client import SyncJournalClient
 from coranto.client.publishing import sync_publisher
 from coranto.errors import InvalidInput, Unavailable
-from coranto.messages.framing import JsonLines
+from coranto.messages.framing import JsonLines, JsonObject
 from coranto.messages.mapping import RendezvousMapping
+from coranto.messages.publisher import SyncPublisher
 from coranto_consumers.outputs.log import CommittedOutput, OutputLog
 
 
@@ -47,7 +48,9 @@ def publish_output(
                 "publishes the output anew, and keep outputs for more days if runs take so long",
                 field="began",
             )
-        done = _publish(client, log, records, journals, output, asset, key)
+        publisher = sync_publisher(client, JsonLines())
+        made = _prepared(publisher, records, _mapped(journals, output, key))
+        done = made if log.commit(output, asset, made) else _committed_by_another(log, publisher, output)
     # Readers drop acknowledgements that they have seen, so appending them again does no harm.
     for journal, intent in done.intents.items():
         client.append(journal, intent, retry_unknown=True)
@@ -55,32 +58,37 @@ def publish_output(
     return done
 
 
-def _publish(
-    client: SyncJournalClient,
-    log: OutputLog,
-    records: Iterable[Mapping[str, Any]],
-    journals: Sequence[str],
-    output: str,
-    asset: str,
-    key: str | None,
-) -> CommittedOutput:
+def _mapped(journals: Sequence[str], output: str, key: str | None) -> Callable[[Mapping[str, Any]], str]:
+    """Return the mapping of an output's records to journals."""
     mapping = RendezvousMapping(journals)
     only = mapping(output.encode())
-    publisher = sync_publisher(client, JsonLines())
+    return lambda record: only if key is None else mapping(str(record[key]).encode())
+
+
+def _prepared(
+    publisher: SyncPublisher[JsonObject],
+    records: Iterable[Mapping[str, Any]],
+    journal_of: Callable[[Mapping[str, Any]], str],
+) -> CommittedOutput:
+    """Publish records as pending. After an error, they are rolled back."""
     count = 0
     try:
         for record in records:
-            if key is not None and key not in record:
-                raise InvalidInput(f"record {count} has no field {key!r}, which chooses its journal", field=key)
-            journal = only if key is None else mapping(str(record[key]).encode())
+            try:
+                journal = journal_of(record)
+            except KeyError as error:
+                missing = f"record {count} has no field {error}, which chooses its journal"
+                raise InvalidInput(missing, field=str(error.args[0])) from error
             publisher.add(journal, {**record})
             count += 1
-        made = CommittedOutput(count, publisher.prepare())
+        return CommittedOutput(count, publisher.prepare())
     except BaseException:
         publisher.rollback()
         raise
-    if log.commit(output, asset, made):
-        return made
+
+
+def _committed_by_another(log: OutputLog, publisher: SyncPublisher[JsonObject], output: str) -> CommittedOutput:
+    """Roll back what is pending, and return what another attempt has committed. Raises Unavailable if it is gone."""
     publisher.rollback()
     quicker = log.find(output)
     if quicker is None:

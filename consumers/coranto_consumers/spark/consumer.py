@@ -21,8 +21,8 @@ Pending messages of the failed transaction are never acknowledged.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -30,25 +30,19 @@ from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import InvalidInput, OffsetJump
-from coranto.messages.checkpoints import Checkpoint, Source
-from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
+from coranto.messages.checkpoints import Source
+from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application
-from coranto_consumers.spark.committing import (
-    acknowledge,
-    commit_outputs,
-    delete_stale_rows,
-    rolled_back_on_failure,
-)
-from coranto_consumers.spark.dead_letters import DeadLetters, policy_of
+from coranto_consumers.spark.committing import acknowledge, delete_stale_rows
+from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
-from coranto_consumers.spark.frames import parse_schema
+from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions, MisfitPolicy
 from coranto_consumers.spark.long_transactions import LongTransaction
 from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by
-from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
-from coranto_consumers.spark.producer_ids import SettledIds
-from coranto_consumers.spark.progress import ConsumeReport, Hooks, PhaseTimes, Step
+from coranto_consumers.spark.output_transactions import OutputTransactions, offsets_of
+from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.spark.reading_ahead import InputAhead, PlannedInput
 from coranto_consumers.spark.task_errors import errors_of_tasks
@@ -95,23 +89,23 @@ class SparkConsumer:
         fail_on_data_loss: bool = True,
         uuid_pointer: str = DEFAULT_UUID_POINTER,
     ) -> None:
-        policy_of(misfits)  # Raises InvalidInput.
-        JsonLines(uuid_pointer)  # Raises InvalidInput.
-        self._misfits = misfits
-        self._uuid_pointer = uuid_pointer
+        self._input = InputSettings(
+            application, client, spark, max_partition_bytes, misfits, uuid_pointer, application.name
+        )  # Raises InvalidInput.
+        if max_transaction_bytes < 1:
+            raise InvalidInput(
+                f"{max_transaction_bytes} is not a positive number of bytes, such as 268435456",
+                field="max_transaction_bytes",
+            )
         self._fail_on_data_loss = fail_on_data_loss
-        if max_transaction_bytes < 1 or max_partition_bytes < 1:
-            raise InvalidInput("max_transaction_bytes and max_partition_bytes must be positive numbers of bytes")
         self._application = application
-        self._spark = spark
         self._config = client
         self._hooks = hooks or Hooks()
         self._store = SqlStore(store_url, commit=self._hooks.commit)
         self._max_transaction_bytes = max_transaction_bytes
         self._on_progress = on_progress or (lambda report: None)
-        self._max_partition_bytes = max_partition_bytes
-        self._inputs: InputReader | None = None
-        self._ids = SettledIds()
+        self._reader: InputReader | None = None
+        self._transactions = OutputTransactions(application, self._store, self._hooks, misfits)
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
         """Process the present content of the journals, in at most `max_transactions` transactions.
@@ -160,7 +154,7 @@ class SparkConsumer:
     def _begin(self, client: SyncJournalClient) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Run step 1 of the module's description."""
         fence, checkpoint = self._store.raise_fence(self._application.name)
-        self._ids.begin(fence)
+        self._transactions.ids.begin(fence)
         self._hooks.reached(Step.FENCED)
         replayed = acknowledge(client, checkpoint.ack_intents).journals
         delete_stale_rows(self._store, self._application.name, fence)
@@ -183,7 +177,7 @@ class SparkConsumer:
         for journal, extent in present.items():
             if lost := lost_before(journal, sources[journal].read_through, extent.begin, extent.head):
                 report, sources = self._pass_by(report, sources, lost, extent.begin)
-        report = replace(report, offsets=_offsets(heads, sources), heads=heads)
+        report = replace(report, offsets=offsets_of(heads, sources), heads=heads)
         self._on_progress(report)
         unread = UnreadContent(heads)
         with InputAhead[Input]() as ahead:
@@ -207,7 +201,7 @@ class SparkConsumer:
                 reading = ahead.take(PlannedInput.of(ranges, sources)) or self._reading(client, ranges, sources, begins)
                 try:
                     with errors_of_tasks():
-                        report, sources = self._process(client, reading, report, written)
+                        report, sources = self._transactions.process(client, reading, report, written)
                 except OffsetJump as error:
                     self._meet(unread.holes, error)
                     continue
@@ -248,19 +242,9 @@ class SparkConsumer:
         return replace(report, lost=(*report.lost, lost)), pass_by(sources, lost, begin)
 
     def _input_reader(self) -> InputReader:
-        if self._inputs is None:
-            spark = self._spark() if callable(self._spark) else self._spark
-            schema = parse_schema(self._application.value_schema)
-            self._inputs = InputReader(
-                spark,
-                self._config,
-                schema,
-                self._max_partition_bytes,
-                misfits=policy_of(self._misfits),
-                uuid_pointer=self._uuid_pointer,
-                name=self._application.name,
-            )
-        return self._inputs
+        if self._reader is None:
+            self._reader = self._input.reader()
+        return self._reader
 
     @contextmanager
     def _reading(
@@ -289,66 +273,7 @@ class SparkConsumer:
         self._hooks.reached(Step.PLANNED)
         reader, head = self._input_reader(), heads[long.journal]
         reading = reader.read_part(long, sources, head, self._max_transaction_bytes)
-        return self._process(client, reading, report, _nothing)
-
-    def _process(
-        self,
-        client: SyncJournalClient,
-        reading: AbstractContextManager[Input],
-        report: ConsumeReport,
-        written: Callable[[Mapping[str, Source]], None],
-    ) -> tuple[ConsumeReport, dict[str, Source]]:
-        """Run steps 3 to 6 of the module's description for an input.
-
-        `written` is called before step 5, with the states of sources that this will commit.
-        """
-        times = PhaseTimes()
-        with reading as read:
-            times.ended("reading")
-            self._hooks.reached(Step.SEQUENCED)
-            staged, published = self._write(client, read, report.fence)
-            times.ended("writing")
-            with rolled_back_on_failure(client, published) as committing:
-                written(read.sources)
-
-                def merged() -> None:
-                    self._hooks.reached(Step.MERGED)
-                    committing()
-
-                checkpoint = Checkpoint(read.sources, published.intents)
-                commit_outputs(self._store, self._application.name, report.fence, staged, checkpoint, merged)
-            times.ended("committing")
-            self._hooks.reached(Step.COMMITTED)
-            if not acknowledge(client, published.intents).may_repeat:
-                self._ids.settle(published.uses)
-            times.ended("acknowledging")
-            self._hooks.reached(Step.ACKNOWLEDGED)
-        report = replace(
-            report,
-            transactions=report.transactions + 1,
-            messages=report.messages + read.messages,
-            misfits=report.misfits + read.misfits,
-            rows=report.rows + read.rows,
-            published=report.published + published.messages,
-            offsets=_offsets(report.offsets, read.sources),
-            seconds=times.added_to(report.seconds),
-        )
-        return report, read.sources
-
-    def _write(self, client: SyncJournalClient, read: Input, fence: int) -> tuple[list[Staged], Published]:
-        """Let tasks stage and publish the application's output for committed messages, and dead letters."""
-        made = [self._application.outputs(read.committed)] if read.messages else []
-        if read.dead is not None and isinstance(self._misfits, DeadLetters):
-            made.append(self._misfits.outputs(read.dead))
-        if not made:
-            return [], Published()
-        tables = [output for outputs in made for output in outputs.tables]
-        staged = [stage_table_output(output, self._store, self._application.name, fence) for output in tables]
-        self._hooks.reached(Step.STAGED)
-        journals = [output for outputs in made for output in outputs.journals]
-        published = publish_journal_outputs(journals, client, self._ids)
-        self._hooks.reached(Step.PUBLISHED)
-        return staged, published
+        return self._transactions.process(client, reading, report, _nothing)
 
 
 def _nothing(after: Mapping[str, Source]) -> None:
@@ -357,7 +282,3 @@ def _nothing(after: Mapping[str, Source]) -> None:
 
 def _heads(present: Mapping[str, ContentExtent]) -> dict[str, int]:
     return {journal: extent.head for journal, extent in present.items()}
-
-
-def _offsets(journals: Iterable[str], sources: Mapping[str, Source]) -> dict[str, int]:
-    return {journal: sources[journal].read_through for journal in journals}

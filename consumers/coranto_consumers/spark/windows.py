@@ -26,13 +26,13 @@ from coranto.errors import CorruptData, InvalidInput
 from coranto.fragments.windows import Window, find
 from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Source
-from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
+from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application, TableOutput
 from coranto_consumers.spark.consumer import DEFAULT_PARTITION_BYTES
-from coranto_consumers.spark.dead_letters import DeadLetters, policy_of
+from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import cuts_of, find_journals
-from coranto_consumers.spark.frames import parse_schema
+from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MisfitPolicy
 from coranto_consumers.spark.outputs import Staged, stage_table_output
 from coranto_consumers.spark.progress import Hooks, Step
@@ -86,8 +86,9 @@ class WindowConsumer:
         misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
         uuid_pointer: str = DEFAULT_UUID_POINTER,
     ) -> None:
-        policy_of(misfits)  # Raises InvalidInput.
-        JsonLines(uuid_pointer)  # Raises InvalidInput.
+        self._input = InputSettings(
+            application, client, spark, max_partition_bytes, misfits, uuid_pointer, name
+        )  # Raises InvalidInput.
         if isinstance(misfits, DeadLetters) and (misfits.table is None or WINDOW_COLUMN not in misfits.table.c):
             raise InvalidInput(
                 f"dead letters of a window are replaced with its rows: give a table that has {WINDOW_COLUMN}, as "
@@ -95,12 +96,9 @@ class WindowConsumer:
                 field="misfits",
             )
         self._misfits = misfits
-        self._uuid_pointer = uuid_pointer
         self._name = name
         self._application = application
         self._config = client
-        self._spark = spark
-        self._max_partition_bytes = max_partition_bytes
         self._hooks = hooks or Hooks()
         self._store = SqlStore(store_url, commit=self._hooks.commit)
         self.log = WindowLog(self._store, name)
@@ -127,7 +125,7 @@ class WindowConsumer:
         self._hooks.reached(Step.FENCED)
         with SyncJournalClient.of(self._config) as client, errors_of_tasks():
             _require_same_journals(client, window)
-            reader = self._reader()
+            reader = self._input.reader()
             sources = self._sources(reader, client, known, window)
             ranges, cuts, sources, pruning = _plan(client, window, sources)
             self._hooks.reached(Step.PLANNED)
@@ -137,19 +135,6 @@ class WindowConsumer:
                 staged = self._stage(window, shard, read, fence)
                 self._commit(window, shard, fence, staged, Checkpoint(read.sources))
                 return WindowReport(window, read.messages, read.rows, fence, read.misfits)
-
-    def _reader(self) -> InputReader:
-        spark = self._spark() if callable(self._spark) else self._spark
-        schema = parse_schema(self._application.value_schema)
-        return InputReader(
-            spark,
-            self._config,
-            schema,
-            self._max_partition_bytes,
-            misfits=policy_of(self._misfits),
-            uuid_pointer=self._uuid_pointer,
-            name=self._name,
-        )
 
     def _sources(
         self, reader: InputReader, client: SyncJournalClient, known: Sequence[KnownWindow], window: Window

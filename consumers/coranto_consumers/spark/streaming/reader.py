@@ -3,19 +3,16 @@
 Spark keeps one instance in a process of its own, which plans micro-batches (`planning.py`), and copies of it read them
 in the executors. The offsets between batches are described in `offsets.py`.
 
-The planning process knows the producers' states at the end of the batch that it planned last. After a restart it
-restores them from the checkpoint's offsets. It fetches each batch's content once, as its tasks do. So planning is
-bounded by one process: some hundred megabytes a second.
+The planning process (`query_planner.py`) fetches each batch's content once, as its tasks do. So planning is bounded by
+one process: some hundred megabytes a second.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,27 +25,24 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import InvalidInput, OffsetJump
+from coranto.errors import InvalidInput
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
-from coranto_consumers.spark.discovery import ContentExtent, fragment_begins
+from coranto_consumers.spark.discovery import ContentExtent
 from coranto_consumers.spark.fetching import shared_cache
 from coranto_consumers.spark.framings import require_lines
-from coranto_consumers.spark.losses import LostContent, warn_of
-from coranto_consumers.spark.ranges import Range, plan_transaction
+from coranto_consumers.spark.ranges import plan_transaction
 from coranto_consumers.spark.rows import BatchBuilder, RowLayout
-from coranto_consumers.spark.streaming.journals import QueryJournals, require
-from coranto_consumers.spark.streaming.losses import beginning_at, lost_at, without_lost_part
-from coranto_consumers.spark.streaming.offsets import MAX_LISTED, Position, Positions, begin_of, dumps, loads
+from coranto_consumers.spark.streaming.journals import QueryJournals
+from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
 from coranto_consumers.spark.streaming.options import StreamOptions
-from coranto_consumers.spark.streaming.planning import BatchPlanner, JournalBatch, ReadState, StreamPart, require_end
+from coranto_consumers.spark.streaming.planning import JournalBatch, StreamPart
+from coranto_consumers.spark.streaming.query_planner import QueryPlanner
 from coranto_consumers.spark.task_errors import told_to_driver
 
-_LEAST_LISTED: Final = 8
 _WORTHWHILE_BYTES: Final = 2 << 20
 """Ranges are read by one task until they have this many bytes together: a task costs some tens of milliseconds."""
 _LEAST_LINE_BYTES: Final = len('{"_meta":{"uuid":"00000000-0000-1000-8000-000000000000"}}\n')
-_THREADS: Final = 8
 
 
 @dataclass
@@ -70,9 +64,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._target: dict[str, ContentExtent] | None = None
         self._waiting_since: float | None = None
-        self._states: dict[str, ReadState] = {}
+        self._planner = QueryPlanner(options, self._journals, commits=layout.has_commits)
         self._planned: tuple[str, list[StreamPartition]] = "", []
-        self._lost: set[LostContent] = set()
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out keys, which executors have no use for, and what only the planning process needs."""
@@ -132,13 +125,13 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begun = loads(start)
         heads = self._target or self._journals.ask_again()
-        states = self._entry(begun, heads)
+        states = self._planner.entry(begun, heads)
         limited = not isinstance(limit, ReadAllAvailable)
         behind = {name: (states[name].position.offset, heads[name].head) for name in states}
         if limited and self._waits(sum(head - offset for offset, head in behind.values()) // _LEAST_LINE_BYTES, behind):
             return start
         ranges = plan_transaction(behind, self._options.max_bytes if limited else 1 << 62)
-        batches = self._plan(ranges, states, heads, limited)
+        batches = self._planner.plan(ranges, states, heads, limited)
         if limited and self._waits(sum(batch.rows for batch in batches.values()), behind):
             return start
         self._waiting_since = None
@@ -148,10 +141,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if batch is not None and batch.state.position.offset > state.position.offset:
                 after = replace(batch.state.position, created=heads[name].created)
                 end[name] = after if state.position.created else replace(after, since=state.position.offset)
-                self._states[name] = replace(batch.state, position=end[name])
+                self._planner.keep(name, replace(batch.state, position=end[name]))
             elif name not in begun:
                 end[name] = replace(state.position, created=heads[name].created, since=state.position.offset)
-                self._states[name] = replace(state, position=end[name])
+                self._planner.keep(name, replace(state, position=end[name]))
         found = dumps(end)
         self._planned = _key(start, found), self._partitions(batches)
         return found
@@ -164,38 +157,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if key == _key(start, end):
             return planned
         with told_to_driver():
-            return self._plan_again(start, end)
-
-    def _plan_again(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamPartition]:
-        begun, ended = loads(start), loads(end)
-        heads = self._journals.ask()
-        batches = {}
-        for name, position in ended.items():
-            begin = begin_of(begun.get(name), position)
-            if begin == position.offset:
-                continue
-            before = begun.get(name)
-            at = before if before is not None and before.offset == begin else Position(begin)
-            named = replace(at, created=position.created)
-            if self._options.source.fail_on_data_loss:
-                require(name, named, heads)
-            elif (lost := lost_at(name, named, heads.get(name))) is not None:
-                self._warn_once(lost)
-                if lost.made_again or lost.end >= position.offset:
-                    continue  # Nothing is left of this journal's part of the batch.
-                at = Position(lost.end)
-            begin, state = at.offset, self._known(name, at)
-            whole = self._range(name, begin, position.offset, heads[name], position.since is not None)
-            plan = partial(
-                self._planner().plan,
-                replace(whole, limit=position.offset),
-                cuts=self._cuts(whole),
-                listed=self._listed(len(ended)),
-            )
-            batches[name] = self._tried(plan, state)
-            require_end(name, batches[name], position.offset)
-            self._states[name] = replace(batches[name].state, position=position)
-        return self._partitions(batches)
+            return self._partitions(self._planner.plan_again(start, end))
 
     def _partitions(self, batches: Mapping[str, JournalBatch]) -> list[StreamPartition]:
         """Deal the ranges of a batch to tasks, in order."""
@@ -216,92 +178,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         journals = {part.numbered.range.journal for part in parts}
         return StreamPartition(tuple(parts), for_tasks(self._options.source.client, Capability.READ, journals))
 
-    def _entry(self, begun: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, ReadState]:
-        """Return the state of each journal before the next batch. Raises if a journal is not the one that was read."""
-        if self._options.source.fail_on_data_loss:
-            for name, position in begun.items():
-                require(name, position, heads)
-        states = {}
-        for name, head in heads.items():
-            states[name] = self._at(name, begun.get(name, Position(head.begin)), head)
-        return states
-
-    def _at(self, journal: str, position: Position, head: ContentExtent) -> ReadState:
-        """Return the state at a position; or a new one, where content is gone and the query goes on without it."""
-        if self._options.source.fail_on_data_loss or (lost := lost_at(journal, position, head)) is None:
-            return self._known(journal, position)
-        self._warn_once(lost)
-        return beginning_at(head.begin)
-
-    def _warn_once(self, lost: LostContent) -> None:
-        if lost not in self._lost:
-            self._lost.add(lost)
-            warn_of(lost)
-
-    def _known(self, journal: str, position: Position) -> ReadState:
-        state = self._states.get(journal)
-        if state is None or state.position != position:
-            known = position
-            if not self._options.source.fail_on_data_loss and position.rescan is not None:
-                least = min(self._journals.heads[journal].begin, position.offset)
-                known = replace(position, rescan=max(position.rescan, least))
-            state = replace(self._planner().restore(journal, known), position=position)
-            self._states[journal] = state
-        return state
-
-    def _plan(
-        self,
-        ranges: Sequence[Range],
-        states: Mapping[str, ReadState],
-        heads: Mapping[str, ContentExtent],
-        limited: bool,
-    ) -> dict[str, JournalBatch]:
-        total = sum(each.length for each in ranges)
-        options, planner = self._options, self._planner(total)
-
-        def plan(each: Range) -> JournalBatch:
-            head, state = heads[each.journal], states[each.journal]
-            share = None
-            if limited and options.max_messages is not None:
-                share = max(1, options.max_messages * each.length // total)
-            whole = self._range(each.journal, each.begin, each.end, head, not state.position.created)
-            work = partial(
-                planner.plan,
-                whole,
-                cuts=self._cuts(whole),
-                counted=limited and bool(options.min_messages),
-                max_messages=share,
-                listed=self._listed(len(states)),
-                first_offset=head.begin,
-            )
-            return self._tried(work, state)
-
-        with ThreadPoolExecutor(min(_THREADS, len(ranges)) or 1) as threads:
-            return dict(zip([each.journal for each in ranges], threads.map(plan, ranges), strict=True))
-
-    def _tried(self, plan: Callable[..., JournalBatch], state: ReadState) -> JournalBatch:
-        """Plan from a state. If content of open transactions is gone, and the query goes on, plan without that."""
-        try:
-            return plan(state=state)
-        except OffsetJump as error:
-            without = None if self._options.source.fail_on_data_loss else without_lost_part(state, error)
-            if without is None:
-                raise
-            return plan(state=without)
-
-    def _range(self, journal: str, begin: int, end: int, head: ContentExtent, first: bool) -> Range:
-        """Return a range to read. In the `first` batch of a journal, a user's offset may be within a line."""
-        return Range(journal, begin, end, head.head, aligned=not first or begin <= head.begin)
-
-    def _cuts(self, whole: Range) -> Sequence[int]:
-        """Return the offsets at which splitting a range is cheap, if it is split at all."""
-        if whole.length <= self._options.source.max_bytes:
-            return ()
-        return fragment_begins(self._journals.client, whole.journal)
-
-    def _listed(self, journals: int) -> int:
-        return max(_LEAST_LISTED, MAX_LISTED // max(1, journals))
-
     def _waits(self, messages: int, behind: Mapping[str, tuple[int, int]]) -> bool:
         """Return True if a batch waits for more than `messages`."""
         if messages >= self._options.min_messages or self._target is not None:
@@ -313,14 +189,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._waiting_since is None:
             self._waiting_since = now
         return now - self._waiting_since < self._options.max_delay
-
-    def _planner(self, total: int = 0) -> BatchPlanner:
-        """Return a planner of batches of `total` bytes."""
-        source = self._options.source
-        part_bytes = min(source.max_bytes, max(1, total // source.min_partitions) if total else source.max_bytes)
-        commits = self._layout.has_commits
-        framing = require_lines(source.framing, "streaming queries read")
-        return BatchPlanner(self._journals.client, framing, self._options.committed, part_bytes, commits)
 
     # -- Reading ---------------------------------------------------------------------------------------------------
 

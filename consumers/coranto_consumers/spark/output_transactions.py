@@ -1,0 +1,93 @@
+"""The writing, commit and acknowledgement of one transaction: steps 4 to 6 of a consumer (`consumer.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+
+from coranto.client import SyncJournalClient
+from coranto.messages.checkpoints import Checkpoint, Source
+from coranto_consumers.spark.application import Application
+from coranto_consumers.spark.committing import acknowledge, commit_outputs, rolled_back_on_failure
+from coranto_consumers.spark.dead_letters import DeadLetters
+from coranto_consumers.spark.inputs import Input, MisfitPolicy
+from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
+from coranto_consumers.spark.producer_ids import SettledIds
+from coranto_consumers.spark.progress import ConsumeReport, Hooks, PhaseTimes, Step
+from coranto_consumers.stores.sql import SqlStore
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTransactions:
+    """Processes the inputs of one consumer, one after the other."""
+
+    application: Application
+    store: SqlStore
+    hooks: Hooks
+    misfits: MisfitPolicy | DeadLetters
+    ids: SettledIds = field(default_factory=SettledIds)
+
+    def process(
+        self,
+        client: SyncJournalClient,
+        reading: AbstractContextManager[Input],
+        report: ConsumeReport,
+        written: Callable[[Mapping[str, Source]], None],
+    ) -> tuple[ConsumeReport, dict[str, Source]]:
+        """Run steps 3 to 6 for an input.
+
+        `written` is called before step 5, with the states of sources that this will commit.
+        """
+        times = PhaseTimes()
+        with reading as read:
+            times.ended("reading")
+            self.hooks.reached(Step.SEQUENCED)
+            staged, published = self._write(client, read, report.fence)
+            times.ended("writing")
+            with rolled_back_on_failure(client, published) as committing:
+                written(read.sources)
+
+                def merged() -> None:
+                    self.hooks.reached(Step.MERGED)
+                    committing()
+
+                checkpoint = Checkpoint(read.sources, published.intents)
+                commit_outputs(self.store, self.application.name, report.fence, staged, checkpoint, merged)
+            times.ended("committing")
+            self.hooks.reached(Step.COMMITTED)
+            if not acknowledge(client, published.intents).may_repeat:
+                self.ids.settle(published.uses)
+            times.ended("acknowledging")
+            self.hooks.reached(Step.ACKNOWLEDGED)
+        report = replace(
+            report,
+            transactions=report.transactions + 1,
+            messages=report.messages + read.messages,
+            misfits=report.misfits + read.misfits,
+            rows=report.rows + read.rows,
+            published=report.published + published.messages,
+            offsets=offsets_of(report.offsets, read.sources),
+            seconds=times.added_to(report.seconds),
+        )
+        return report, read.sources
+
+    def _write(self, client: SyncJournalClient, read: Input, fence: int) -> tuple[list[Staged], Published]:
+        """Let tasks stage and publish the application's output for committed messages, and dead letters."""
+        made = [self.application.outputs(read.committed)] if read.messages else []
+        if read.dead is not None and isinstance(self.misfits, DeadLetters):
+            made.append(self.misfits.outputs(read.dead))
+        if not made:
+            return [], Published()
+        tables = [output for outputs in made for output in outputs.tables]
+        staged = [stage_table_output(output, self.store, self.application.name, fence) for output in tables]
+        self.hooks.reached(Step.STAGED)
+        journals = [output for outputs in made for output in outputs.journals]
+        published = publish_journal_outputs(journals, client, self.ids)
+        self.hooks.reached(Step.PUBLISHED)
+        return staged, published
+
+
+def offsets_of(journals: Iterable[str], sources: Mapping[str, Source]) -> dict[str, int]:
+    """Return the offsets through which journals are processed."""
+    return {journal: sources[journal].read_through for journal in journals}

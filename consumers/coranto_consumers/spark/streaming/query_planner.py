@@ -1,0 +1,171 @@
+"""Planning of a query's micro-batches over all of its journals (`planning.py` plans one journal's part).
+
+It knows the producers' states at the end of the batch that it planned last. After a restart it restores them from the
+checkpoint's offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from coranto.errors import OffsetJump
+from coranto_consumers.spark.discovery import ContentExtent, fragment_begins
+from coranto_consumers.spark.framings import require_lines
+from coranto_consumers.spark.losses import LostContent, warn_of
+from coranto_consumers.spark.ranges import Range
+from coranto_consumers.spark.streaming.journals import QueryJournals, require
+from coranto_consumers.spark.streaming.losses import beginning_at, lost_at, without_lost_part
+from coranto_consumers.spark.streaming.offsets import MAX_LISTED, Position, Positions, begin_of, loads
+from coranto_consumers.spark.streaming.options import StreamOptions
+from coranto_consumers.spark.streaming.planning import BatchPlanner, JournalBatch, ReadState, require_end
+
+_LEAST_LISTED: Final = 8
+_THREADS: Final = 8
+
+
+class QueryPlanner:
+    """Plans the micro-batches of one query. With `commits`, rows tell where they became committed."""
+
+    def __init__(self, options: StreamOptions, journals: QueryJournals, *, commits: bool) -> None:
+        self._options = options
+        self._journals = journals
+        self._commits = commits
+        self._states: dict[str, ReadState] = {}
+        self._lost: set[LostContent] = set()
+
+    def keep(self, journal: str, state: ReadState) -> None:
+        """Keep the state behind a batch, for the next one."""
+        self._states[journal] = state
+
+    def entry(self, begun: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, ReadState]:
+        """Return the state of each journal before the next batch. Raises if a journal is not the one that was read."""
+        if self._options.source.fail_on_data_loss:
+            for name, position in begun.items():
+                require(name, position, heads)
+        states = {}
+        for name, head in heads.items():
+            states[name] = self._at(name, begun.get(name, Position(head.begin)), head)
+        return states
+
+    def plan(
+        self,
+        ranges: Sequence[Range],
+        states: Mapping[str, ReadState],
+        heads: Mapping[str, ContentExtent],
+        limited: bool,
+    ) -> dict[str, JournalBatch]:
+        """Plan the next batch, of ranges of journals. It has as many messages as the options allow if it is `limited`.
+
+        Raises CorruptMessage, CorruptData and OffsetJump.
+        """
+        total = sum(each.length for each in ranges)
+        options, planner = self._options, self._planner(total)
+
+        def planned(each: Range) -> JournalBatch:
+            head, state = heads[each.journal], states[each.journal]
+            share = None
+            if limited and options.max_messages is not None:
+                share = max(1, options.max_messages * each.length // total)
+            whole = self._range(each.journal, each.begin, each.end, head, not state.position.created)
+            work = partial(
+                planner.plan,
+                whole,
+                cuts=self._cuts(whole),
+                counted=limited and bool(options.min_messages),
+                max_messages=share,
+                listed=self._listed(len(states)),
+                first_offset=head.begin,
+            )
+            return self._tried(work, state)
+
+        with ThreadPoolExecutor(min(_THREADS, len(ranges)) or 1) as threads:
+            return dict(zip([each.journal for each in ranges], threads.map(planned, ranges), strict=True))
+
+    def plan_again(self, start: dict[str, Any], end: dict[str, Any]) -> dict[str, JournalBatch]:
+        """Plan a batch of the checkpoint again. Raises as `plan` does, and if its content is gone."""
+        begun, ended = loads(start), loads(end)
+        heads = self._journals.ask()
+        batches = {}
+        for name, position in ended.items():
+            begin = begin_of(begun.get(name), position)
+            if begin == position.offset:
+                continue
+            before = begun.get(name)
+            at = before if before is not None and before.offset == begin else Position(begin)
+            named = replace(at, created=position.created)
+            if self._options.source.fail_on_data_loss:
+                require(name, named, heads)
+            elif (lost := lost_at(name, named, heads.get(name))) is not None:
+                self._warn_once(lost)
+                if lost.made_again or lost.end >= position.offset:
+                    continue  # Nothing is left of this journal's part of the batch.
+                at = Position(lost.end)
+            begin, state = at.offset, self._known(name, at)
+            whole = self._range(name, begin, position.offset, heads[name], position.since is not None)
+            plan = partial(
+                self._planner().plan,
+                replace(whole, limit=position.offset),
+                cuts=self._cuts(whole),
+                listed=self._listed(len(ended)),
+            )
+            batches[name] = self._tried(plan, state)
+            require_end(name, batches[name], position.offset)
+            self.keep(name, replace(batches[name].state, position=position))
+        return batches
+
+    def _at(self, journal: str, position: Position, head: ContentExtent) -> ReadState:
+        """Return the state at a position; or a new one, where content is gone and the query goes on without it."""
+        if self._options.source.fail_on_data_loss or (lost := lost_at(journal, position, head)) is None:
+            return self._known(journal, position)
+        self._warn_once(lost)
+        return beginning_at(head.begin)
+
+    def _warn_once(self, lost: LostContent) -> None:
+        if lost not in self._lost:
+            self._lost.add(lost)
+            warn_of(lost)
+
+    def _known(self, journal: str, position: Position) -> ReadState:
+        state = self._states.get(journal)
+        if state is None or state.position != position:
+            known = position
+            if not self._options.source.fail_on_data_loss and position.rescan is not None:
+                least = min(self._journals.heads[journal].begin, position.offset)
+                known = replace(position, rescan=max(position.rescan, least))
+            state = replace(self._planner().restore(journal, known), position=position)
+            self._states[journal] = state
+        return state
+
+    def _tried(self, plan: Callable[..., JournalBatch], state: ReadState) -> JournalBatch:
+        """Plan from a state. If content of open transactions is gone, and the query goes on, plan without that."""
+        try:
+            return plan(state=state)
+        except OffsetJump as error:
+            without = None if self._options.source.fail_on_data_loss else without_lost_part(state, error)
+            if without is None:
+                raise
+            return plan(state=without)
+
+    def _range(self, journal: str, begin: int, end: int, head: ContentExtent, first: bool) -> Range:
+        """Return a range to read. In the `first` batch of a journal, a user's offset may be within a line."""
+        return Range(journal, begin, end, head.head, aligned=not first or begin <= head.begin)
+
+    def _cuts(self, whole: Range) -> Sequence[int]:
+        """Return the offsets at which splitting a range is cheap, if it is split at all."""
+        if whole.length <= self._options.source.max_bytes:
+            return ()
+        return fragment_begins(self._journals.client, whole.journal)
+
+    def _listed(self, journals: int) -> int:
+        return max(_LEAST_LISTED, MAX_LISTED // max(1, journals))
+
+    def _planner(self, total: int = 0) -> BatchPlanner:
+        """Return a planner of batches of `total` bytes."""
+        source = self._options.source
+        part_bytes = min(source.max_bytes, max(1, total // source.min_partitions) if total else source.max_bytes)
+        framing = require_lines(source.framing, "streaming queries read")
+        return BatchPlanner(self._journals.client, framing, self._options.committed, part_bytes, self._commits)
