@@ -154,6 +154,7 @@ def as_result(report: Report, severity: dg.AssetCheckSeverity) -> dg.AssetCheckR
     """Return the check's result. With errors it fails with `severity`, and with only warnings it fails as a warning."""
     problems = [*report.errors, *report.warnings]
     rows = [_row(report, name) for name in sorted(report.subjects)]
+    rows.sort(key=lambda row: not row["problems"])  # Of many journals, those with problems are shown.
     metadata: dict[str, dg.MetadataValue[Any] | int | str] = {
         "journals": table(rows, _COLUMNS),
         "stored_bytes": sum(_number(facts.get("stored_bytes")) for facts in report.subjects.values()),

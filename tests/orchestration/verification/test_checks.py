@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from coranto.audit import Depth
+from coranto.audit import Depth, Finding, Kind, Report, Severity, Subject
 from coranto.client.loop import run_blocking
 from coranto.fragments.codecs import compress
 from coranto.fragments.fragment import Codec, Fragment, sum_of
@@ -15,6 +15,7 @@ from coranto.fragments.journal_folders import MARKER
 from coranto.testing.fake_broker import STORE, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_audit_check, build_fragment_check
+from dagster_coranto.verification.checks import as_result
 from tests.orchestration.metadata import own
 
 EVENTS = JournalGroup("flights/events")
@@ -268,3 +269,14 @@ def test_lost_records_fail_a_check_that_has_examined_the_journals_before(
         assert not evaluation.passed
         assert "memory_damaged" in kinds_of(evaluation)
         assert "its record is gone" in findings(evaluation)
+
+
+def test_of_many_journals_those_with_problems_are_shown() -> None:
+    names = [f"shop/part-{number:03d}" for number in range(150)]
+    lost = Finding(Kind.CONTENT_LOST, Severity.ERROR, Subject.journal(names[-1]), "[0, 10) is gone")
+    report = Report("shop", Depth.CHEAP, 1.0, 2.0, {name: {"head": 10} for name in names}, [lost])
+    shown: Any = as_result(report, dg.AssetCheckSeverity.ERROR).metadata["dagster-coranto/journals"]
+    rows = [dict(record.data) for record in shown.records]
+    assert (rows[0]["journal"], rows[0]["problems"]) == (names[-1], 1)
+    assert rows[1]["journal"] == names[0]
+    assert rows[-1]["head"] == 10 * 50
