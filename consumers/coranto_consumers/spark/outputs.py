@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType, VariantType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType, VariantType
 from sqlalchemy import Connection, Table
 
 from coranto.client import SyncJournalClient
@@ -23,6 +23,7 @@ from coranto_consumers.spark.application import JournalOutput, TableOutput
 from coranto_consumers.spark.discovery import find_journals
 from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.producer_ids import SettledIds, Use
+from coranto_consumers.spark.sink.encoding import is_encodable
 from coranto_consumers.spark.tasks import PUBLISHED, STAGED, PublishTask, StageTask
 from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
 from coranto_consumers.stores.sql import SqlStore
@@ -132,8 +133,9 @@ def publish_journal_outputs(
     pool = (ids or SettledIds()).pool()
     for output in outputs:
         journals = find_journals(client, output.journals, field="journal output")
-        task = PublishTask(for_tasks(client.config, Capability.APPEND, journals), journals, output.mapping, pool)
-        messages_of = _keys_and_values(output, keyed=len(journals) > 1)
+        messages_of, fields = _keys_and_values(output, keyed=len(journals) > 1)
+        access = for_tasks(client.config, Capability.APPEND, journals)
+        task = PublishTask(access, journals, output.mapping, pool, fields)
         with described(output.rows.sparkSession, f"publishes messages to {_shown(output.journals)}"):
             won = messages_of.mapInArrow(task, PUBLISHED).collect()
         for row in won:
@@ -148,17 +150,23 @@ def _shown(journals: str | Sequence[str]) -> str:
     return journals if isinstance(journals, str) else ", ".join(journals)
 
 
-def _keys_and_values(output: JournalOutput, *, keyed: bool) -> DataFrame:
+def _keys_and_values(output: JournalOutput, *, keyed: bool) -> tuple[DataFrame, tuple[StructField, ...] | None]:
+    """Return the rows' keys and values, and the fields of values that are structs, unless they are texts already.
+
+    Tasks write structs as JSON. Spark does so for types that they do not know (times of day, intervals, variants).
+    """
     rows = output.rows
     wanted = {"key", "value"} if keyed and output.mapping != "random" else {"value"}
     if missing := sorted(wanted - set(rows.columns)):
         raise InvalidInput(f"the rows have no column {missing[0]!r}; add it", field="journal output")
     value, kind = F.col("value"), rows.schema["value"].dataType
+    key = (F.col("key") if "key" in rows.columns else F.lit(None)).cast(BinaryType()).alias("key")
+    if isinstance(kind, StructType) and is_encodable(kind):
+        return rows.select(key, value), tuple(kind.fields)
     if isinstance(kind, StructType | MapType | VariantType):
         _require_json_type(kind, "value")
         value = F.to_json(value, dict(EXACT))
-    key = F.col("key") if "key" in rows.columns else F.lit(None)
-    return rows.select(key.cast(BinaryType()).alias("key"), value.cast("string").alias("value"))
+    return rows.select(key, value.cast("string").alias("value")), None
 
 
 def _require_json_type(kind: DataType, place: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.types import StructField
 from sqlalchemy import Table
 
 from coranto.client import ClientConfig, SyncJournalClient
@@ -22,6 +23,7 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
 from coranto_consumers.spark.fetching import executor_folder
 from coranto_consumers.spark.producer_ids import IdPool
+from coranto_consumers.spark.sink.encoding import encode_structs
 from coranto_consumers.spark.sink.publishing import PendingPublisher
 from coranto_consumers.spark.task_errors import told_to_driver
 from coranto_consumers.stores.staging import StageWriter, can_copy_all
@@ -121,6 +123,8 @@ class PublishTask:
     journals: tuple[str, ...]
     mapping: MappingName
     pool: IdPool
+    fields: tuple[StructField, ...] | None = None
+    """The fields of values that are structs. None: values are texts of JSON objects."""
 
     def __call__(self, batches: Batches) -> Batches:
         with told_to_driver():
@@ -132,6 +136,7 @@ class PublishTask:
             return
         taken = self.pool.take(executor_folder())
         framing = JsonLines()
+        checked = self.fields is not None and framing.path[0] not in {each.name for each in self.fields}
         with (
             SyncJournalClient.of(self.client) as client,
             PendingPublisher(
@@ -139,7 +144,9 @@ class PublishTask:
             ) as publisher,
         ):
             for batch in _chain(first, batches):
-                publisher.add(batch.column("value"), batch.column("key"))
+                values = batch.column("value")
+                texts = values if self.fields is None else encode_structs(self.fields, values)
+                publisher.add(texts, batch.column("key"), checked=checked)
             pending = publisher.finish()
         if intents := pending.intents(framing):
             rollbacks = pending.rollbacks(framing)

@@ -6,8 +6,9 @@ from sqlalchemy import BigInteger, Column, Identity, Integer, MetaData, Numeric,
 
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
-from coranto_consumers.spark import Add, JournalOutput, Max, TableOutput, outputs
+from coranto_consumers.spark import Add, JournalOutput, Max, TableOutput, errors_of_tasks, outputs
 from coranto_consumers.spark.outputs import can_carry, publish_journal_outputs, stage_table_output
+from coranto_consumers.spark.sink.encoding import is_encodable
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.merge import plan_merge
 
@@ -45,9 +46,12 @@ def published(broker, spark, rows) -> str:
     return line.decode()
 
 
-def test_each_value_arrives_as_it_left(broker, spark):
+@pytest.mark.parametrize("left_to_spark", [(), ("clock_time", "duration")], ids=["written by tasks", "by Spark"])
+def test_each_value_arrives_as_it_left(broker, spark, left_to_spark):
     broker.create("a/sink")
-    left = spark.sql("SELECT " + ", ".join(f"{value} AS {name}" for name, value in VALUES.items()))
+    values = {name: value for name, value in VALUES.items() if name not in ("clock_time", "duration") or left_to_spark}
+    left = spark.sql("SELECT " + ", ".join(f"{value} AS {name}" for name, value in values.items()))
+    assert is_encodable(left.schema) == (not left_to_spark)
 
     line = published(broker, spark, left.select(F.struct("*").alias("value")))
 
@@ -55,6 +59,24 @@ def test_each_value_arrives_as_it_left(broker, spark):
         spark.createDataFrame([(line,)], "line STRING").select(F.from_json("line", left.schema).alias("v")).collect()
     )
     assert repr(row.v) == repr(left.collect()[0])
+
+
+def test_moments_are_in_utc_whatever_the_sessions_zone(broker, spark):
+    broker.create("a/sink")
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        line = published(broker, spark, spark.sql("SELECT struct(TIMESTAMP'2024-01-01 00:00:00.5' AS at) AS value"))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert line.endswith('"at":"2024-01-01T05:00:00.500000Z"}')
+
+
+def test_a_row_without_a_value_is_refused(broker, spark):
+    broker.create("a/sink")
+    rows = spark.sql("SELECT IF(id = 1, NULL, struct(id)) AS value FROM range(2)")
+    with pytest.raises(InvalidInput, match="a row has no value"), errors_of_tasks():
+        published(broker, spark, rows)
 
 
 def test_a_text_of_json_is_published_as_it_is_written(broker, spark):

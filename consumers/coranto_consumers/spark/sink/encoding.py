@@ -73,6 +73,22 @@ def require_encodable(kind: DataType, place: str) -> None:
             )
 
 
+def is_encodable(kind: DataType) -> bool:
+    """Return True if `require_encodable` refuses nothing of a type."""
+    try:
+        require_encodable(kind, "value")
+    except InvalidInput:
+        return False
+    return True
+
+
+def encode_structs(fields: Sequence[StructField], column: Any) -> Any:
+    """Return an Arrow text array with a JSON object for each of a column's structs. Raises InvalidInput for a null."""
+    if column.null_count:
+        raise InvalidInput("a row has no value; filter such rows out", field="column value")
+    return encode_rows(fields, [column.field(at) for at in range(len(fields))], len(column))
+
+
 def encode_rows(fields: Sequence[StructField], columns: Sequence[Any], rows: int) -> Any:
     """Return an Arrow text array with one JSON object for each row of columns."""
     if not fields:
@@ -106,6 +122,8 @@ def _encoded(kind: DataType, column: Any) -> Any:
             found = [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
             return _joined(pa.scalar('"'), pa.array(found, pa.string()), pa.scalar('"'))
         case TimestampType() | TimestampNTZType() | DateType():
+            if isinstance(kind, TimestampType):
+                column = column.cast(pa.timestamp("us", "UTC"))
             texts = pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
             return _joined(pa.scalar('"'), texts, pa.scalar('"'))
         case StringType() | CharType() | VarcharType():

@@ -24,7 +24,7 @@ from coranto_consumers.spark.options import (
     flag_option,
     require_known,
 )
-from coranto_consumers.spark.sink.encoding import encode_rows, require_encodable
+from coranto_consumers.spark.sink.encoding import encode_rows, encode_structs, require_encodable
 
 _SHARED: Final = (*CLIENT_OPTIONS, *(name for name in SELECTIONS if name != "stream"), "uuidPointer")
 """The options that reads have, too."""
@@ -160,9 +160,7 @@ class RowForm:
             return encode_rows(self.fields, batch.columns, batch.num_rows)
         column = batch.column(self.value)
         if not self.text:
-            if column.null_count:
-                raise InvalidInput("a row has no value; filter such rows out", field="column value")
-            return encode_rows(self.fields, [column.field(at) for at in range(len(self.fields))], len(column))
+            return encode_structs(self.fields, column)
         try:
             return column.cast(pa.string())
         except pa.ArrowInvalid as error:
