@@ -10,7 +10,7 @@ the state machine refuses appends.
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from coranto.effects import Clock
 from coranto.fragments.fragment import Fragment
@@ -23,6 +23,9 @@ from coranto_broker.replication.pipeline import Pipeline, SteadyPipeline
 from coranto_broker.replication.resolver import Resolution, Resolver
 from coranto_broker.replication.waiting_appends import Whole
 
+ALONE: Final = Durability(1, 1)
+"""The durability of an append on the fast path: this broker alone has it, and its disk may not."""
+
 
 class CommittedAppend(NamedTuple):
     """A committed append. Its content is the end of `fragment`, has the SHA-1 `sum`, and came in `chunks` messages."""
@@ -33,8 +36,7 @@ class CommittedAppend(NamedTuple):
     sum: bytes
     registers: pb.LabelSet
     chunks: int
-    durability: Durability = Durability(1, 1)
-    """Its durability. On the fast path, this broker alone has it, and its disk may not."""
+    durability: Durability = ALONE
 
     @property
     def length(self) -> int:

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from coranto.fragments.fragment import sum_words
 from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.fast_path import CommittedAppend
+from coranto_broker.append.fast_path import ALONE, CommittedAppend
 from coranto_broker.replication.resolver import Resolution
 
 
@@ -28,8 +28,7 @@ def _encoded(durability: Durability) -> bytes:
     return pb.AppendResponse(durability=wire_of(durability)).SerializeToString()
 
 
-_ALONE = Durability(1, 1)
-_ENCODED_ALONE = _encoded(_ALONE)
+_ENCODED_ALONE = _encoded(ALONE)
 
 
 class Answers:
@@ -58,7 +57,7 @@ class Answers:
         if found is None or found[0]() is not committed.resolution:
             found = self._encode_header(fragment.journal, committed.resolution)
         survives = committed.durability
-        told = _ENCODED_ALONE if survives == _ALONE else _encoded(survives)
+        told = _ENCODED_ALONE if survives is ALONE else _encoded(survives)
         return found[1] + response.SerializeToString() + told
 
     def _encode_header(self, journal: str, resolution: Resolution) -> tuple[weakref.ref[Resolution], bytes]:

@@ -203,7 +203,7 @@ def _fill(broker: Broker, head: JournalHead, spec: pb.JournalSpec, replica: Repl
         # The last pulse may be older than what the index and the spool know now.
         if max(committed.fragment.end, spec.suspend.offset) < index.known.end:
             head.append_status = pb.INDEX_HAS_GREATER_OFFSET
-        elif replica.refusal:
+        elif replica.refusal and not head.suspended:
             head.append_status = pb.INSUFFICIENT_JOURNAL_BROKERS
         elif head.append_status == pb.INDEX_HAS_GREATER_OFFSET:
             head.append_status = pb.OK
