@@ -194,10 +194,16 @@ def stored_files(settings: BrokerSettings, journal: str = "test/journal") -> dic
     }
 
 
+GRACE_SECONDS = 0.5
+"""The time for calls under way at the end. Brokers that replicate to one another always have some."""
+
+
 @asynccontextmanager
 async def running_broker(settings: BrokerSettings) -> AsyncIterator[tuple[BrokerProcess, RawClient]]:
     """Run a broker in this process, on a free port, during the block. Provides it and a raw client."""
-    async with BrokerProcess(settings) as process:
+    process = BrokerProcess(settings)
+    process.grace_seconds = GRACE_SECONDS
+    async with process:
         client = RawClient(process.endpoint)
         try:
             yield process, client
