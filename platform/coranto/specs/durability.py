@@ -29,6 +29,9 @@ ACK_SYNCED: Final = "coranto.dev/ack-synced"
 ACK_UNMET: Final = "coranto.dev/ack-unmet"
 FSYNC: Final = "coranto.dev/fsync"
 
+LABELS: Final = frozenset({ACK_REPLICAS, ACK_ZONES, ACK_SYNCED, ACK_UNMET, FSYNC})
+"""The labels by which a journal says what its appends are to survive."""
+
 MAX_ZONES: Final = 2
 """The most zones that a journal may demand, because the allocator tries no further zones."""
 

@@ -42,6 +42,7 @@ from coranto.errors import (
     StreamNotFound,
 )
 from coranto.names import nests
+from coranto.specs import durability
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.scaling import MAX_CHANGES, Change, ScalingPolicy, format_policy, transition
 from coranto.streams.model.keys import KEY_SPACE, KeyRange
@@ -474,7 +475,12 @@ def _part(stream: str, journal: str, template: pb.JournalSpec, more: Mapping[str
     spec.name = journal
     spec.flags = pb.JournalSpec.O_RDWR
     spec.ClearField("suspend")
-    kept = [(each.name, each.value) for each in template.labels.labels if not each.name.startswith(_OWN_LABELS)]
+    kept = [
+        (each.name, each.value)
+        for each in template.labels.labels
+        # A decision must survive what the events of its transaction do.
+        if not each.name.startswith(_OWN_LABELS) or each.name in durability.LABELS
+    ]
     spec.labels.CopyFrom(labels.label_set(kept))
     for name, value in {labels.CONTENT_TYPE: labels.JSON_LINES, STREAM_PART_LABEL: stream, **(more or {})}.items():
         spec.labels.CopyFrom(labels.with_value(spec.labels, name, value))

@@ -22,6 +22,7 @@ from coranto.errors import (
     StreamNotFound,
     StreamSealed,
 )
+from coranto.specs.durability import FSYNC
 from coranto.streams.control.decisions import Decisions, Gate
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.control.scaling import Merge, ScalingPolicy, Split
@@ -154,13 +155,17 @@ async def test_content_of_an_earlier_stream_of_the_name_is_not_taken_for_this_on
 
 
 async def test_parts_are_created_once(streams: Streams, client: JournalClient) -> None:
-    await streams.create("orders", template=TEMPLATE, max_writers=3)
+    template = pb.JournalSpec()
+    template.CopyFrom(TEMPLATE)
+    template.labels.CopyFrom(labels.label_set({FSYNC: "commit"}))
+    await streams.create("orders", template=template, max_writers=3)
     journal = readers_journal("orders", "group")
     for _ in range(2):
         await streams.ensure_part("orders", journal, more={"coranto.dev/mark": "0"})
     (info,) = (await client.list(f"name={journal}")).journals
     assert labels.as_pairs(info.spec.labels) == (
         (labels.CONTENT_TYPE, labels.JSON_LINES),
+        (FSYNC, "commit"),  # A part must survive what segments do.
         ("coranto.dev/mark", "0"),
         (STREAM_PART_LABEL, "orders"),
     )
