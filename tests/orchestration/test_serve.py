@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 from coranto.client.loop import run_blocking
 from coranto.errors import Fenced, InvalidInput
 from coranto.testing.fake_broker import FakeBroker
+from coranto_consumers.spark.stopping import Stop
 from dagster_coranto import (
     AsOf,
     ConsumerMode,
@@ -27,7 +29,7 @@ from dagster_coranto import (
     build_spark_consumer_assets,
 )
 from dagster_coranto.instance.heartbeat import ALIVE_TAG
-from dagster_coranto.serve import serve
+from dagster_coranto.serve import run, serve
 from tests.orchestration.revenue import ORDERS, REVENUE, SCHEMA, Revenue
 
 pytestmark = pytest.mark.integration
@@ -202,3 +204,23 @@ def test_as_of_a_run_over_three_hundred_journals_has_all_of_them(spark: SparkSes
         assert AsOf.time(instance, key, dt.datetime.now(dt.UTC), store=shop.store).ends[JOURNAL] > heads[JOURNAL]
         read = found.read(spark, shop.resources["journals"], SCHEMA)
         assert read.groupBy().sum("cents").first()[0] == sum(range(100)), "and not the order that came later"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_asks_the_process_to_end(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    before, waited = signal.getsignal(number), []
+
+    def consume(repository: object, name: str, instance: object, stop: Stop, registry: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # As Spark's session takes interrupts for itself.
+        assert not stop()
+        signal.raise_signal(number)
+        waited.append(stop.wait(600))
+        assert stop()
+
+    monkeypatch.setattr("dagster_coranto.serve.load_repository", lambda module: None)
+    monkeypatch.setattr("dagster_coranto.serve.serve", consume)
+    monkeypatch.setattr("dagster_coranto.serve.configure_logging", lambda level: None)
+    with dg.instance_for_test():
+        run("shop.definitions")
+    assert waited == [True]
+    assert signal.getsignal(number) is before
