@@ -79,7 +79,10 @@ class RecordPlaces:
         return self._url if self._is_single else _first_store(present.info)
 
     def covered(self, others: Iterable[JournalInfo]) -> set[str]:
-        """Return the URLs of places that have no records of `others`, the journals that are not audited."""
+        """Return the URLs of places that can have no records of `others`, the journals that are not audited.
+
+        That none is left there of a journal proves nothing: it may be among those that are gone.
+        """
         if self._is_single:
             return set() if list(others) else {self._url}
         return set(self._places) - {_first_store(info) for info in others}
@@ -156,6 +159,6 @@ def _contradicted(subject: Subject, broken: Sequence[str], weight: Severity) -> 
         f"the records of earlier audits contradict the brokers' note of them: {shown}. Somebody changed, removed or "
         "added files, or the store or etcd was restored from a backup. Later losses may be unknown, and nothing is "
         "recorded until the files are as they were: restore them from a copy. If there is none, accept all journals "
-        "with records there as they are (--accept)",
+        "that may have records there (--accept, without a selector or with one that selects all of them)",
         {"files": list(broken)},
     )
