@@ -50,7 +50,7 @@ def python(version: tuple[int, int] = sys.version_info[:2]) -> Examination:
 
 
 def parts() -> list[Examination]:
-    """Examine what is installed. A part without some of its modules, or with wrong versions of them, cannot be used."""
+    """Examine what is installed. A part without some of its modules, or with versions that do not fit, is of no use."""
     unmet = _unmet("")
     found = ", ".join(unmet) or "installed, in versions that fit"
     results = [problem("coranto", found, "pip install --upgrade coranto") if unmet else good("coranto", found)]
@@ -66,10 +66,12 @@ def parts() -> list[Examination]:
         again = f"pip install 'coranto[{extra}]'"
         if len(missing) == len(modules):
             results.append(absent(subject, "not installed", again))
-        elif missing or broken:
-            results.append(problem(subject, broken or f"without {', '.join(missing)}", again))
-        elif unmet := _unmet(extra):
-            results.append(problem(subject, ", ".join(unmet), f"pip install --upgrade 'coranto[{extra}]'"))
+        elif broken:
+            results.append(problem(subject, broken, again))
+        elif unmet := [f"without {module}" for module in missing] or _unmet(extra):
+            # Other programs may have brought what is there: nobody may want this part.
+            advice = f"if you want this part: pip install --upgrade 'coranto[{extra}]'"
+            results.append(warning(subject, f"cannot be used: {', '.join(unmet)}", advice))
         else:
             results.append(good(subject, "installed"))
     return results
@@ -91,6 +93,11 @@ def _unmet(extra: str) -> list[str]:
             if not wanted.specifier.contains(version, prereleases=True):
                 found.append(f"{wanted.name} is {version}, and must be {wanted.specifier}")
     return found
+
+
+def has_spark() -> bool:
+    """Return True if Spark is installed, which needs Java."""
+    return importlib.util.find_spec("pyspark") is not None
 
 
 def java(*, needed: bool) -> Examination:

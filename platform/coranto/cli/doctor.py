@@ -71,7 +71,7 @@ def _examine(
     data_dirs: Sequence[Path],
     note: Callable[[str], object],
 ) -> list[Examination]:
-    from coranto.checkup import Condition, brokers, machine
+    from coranto.checkup import brokers, machine
     from coranto.checkup import etcd as etcd_checks
     from coranto.checkup.results import absent, problem
     from coranto.checkup.stores import store
@@ -79,12 +79,9 @@ def _examine(
     from coranto.cluster import locate
     from coranto.cluster.etcd_server import etcd_tls
 
-    installed = machine.parts()
-    spark = any(
-        each.subject == "coranto[spark]" and each.condition is not Condition.NOT_LOOKED_AT for each in installed
-    )
     note("Python, Java, ports and folders")
-    results: list[Examination] = [machine.python(), *installed, machine.java(needed=spark), *machine.ports(ports)]
+    results: list[Examination] = [machine.python(), *machine.parts(), machine.java(needed=machine.has_spark())]
+    results += machine.ports(ports)
     results += [machine.data_directory(path) for path in data_dirs]
     local = None
     if not endpoint or not etcd:

@@ -218,6 +218,7 @@ def made(case: tuple[str, str], wheel: Path, tmp_path: Path) -> Environment:
 def test_the_extra_does_what_the_documents_show(case: tuple[str, str], made: Environment, tmp_path: Path) -> None:
     _, extra = case
     assert made.run("coranto", "version").startswith("coranto ")
+    assert "installed, in versions that fit" in made.run("coranto", "doctor")
     if not extra:
         program = (
             "import importlib.util, sys\n"

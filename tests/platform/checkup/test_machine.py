@@ -76,8 +76,17 @@ def test_installed_parts_in_versions_that_do_not_fit_are_told(monkeypatch: pytes
     found = {each.subject: each for each in machine.parts()}
     assert found["coranto"].condition is Condition.OK
     assert found["coranto[broker]"].condition is Condition.OK
-    assert found["coranto[spark]"].condition is Condition.PROBLEM
+    assert found["coranto[spark]"].condition is Condition.WARNING
     assert "and must be <5,>=99" in found["coranto[spark]"].found
-    assert found["coranto[consumers]"].found == "without no-such-thing"
+    assert found["coranto[consumers]"].found == "cannot be used: without no-such-thing"
     requires[0] = "grpcio>=99"
     assert machine.parts()[0].condition is Condition.PROBLEM
+
+
+def test_modules_that_others_have_brought_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_PARTS", {"broker": ("json", "no_such_module"), "lake": ("no_such_module",)})
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: [])
+    found = {each.subject: each for each in machine.parts()}
+    assert found["coranto[broker]"].condition is Condition.WARNING
+    assert found["coranto[broker]"].found == "cannot be used: without no_such_module"
+    assert found["coranto[lake]"].condition is Condition.NOT_LOOKED_AT
