@@ -20,12 +20,16 @@ class TableOutput:
     The rows' columns are columns of the table by name. With `keys`, which must be unique in the table, rows are merged
     into the table, and `merge` has a rule for each other column. Without keys, rows are appended. The table is created
     if absent.
+
+    `delete` names a BOOLEAN column of the rows that the table does not have. Rows in which it is true delete the row
+    with their key. All rules are then `Replace`.
     """
 
     table: Table
     rows: DataFrame
     keys: Sequence[str] = ()
     merge: Mapping[str, MergeRule] = field(default_factory=dict)
+    delete: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,17 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType, VariantType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+)
 from sqlalchemy import Connection, Table
 
 from coranto.client import SyncJournalClient
@@ -89,7 +99,12 @@ class Published:
 
 def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: int) -> Staged:
     """Stage the rows of an output. Raises InvalidInput when they do not fit the table."""
-    plan = plan_merge(output.table, output.rows.columns, output.keys, output.merge)
+    plan = plan_merge(output.table, output.rows.columns, output.keys, output.merge, output.delete)
+    if output.delete and not isinstance(kind := output.rows.schema[output.delete].dataType, BooleanType):
+        raise InvalidInput(
+            f"{output.delete!r} is {kind.simpleString()}, and tells by BOOLEAN which rows to delete: cast it",
+            field=f"table {output.table.name}",
+        )
     stage = stage_of(store, plan)
     most = 0 if not can_carry(plan) else CARRIED_TO_MERGE if plan.keys else CARRIED_TO_APPEND
     task = StageTask(store.url, stage, shard, fence, most, store.is_postgresql)

@@ -8,11 +8,12 @@ in the table. Rules that do not depend on order (`Add`, `Max`, `Min`) accept sev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Connection,
     Double,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     UniqueConstraint,
+    and_,
     case,
     cast,
     func,
@@ -29,6 +31,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 
 from coranto.errors import InvalidInput, SqlStoreError
+from coranto_consumers.stores import deleting
 from coranto_consumers.stores.mysql import NAME
 
 STAGE_COLUMNS = ("coranto_shard", "coranto_fence", "coranto_attempt")
@@ -77,11 +80,22 @@ class MergePlan:
     keys: tuple[str, ...]
     rules: Mapping[str, MergeRule]
     columns: tuple[str, ...]
+    delete: str = ""
+    """A further column of the rows: those in which it is true delete the row of their key."""
 
 
-def plan_merge(table: Table, columns: Sequence[str], keys: Sequence[str], rules: Mapping[str, MergeRule]) -> MergePlan:
+def plan_merge(
+    table: Table, columns: Sequence[str], keys: Sequence[str], rules: Mapping[str, MergeRule], delete: str = ""
+) -> MergePlan:
     """Check an output against its table, and return its plan. Raises InvalidInput that says what to change."""
     where = f"table {table.name}"
+    if delete:
+        others = {name for name, rule in rules.items() if not isinstance(rule, Replace)}
+        deleting.require_column(table, delete, columns, keys, others)
+        if delete in STAGE_COLUMNS:
+            raise InvalidInput(f"column name {delete!r} is reserved; give yours another name", field=where)
+        plan = plan_merge(table, [name for name in columns if name != delete], keys, rules)
+        return replace(plan, delete=delete)
     unknown = [name for name in [*columns, *keys, *rules] if name not in table.c]
     if unknown:
         raise InvalidInput(f"has no column {unknown[0]!r}; it has {', '.join(table.c.keys())}", field=where)
@@ -145,6 +159,7 @@ def stage_table(plan: MergePlan, name: str, *, unlogged: bool) -> Table:
         Column(fence, BigInteger, nullable=False),
         Column(attempt, NAME, nullable=False),
         *(Column(column, plan.table.c[column].type, nullable=True) for column in plan.columns),
+        *([Column(plan.delete, Boolean, nullable=True)] if plan.delete else []),
         Index(f"{name}_attempt", attempt),
         prefixes=["UNLOGGED"] if unlogged else [],
     )
@@ -158,7 +173,7 @@ def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts
     """
     if not attempts:
         return
-    chosen = stage.c[STAGE_COLUMNS[2]].in_(attempts)
+    chosen: ColumnElement[bool] = stage.c[STAGE_COLUMNS[2]].in_(attempts)
     if not plan.keys:
         columns = list(plan.columns)
         rows = select(*(stage.c[name] for name in columns)).where(chosen)
@@ -171,8 +186,11 @@ def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts
     _require_rows(
         plan, connection.execute(select(func.count()).select_from(stage).where(chosen)).scalar_one(), expected
     )
-    if any(isinstance(rule, Replace) for rule in plan.rules.values()):
+    if plan.delete or any(isinstance(rule, Replace) for rule in plan.rules.values()):
         _refuse_repeated_keys(connection, plan, stage, chosen)
+    if plan.delete:
+        deleting.delete_by_key(connection, plan.table, plan.keys, stage, plan.delete, chosen)
+        chosen = and_(chosen, deleting.kept(stage, plan.delete))
     _upsert(connection, plan, stage, chosen)
 
 

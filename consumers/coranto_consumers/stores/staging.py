@@ -46,6 +46,7 @@ def stage_name(plan: MergePlan, dialect: Dialect | None = None) -> str:
     """
     named: Dialect = dialect or postgresql.dialect()  # type: ignore[no-untyped-call]
     layout = [plan.table.fullname] + [f"{name} {plan.table.c[name].type.compile(named)}" for name in plan.columns]
+    layout += [f"delete {plan.delete}"] if plan.delete else []
     digest = hashlib.sha256("\n".join(layout).encode()).hexdigest()[:10]
     return f"{PREFIX}{plan.table.name[:24]}_{digest}"
 

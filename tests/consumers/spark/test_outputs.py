@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Identity, Integer, MetaData, Numeric,
 
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
-from coranto_consumers.spark import Add, JournalOutput, Max, TableOutput, errors_of_tasks, outputs
+from coranto_consumers.spark import Add, JournalOutput, Max, Replace, TableOutput, errors_of_tasks, outputs
 from coranto_consumers.spark.outputs import can_carry, publish_journal_outputs, stage_table_output
 from coranto_consumers.spark.sink.encoding import is_encodable
 from coranto_consumers.stores import SqlStore
@@ -136,6 +136,26 @@ def test_rows_arrive_the_same_whether_tasks_stage_them_or_the_driver_writes_them
     assert len(tasks) == 300
     assert (len(carried.carried), carried.attempts, carried.rows) == (3, (), 0)
     assert (staged.carried, len(staged.attempts), staged.rows) == ((), 3, 300)
+
+
+def test_rows_that_delete_others_are_carried_or_staged_with_the_rest(spark, tmp_path, monkeypatch):
+    store = SqlStore(f"sqlite:///{tmp_path}/store.db")
+    merge = {"text": Replace(), "amount": Replace(), "count": Replace()}
+    columns = "id", "CAST(id AS STRING) AS text", "CAST(id AS DECIMAL(20, 3)) AS amount", "1 AS count"
+
+    def left(rows, fence: int) -> list[int]:
+        output = TableOutput(ROWS, rows, ["id"], merge, delete="gone")
+        staged = stage_table_output(output, store, "shard", fence)
+        with store.engine.begin() as connection:
+            staged.merge(connection)
+            return list(connection.execute(select(ROWS.c.id).order_by("id")).scalars())
+
+    assert left(spark.range(6).selectExpr(*columns, "false AS gone"), 1) == list(range(6))
+    assert left(spark.range(9).selectExpr(*columns, "id % 2 = 0 AS gone"), 2) == [1, 3, 5, 7]
+    monkeypatch.setattr(outputs, "CARRIED_TO_MERGE", 0)
+    assert left(spark.range(9).selectExpr(*columns, "id % 3 = 0 AS gone"), 3) == [1, 2, 4, 5, 7, 8]
+    with pytest.raises(InvalidInput, match="'gone' is int, and tells by BOOLEAN"):
+        left(spark.range(1).selectExpr(*columns, "1 AS gone"), 4)
 
 
 def test_tasks_with_many_rows_stage_them_beside_others_that_carry_few(spark, tmp_path, monkeypatch):
