@@ -49,12 +49,12 @@ def test_the_command_is_there(page: str, line: str) -> None:
     at = 0
     for word in words:
         subcommands = getattr(command, "commands", None)
-        if subcommands is None or word.startswith("-"):
+        default = getattr(command, "default_command", None)
+        if subcommands is None or (word.startswith("-") and default is None):
             break
         names = word.split("|")
-        default = getattr(command, "default_command", None)
         if default is not None and not set(names) <= subcommands.keys():
-            command = subcommands[default]  # Such as `coranto audit SELECTOR`.
+            command = subcommands[default]  # Such as `coranto audit SELECTOR` and `coranto audit --accept`.
             break
         assert set(names) <= subcommands.keys(), f"{page}: {line}"
         command, at = subcommands[names[0]], at + 1
