@@ -236,10 +236,12 @@ class DurableSpool:
         generation: int = 0,
         stamp: Stamp = UNSTAMPED,
         watermark: SettledOffset | None = None,
+        readable: int = 0,
         retired: Sequence[SharedFile] = (),
     ) -> None:
         """Begin with an empty spool or, after recovery, with `spool` and its open commit log of that generation.
 
+        `readable` is the logged offset below which readers may see everything. It may lie in a completed fragment.
         `retired` are the files of its completed fragments, which may not be on the disk yet.
         """
         self._folder = folder
@@ -254,7 +256,7 @@ class DurableSpool:
         self._watermark = watermark or SettledOffset()
         self._writes = WriteQueue()
         self._published = self._spool.fragment.begin
-        self._readable = self._recorded_readable = self._published  # Readers may see all below; as last logged.
+        self._readable = self._recorded_readable = readable  # Readers may see all below; as last logged.
         self._unpublished: deque[Fragment] = deque()  # Committed extents that readers do not see yet.
         self._ahead = False  # The answer to the last proposal told the primary that it lacks content that we have.
         self._promised_end = 0  # The offset up to which the journal is known to be on the disk.

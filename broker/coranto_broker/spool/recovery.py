@@ -115,6 +115,7 @@ class Recovered:
             generation=self.generation,
             stamp=self.stamp,
             watermark=self.watermark,
+            readable=self.readable,
             retired=[file for sealed in self.sealed for file in (sealed.content, sealed.log)],
         )
 

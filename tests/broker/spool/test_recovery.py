@@ -66,6 +66,22 @@ def test_completed_fragments_come_back_and_registers_stay(folder: SpoolFolder, o
     assert (recovered.spool.end, recovered.spool.registers, recovered.sealed) == (6, MINE, [])
 
 
+def test_no_restart_shows_a_completed_fragment_that_others_may_lack(folder: SpoolFolder, observer: Observer) -> None:
+    # Found by simulation: after its second restart, a broker showed what it had not yet shown as it exited.
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    spool.publish(spool.fragment)
+    append(spool, b"def")  # No other replica has acknowledged it.
+    roll(spool)
+    spool.close()
+    for revision in (5, 6):
+        recovered = recover(folder)
+        assert ([content_of(sealed) for sealed in recovered.sealed], recovered.readable) == ([b"abcdef"], 3)
+        spool = recovered.durable(folder, observer, Fsync.NEVER)
+        spool.propose(spool.fragment, spool.registers, primary=True, revision=revision)
+        spool.close()
+
+
 @pytest.mark.parametrize("distrusted", [False, True])
 def test_a_fragment_whose_damaged_content_was_set_aside_is_not_lost(
     folder: SpoolFolder, observer: Observer, distrusted: bool
