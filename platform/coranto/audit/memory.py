@@ -115,12 +115,12 @@ class StoreMemory:
 
     async def _witnessed(self, names: Sequence[str], statement: Statement) -> Remembered:
         """Return the records of the files that the witness knows."""
-        if not statement.files:
+        own = {name for name in names if name.startswith(f"{statement.folder}/")}
+        if not any(file.written for file in statement.files):
             # Files from before there was a witness, or of a cluster that had these journals before.
             found = await self._unwitnessed(names)
             broken = [f"brokers' note of them cannot be believed: {statement.damage}"] if statement.damage else []
-            return replace(found, broken=broken, statement=statement)
-        own = {name for name in names if name.startswith(f"{statement.folder}/")}
+            return replace(found, broken=broken, statement=statement, names=found.names | own)
         files: list[Records] = []
         damaged: list[str] = []
         unsigned: list[str] = []

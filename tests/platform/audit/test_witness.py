@@ -168,13 +168,27 @@ def test_a_record_from_before_there_was_a_witness_is_taken_over(play: Play) -> N
         memory = StoreMemory(journal.stores.get(STORE_URL))
         assert (await journal.audit_with(memory)).sound
         (old,) = files_of(journal)
+        store, put = journal.world.store, journal.world.store.put_note
+        for written in (False, True):  # The first audits with a witness die while they write.
+
+            def die(path: str, content: bytes, written: bool = written) -> None:
+                if written:
+                    put(path, content)
+                raise RuntimeError("killed")
+
+            store.put_note = die  # type: ignore[method-assign]
+            with pytest.raises(RuntimeError):
+                await journal.audit()
+        store.put_note = put  # type: ignore[method-assign]
         journal.delete(journal.objects[0].fragment)
         await journal.later()
         report = await journal.audit()
         assert Kind.CONTENT_LOST in kinds(report)
         assert Kind.FIRST_AUDIT not in report.kinds()
         assert all(path.count("/") == 2 for path in files_of(journal) if path != old)
-        assert Kind.CONTENT_LOST in kinds(await journal.audit())
+        await asyncio.sleep(2 * 3600)
+        for _ in range(2):
+            assert kinds(await journal.audit()) == {Kind.CONTENT_LOST}, "dead audits contradict nothing later, either"
 
     play(1, story)
 
