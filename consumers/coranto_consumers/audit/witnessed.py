@@ -35,11 +35,12 @@ class WitnessedMemory:
 
     def _check(self, statement: Statement) -> None:
         problem = ""
+        saved = any(each.written for each in statement.files)
         if statement.damage:
             problem = f"the brokers' note of it cannot be believed: {statement.damage}"
-        elif self._seen is None and any(each.written for each in statement.files):
+        elif self._seen is None and saved:
             problem = "it is gone"
-        elif self._seen is not None and statement.files and self._seen not in statement.names:
+        elif self._seen is not None and saved and self._seen not in statement.names:
             problem = "it was changed, or an earlier one was put back"
         if problem:
             raise CorruptData(

@@ -120,6 +120,8 @@ async def test_an_audit_that_died_before_or_after_it_saved_contradicts_nothing(
 async def test_without_a_witness_the_memory_is_believed(memory: WitnessedMemory, kept: Kept, known: Known) -> None:
     kept.content = b"from before"
     assert await memory.load(NAME) == b"from before"
+    known.statement = Statement(files=(WitnessedFile("died", "died"),), number=1)
+    assert await memory.load(NAME) == b"from before"
     known.statement = Statement(number=3, damage="it was put back")
     with pytest.raises(CorruptData, match="cannot be believed: it was put back"):
         await memory.load(NAME)
