@@ -6,6 +6,7 @@ content in chunks.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coranto.errors import CorruptData, FragmentNotFound, StoreError
-from coranto.fragments.fragment import Fragment
+from coranto.fragments.fragment import Fragment, sum_from_wire
 from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import may_read
 from coranto.wire import protocol_pb2 as pb
@@ -22,6 +23,7 @@ from coranto_broker.fragments.index import FragmentIndex, IndexEntry
 from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.gaps import GapReader
 from coranto_broker.handlers.refusals import is_acceptable
+from coranto_broker.recovery.set_aside import pieces_with_sum
 from coranto_broker.rpc.source import MessageSink
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ async def serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, c
 async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink) -> None:
     index = resolution.require_replica.index
     broker.metrics.reads.inc()
+    if request.HasField("content_sum") and await _send_set_aside(broker, resolution, request, context):
+        return
     reader = GapReader(broker, resolution, request)
     header: pb.Header | None = resolution.header
     offset = request.offset
@@ -92,6 +96,22 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
         offset = stop
         if offset == end:
             return
+
+
+async def _send_set_aside(
+    broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink
+) -> bool:
+    """Send content that this broker has set aside and that has the wanted sum. Returns False if there is none."""
+    folder, offset = resolution.require_replica.folder, request.offset
+    digest = sum_from_wire(request.content_sum)
+    pieces = await asyncio.to_thread(pieces_with_sum, folder.path, folder.disk, offset, request.end_offset, digest)
+    if pieces is None:
+        return False
+    while data := await asyncio.to_thread(next, pieces, b""):
+        await context.write(pb.ReadResponse(offset=offset, content=data))
+        broker.metrics.read_bytes.inc(len(data))
+        offset += len(data)
+    return True
 
 
 @contextmanager

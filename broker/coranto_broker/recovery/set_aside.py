@@ -7,6 +7,7 @@ a file.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterable, Iterator
@@ -106,12 +107,33 @@ def read(kept: SetAsideFragment, disk: Disk, begin: int, end: int) -> Iterator[b
             f"[{begin}, {end}) is not within [{kept.begin}, {kept.end}), which is what was set aside; "
             "choose --begin and --end within it"
         )
-    file = disk.open(kept.path)
+    yield from _pieces(kept.path, disk, begin - kept.begin, end - kept.begin)
+
+
+def pieces_with_sum(folder: Path, disk: Disk, begin: int, end: int, digest: bytes) -> Iterator[bytes] | None:
+    """Return the content of journal offsets [begin, end), in pieces, if a spool's folder set it aside.
+
+    Its SHA-1 must be `digest`. Returns None if there is no such content. Raises OSError if the disk fails.
+    """
+    for name in disk.list(folder / SET_ASIDE):
+        match = _NAME.fullmatch(name)
+        if match is None or not match[3] or (first := int(match[2], 16)) > begin:
+            continue
+        path, found = folder / SET_ASIDE / name, hashlib.sha1(usedforsecurity=False)
+        for piece in _pieces(path, disk, begin - first, end - first):
+            found.update(piece)
+        if found.digest() == digest:
+            return _pieces(path, disk, begin - first, end - first)
+    return None
+
+
+def _pieces(path: Path, disk: Disk, position: int, stop: int) -> Iterator[bytes]:
+    """Yield a file's bytes [position, stop), or fewer if it ends before."""
+    file = disk.open(path)
     try:
-        while begin < end:
-            data = file.read_at(begin - kept.begin, min(_READ_BYTES, end - begin))
+        while position < stop and (data := file.read_at(position, min(_READ_BYTES, stop - position))):
             yield data
-            begin += len(data)
+            position += len(data)
     finally:
         file.close()
 

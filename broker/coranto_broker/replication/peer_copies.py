@@ -1,7 +1,9 @@
 """Copies of content that the other brokers of a journal's Route hold in local files.
 
 They are asked as a client that reads, by calls that they do not pass on. So they tell only what readers may see, and
-only if they hold the journal as of the etcd revision that this broker knows.
+only if they hold the journal as of the etcd revision that this broker knows. Content with a known SHA-1 may also come
+from what they have set aside: the last part of a fragment there may be content that others went on without, while they
+have the rest of it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from coranto.client.responses import check_well_formed
 from coranto.coordination.etcd import EtcdHeader
 from coranto.coordination.layout import MemberId
 from coranto.errors import CorantoError, CorruptFragment, Unavailable
-from coranto.fragments.fragment import Codec, Fragment
+from coranto.fragments.fragment import Codec, Fragment, sum_words
 from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.replication.peers import Peers
@@ -155,6 +157,8 @@ class PeerCopies:
         Raises Unavailable if that broker does not have it, and at the end CorruptFragment if that was other content.
         """
         request = pb.ReadRequest(journal=fragment.journal, offset=fragment.begin, end_offset=fragment.end)
+        words = request.content_sum
+        words.part1, words.part2, words.part3 = sum_words(fragment.sum)
         digest, length = hashlib.sha1(usedforsecurity=False), 0
         async with aclosing(self._answers(peer, request, PATIENCE_SECONDS)) as answers:
             async for answer in answers:

@@ -330,6 +330,8 @@ def _read_request(request: pb.ReadRequest) -> None:
         raise InvalidInput(
             f"{request.end_offset} is neither 0 nor at least the offset {request.offset}", field="end_offset"
         )
+    if request.HasField("content_sum") and not 0 <= request.offset < request.end_offset:
+        raise InvalidInput("needs the offsets of content, from offset to end_offset", field="content_sum")
 
 
 def _read_response(response: pb.ReadResponse) -> None:

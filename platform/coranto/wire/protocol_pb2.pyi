@@ -533,6 +533,7 @@ class ReadRequest(_message.Message):
     END_OFFSET_FIELD_NUMBER: _builtins.int
     BEGIN_MOD_TIME_FIELD_NUMBER: _builtins.int
     MIN_ETCD_REVISION_FIELD_NUMBER: _builtins.int
+    CONTENT_SUM_FIELD_NUMBER: _builtins.int
     journal: _builtins.str
     offset: _builtins.int
     """-1 reads from the current write head."""
@@ -545,6 +546,12 @@ class ReadRequest(_message.Message):
     min_etcd_revision: _builtins.int
     @_builtins.property
     def header(self) -> Global___Header: ...
+    @_builtins.property
+    def content_sum(self) -> Global___SHA1Sum:
+        """Not of Gazette: the SHA-1 of [offset, end_offset). A broker may answer with content that it has set aside and that
+        has this sum.
+        """
+
     def __init__(
         self,
         *,
@@ -557,10 +564,11 @@ class ReadRequest(_message.Message):
         end_offset: _builtins.int = ...,
         begin_mod_time: _builtins.int = ...,
         min_etcd_revision: _builtins.int = ...,
+        content_sum: Global___SHA1Sum | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content_sum", b"content_sum", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_mod_time", b"begin_mod_time", "block", b"block", "do_not_proxy", b"do_not_proxy", "end_offset", b"end_offset", "header", b"header", "journal", b"journal", "metadata_only", b"metadata_only", "min_etcd_revision", b"min_etcd_revision", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_mod_time", b"begin_mod_time", "block", b"block", "content_sum", b"content_sum", "do_not_proxy", b"do_not_proxy", "end_offset", b"end_offset", "header", b"header", "journal", b"journal", "metadata_only", b"metadata_only", "min_etcd_revision", b"min_etcd_revision", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,8 +8,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from coranto.fragments.fragment import sum_of, sum_words
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.spool.durable_spool import SET_ASIDE
 from coranto_broker.testing.running import RawClient, create
 from tests.broker.handlers.rpcs import MakeSpec, failure
 
@@ -57,6 +60,23 @@ async def test_read_of_the_head_metadata_only_and_end_offset(client: RawClient, 
     assert await client.content(J, 3, end_offset=7) == b"3456"
     (response,) = await client.read(J, 3, end_offset=3)
     assert response.status == pb.OK
+
+
+async def test_content_that_was_set_aside_is_read_by_its_sum_alone(
+    client: RawClient, spec: MakeSpec, broker_settings: BrokerSettings
+) -> None:
+    await create(client, spec())
+    await client.append(J, b"abc")
+    (folder,) = (broker_settings.data_dir / "spools").glob("*/*")
+    (folder / SET_ASIDE).mkdir(exist_ok=True)
+    (folder / SET_ASIDE / f"0a0b0c0d.{2:016x}.content").write_bytes(b"cDEFgh")
+    words = sum_words(sum_of(b"DEF"))
+    wanted = pb.SHA1Sum(part1=words[0], part2=words[1], part3=words[2])
+    assert await client.content(J, 3, end_offset=6, content_sum=wanted) == b"DEF"
+    assert await client.content(J, 0, end_offset=3, content_sum=wanted) == b"abc"  # As without a sum.
+    assert await client.content(J, 3) == b""
+    error = await failure(client.read(J, 3, content_sum=wanted))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_large_content_comes_in_chunks_below_the_message_limit(client: RawClient, spec: MakeSpec) -> None:

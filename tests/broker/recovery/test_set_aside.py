@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from coranto.client import JournalClient
 from coranto.effects import LocalDisk
 from coranto.errors import InvalidInput
+from coranto.fragments.fragment import sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.recovery import set_aside
 from coranto_broker.recovery.set_aside import SetAsideFragment
@@ -52,6 +53,21 @@ def test_what_is_set_aside_is_found_and_judged(tmp_path: Path) -> None:
         list(set_aside.read(kept, LocalDisk(), 2, 10))
     with pytest.raises(InvalidInput, match="not content that was set aside"):
         set_aside.at(tmp_path / "spools" / "x" / "set-aside" / "y", LocalDisk())
+
+
+def test_the_sound_part_of_content_is_found_by_its_sum(tmp_path: Path) -> None:
+    kept = damaged(tmp_path, b"abc", b"def", b"ghi", damage=lambda content: content[:7] + b"X" + content[8:])
+    spool = kept.path.parent.parent
+
+    def found(begin: int, end: int, content: bytes) -> bytes | None:
+        pieces = set_aside.pieces_with_sum(spool, LocalDisk(), begin, end, sum_of(content))
+        return None if pieces is None else b"".join(pieces)
+
+    assert found(0, 6, b"abcdef") == b"abcdef"
+    assert found(2, 7, b"cdefg") == b"cdefg"
+    assert found(0, 9, b"abcdefghi") is None  # It is damaged.
+    assert found(0, 10, b"abcdefghij") is None  # It is shorter.
+    assert set_aside.pieces_with_sum(tmp_path / "no spool", LocalDisk(), 0, 3, sum_of(b"abc")) is None
 
 
 def test_the_list_says_how_much_is_sound(tmp_path: Path) -> None:
