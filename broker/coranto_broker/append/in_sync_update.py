@@ -53,6 +53,8 @@ async def record_replicas(
             read_through = result.header.revision
         if not result.succeeded:
             return False, read_through
+    else:
+        records.keep(reading)  # An earlier attempt may have written it without learning so.
     pipeline.recorded = True
     spool.settle(spool.end)
     pipeline.show()

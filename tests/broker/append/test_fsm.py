@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import Compare, CompareTarget, EtcdHeader, KeyValue, TxnResult, absent
 from coranto.coordination.keyspace_state import Assignment, Item
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
+from coranto.effects import LocalDisk
 from coranto.errors import InvalidInput, StoreError, TxnOutcomeUnknown, Unavailable
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.specs.durability import ACK_SYNCED, ACK_UNMET, ACK_ZONES, Durability
@@ -26,6 +28,7 @@ from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, Sta
 from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
+from coranto_broker.recovery.saved_records import SavedRecords
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicationFailed
 from coranto_broker.replication.resolver import Resolution
@@ -1125,6 +1128,19 @@ async def test_too_few_replicas_are_not_recorded(world: World) -> None:
     world.spec.replication = 2
     assert (await world.append(b"abc")).status == pb.INSUFFICIENT_JOURNAL_BROKERS
     assert world.record is None
+
+
+async def test_a_record_that_was_written_without_an_answer_is_saved_too(world: World, tmp_path: Path) -> None:
+    # Found by simulation: no broker had saved the record. After a restore of etcd, others went on without the content.
+    saved = SavedRecords(tmp_path / "data", LocalDisk())
+    etcd: Any = world
+    world.in_sync = InSyncRecords(etcd, Layout("/cluster"), MemberId("local", "self"), saved=saved)
+    world.conflicts = 1
+    written = InSyncRecord(1, ("local#self",), (Epoch(10, 0),))
+    world.on_txn = lambda: setattr(world, "record", KeyValue(IN_SYNC, in_sync.encode(written), mod_revision=11))
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert (len(world.txns), record_of(world)) == (1, written)
+    assert [(each.journal, each.record) for each in saved] == [(JOURNAL, replace(written, written=11))]
 
 
 async def test_a_record_that_changed_meanwhile_is_read_again(world: World) -> None:
