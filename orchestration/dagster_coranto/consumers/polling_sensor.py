@@ -144,7 +144,7 @@ def build_journal_polling_sensor(
                 first = under_way[0]
                 waiting = f"{amount(grown, 'bytes')} wait for it to end" if grown else "nothing waits for it"
                 return dg.SkipReason(f"Run {first.run_id} is under way ({first.status.value.lower()}); {waiting}.")
-        failed = _failure(context.instance, before.run_key, context.sensor_name)
+        failed = _failure(context.instance, before.run_key, sensor_name)
         failures = before.failures + 1 if failed is not None else 0
         if failed is not None:
             pause = min(_MAX_BACKOFF_SECONDS, minimum_interval_seconds * 2.0 ** (failures - 1))
