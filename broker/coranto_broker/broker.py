@@ -402,17 +402,19 @@ class Broker:
         self.exclusively(replica.journal, lambda: self._stop(replica, drop))
 
     async def _stop(self, replica: Replica, drop: bool) -> None:
-        await replica.stop(drop=drop)
-        if drop:
-            try:
-                await self.in_sync.remove(replica.journal, replica.folder.create_revision, former=True)
-            except CorantoError as error:
-                _log.info("in_sync.removal_failed", journal=replica.journal, error=str(error))
-        folder = replica.folder.path
-        successor = self.resolver.replica_of(replica.journal)
-        if successor is None or successor.folder.path != folder:
-            self._used_folders.discard(folder)
-            self._orphaned_spools.add(folder)
+        try:
+            await replica.stop(drop=drop)
+            if drop:
+                try:
+                    await self.in_sync.remove(replica.journal, replica.folder.create_revision, former=True)
+                except CorantoError as error:
+                    _log.info("in_sync.removal_failed", journal=replica.journal, error=str(error))
+        finally:  # Also if the disk refuses something: the files may hold what no other broker has.
+            folder = replica.folder.path
+            successor = self.resolver.replica_of(replica.journal)
+            if successor is None or successor.folder.path != folder:
+                self._used_folders.discard(folder)
+                self._orphaned_spools.add(folder)
 
     def _stopping_of(self, journal: str) -> list[asyncio.Task[None]]:
         """Return tasks that use a journal's files, such as stopping replicas. The next replica must wait for them."""

@@ -71,6 +71,7 @@ class AppendLane:
         self._leader_header = pb.Header()
         self._run: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()  # They wait for the outcomes of leaders.
+        self._begun: set[asyncio.Task[None]] = set()  # Those of them that release their leader if they are cancelled.
         self._closed = False
 
     @property
@@ -93,7 +94,7 @@ class AppendLane:
         self._closed = True
         self._leave_line()
         self._queue.clear()
-        for task in (self._run, *self._ending):
+        for task in (self._run, *self._begun):
             if task is not None:
                 task.cancel()
 
@@ -156,7 +157,13 @@ class AppendLane:
         """Wait for the outcome of an append that was proposed, taken along, refused or has its primary elsewhere."""
         outcome: Answer
         state = State.ERROR
+        task = asyncio.current_task()
+        assert task is not None
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
         try:
+            if self._closed and fsm.state is State.PROXY:
+                return
             if fsm.state is State.FOLLOW:
                 await fsm.run()
             elif fsm.state not in (State.PROXY, State.ERROR, State.FINISHED):

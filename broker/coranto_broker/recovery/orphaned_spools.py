@@ -225,15 +225,7 @@ class OrphanedSpools:
         try:
             recovered = await recover_spool(folder, self._records, self._clock)
         except (OSError, CorantoError) as error:
-            _log.error(
-                "spool.unreadable",
-                journal=folder.journal,
-                folder=str(folder.path),
-                error=str(error) or type(error).__name__,
-                seconds=PAUSE_SECONDS,
-            )
-            if not self._journals.is_used(folder.path):
-                self._found[folder.path] = self.unreadable[folder.path] = None
+            self._failed_to_read(folder, error)
             return
         if folder.path in self.unreadable:
             _log.warning("spool.readable_again", journal=folder.journal, folder=str(folder.path))
@@ -245,6 +237,9 @@ class OrphanedSpools:
             if spool.fragment.length:
                 rolled = empty_at(spool.fragment, spool.end, spool.fragment.codec)
                 spool.propose(rolled, spool.registers, primary=True)
+        except OSError as error:  # The disk may be full. Try again, as nobody else may have the content.
+            self._failed_to_read(folder, error)
+            return
         finally:
             spool.close()
         orphan.end, orphan.registers, orphan.stamp = spool.end, spool.registers, spool.stamp
@@ -254,6 +249,18 @@ class OrphanedSpools:
             self._persister.add(sealed, orphan.stored, primary=True, on_diverged=orphan.diverged)
         if not self._journals.is_used(folder.path):
             self._taken[folder.path] = orphan
+
+    def _failed_to_read(self, folder: SpoolFolder, error: Exception) -> None:
+        """Look at the folder again later, unless a replica uses it by then."""
+        _log.error(
+            "spool.unreadable",
+            journal=folder.journal,
+            folder=str(folder.path),
+            error=str(error) or type(error).__name__,
+            seconds=PAUSE_SECONDS,
+        )
+        if not self._journals.is_used(folder.path):
+            self._found[folder.path] = self.unreadable[folder.path] = None
 
     async def _decide(self, orphan: _OrphanedSpool) -> None:
         """Remove a folder that is not needed any more, or do the next step to rescue its journal."""

@@ -238,18 +238,27 @@ async def test_a_journal_that_is_created_at_a_former_revision_again_waits_for_it
     assert in_sync.closed(reading.record, 7, 9, MINE).formers == (50,)
 
 
-async def test_a_spool_that_cannot_be_read_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failing", ["recovery", "roll"])
+async def test_a_spool_that_cannot_be_read_or_rolled_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
     world.write(b"abc", 10)
     world.record = InSyncRecord(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
-    real = orphaned_spools.recover_spool
 
     async def refuse(*_: object) -> None:
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr(orphaned_spools, "recover_spool", refuse)
-    world.run()  # type: ignore[attr-defined]
-    await eventually(lambda: list(world.orphans.unreadable) == [world.folder.path])
-    monkeypatch.setattr(orphaned_spools, "recover_spool", real)
+    def refuse_roll(*_: object, **__: object) -> None:
+        # Found by simulation: the disk was full at this moment, and nobody ever looked at the folder again.
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        if failing == "recovery":
+            patched.setattr(orphaned_spools, "recover_spool", refuse)
+        else:
+            patched.setattr(DurableSpool, "propose", refuse_roll)
+        world.run()  # type: ignore[attr-defined]
+        await eventually(lambda: list(world.orphans.unreadable) == [world.folder.path])
     await eventually(lambda: not world.folder.path.exists())
     assert world.stored == [b"abc"]
     assert not world.orphans.unreadable

@@ -81,7 +81,7 @@ def options_of(seed: int, **given: Any) -> Options:
     `broker_faults` may be given, too.
     """
     rng = random.Random(f"consumers of {seed}")
-    brokers = broker_options_of(seed)
+    brokers = broker_options_of(seed, durability="")  # These journals have no labels.
     rate = rng.choice((0.0, 0.3, 0.7))
     broker_faults = given.pop("broker_faults", tuple(fault for fault in brokers.faults if rng.random() < rate))
     # An etcd that goes back loses the shards, too. The brokers' simulation restores etcd.
