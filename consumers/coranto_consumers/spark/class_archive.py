@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from coranto.errors import CorantoError, Unavailable
+from coranto.process.java import java_program
 
 _SILENT: Final = "-Xlog:disable -Xlog:all=error:stderr"
 """Otherwise Java would print a warning about an archive that does not suit it."""
@@ -70,12 +70,8 @@ def archive_options() -> str:
 
 def find_java() -> Path | None:
     """Return the path of the `java` that Spark runs on; None if there is none."""
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        java = Path(home, "bin", "java")
-        return java if java.exists() else None
-    found = shutil.which("java")
-    return None if found is None else Path(found)
+    java = java_program()
+    return java if java is not None and java.exists() else None
 
 
 def make_archive() -> Path:

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from coranto.checkup.results import Examination, absent, good, problem, warning
 from coranto.cluster.processes import PORTS_VARIABLE, free_port, is_free
 from coranto.errors import ClusterError, InvalidInput
+from coranto.process.java import java_program
 
 OLDEST_PYTHON: Final = (3, 11)
 NEWEST_TRIED: Final = (3, 13)
@@ -102,8 +103,7 @@ def has_spark() -> bool:
 
 def java(*, needed: bool) -> Examination:
     """Examine Java, which Spark needs. `needed` tells whether Spark is installed."""
-    home = os.environ.get("JAVA_HOME")
-    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    home, program = os.environ.get("JAVA_HOME"), java_program()
     if program is None or not os.access(program, os.X_OK):
         found = f"JAVA_HOME is {home}, and there is no bin/java in it" if home else "not installed"
         return problem("Java", found, _INSTALL_JAVA) if needed else absent("Java", f"{found}; only Spark needs it")

@@ -1,0 +1,19 @@
+"""The Java of this machine, on which Spark runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+def java_program() -> Path | None:
+    """Return the path of `java`: that below `JAVA_HOME` or, if it is not set, the first one on the PATH.
+
+    None if neither is there. Nobody has looked whether there is a program at the path below `JAVA_HOME`.
+    """
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        return Path(home, "bin", "java")
+    found = shutil.which("java")
+    return None if found is None else Path(found)
