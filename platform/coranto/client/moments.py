@@ -1,7 +1,7 @@
 """Time travel: positions in journals at some moment, and the check that all content of then is still there.
 
-A moment is a pair of offsets for each journal. So a read of it gives the same bytes whenever it is made, whoever makes
-it: a client, Spark, a command or a manifest. Moments come from what a program has recorded, such as a consumer's
+A moment is a pair of offsets for each journal. So a client, Spark, a command and a manifest read the same bytes of it,
+now and later. Moments come from what a program has recorded, such as a consumer's
 checkpoint or a materialisation in Dagster, or from a time.
 
 The offset of a time is found by the times of the messages' UUIDs: it is that of the first message that is later. To
@@ -69,14 +69,19 @@ def first_clock_after(at: float) -> int:
     return clock_from_ns(round(at * 1e6) * 1000) + 16  # A float has no nanoseconds of our days. A tick has 16 clocks.
 
 
+def require_past(at: float, field: str) -> None:
+    """Raise InvalidInput about `field` if a time in Unix seconds is not over."""
+    if at > time.time():
+        raise InvalidInput("is in the future, and messages of that time may still come", field=field)
+
+
 async def moment_at(client: JournalClient, journals: Sequence[JournalInfo], at: float) -> Moment:
     """Return the positions of listed journals at a time in Unix seconds.
 
     Raises InvalidInput for a time that is not over and for journals without JSON lines, and ContentGone if retention
     has removed the content of that time, so that nobody can tell where it ended.
     """
-    if at > time.time():
-        raise InvalidInput("is in the future, and messages of that time may still come", field="time")
+    require_past(at, "time")
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def one(info: JournalInfo) -> int:

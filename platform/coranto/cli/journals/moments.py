@@ -11,7 +11,7 @@ from coranto.cli.journals.offsets import load_offsets
 from coranto.cli.journals.selection import Selection, select
 from coranto.cli.journals.times import parse_time
 from coranto.client import JournalClient, Moment
-from coranto.client.moments import moment_at
+from coranto.client.moments import moment_at, require_past
 from coranto.errors import InvalidInput
 
 AskedMoment: TypeAlias = float | Mapping[str, int]
@@ -26,8 +26,7 @@ def parse_as_of(text: str, option: str = "--as-of") -> AskedMoment | None:
     if path.is_file() or path.suffix == ".json":
         return load_offsets(path, option)
     at = float(parse_time(text, time.time(), option))
-    if at > time.time():
-        raise InvalidInput("is in the future, and messages of that time may still come", field=option)
+    require_past(at, option)
     return at
 
 
