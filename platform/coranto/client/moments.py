@@ -1,8 +1,8 @@
 """Time travel: positions in journals at some moment, and the check that all content of then is still there.
 
 A moment is a pair of offsets for each journal. So a client, Spark, a command and a manifest read the same bytes of it,
-now and later. Moments come from what a program has recorded, such as a consumer's
-checkpoint or a materialisation in Dagster, or from a time.
+now and later. Moments come from what a program has recorded, such as a consumer's checkpoint or a materialisation in
+Dagster, or from a time.
 
 The offset of a time is found by the times of the messages' UUIDs: it is that of the first message that is later. To
 find it, nothing is read of fragments that were stored `SKEW_SECONDS` before, because all of their messages are earlier.
