@@ -21,7 +21,6 @@ from coranto.fragments.fragment import Codec, Fragment
 from coranto.fragments.stores import StoreRegistry
 from coranto.recovery.diagnosing import diagnosed
 from coranto.recovery.plan import Diagnosis, Loss, RecoveryStep, Remark, StepKind
-from coranto.wire import protocol_pb2 as pb
 
 ASIDE: Final = ".coranto-damaged"
 """The folder of a store to which damaged files are moved."""
@@ -61,9 +60,7 @@ class ContentDoctor:
 
     async def diagnose(self) -> Diagnosis:
         broken: set[str] = set()
-        # A journal without content is left out: it has no broker.
-        journals = [info for info in self._journals.values() if info.spec.suspend.level != pb.JournalSpec.Suspend.FULL]
-        return await diagnosed(lambda info: self._examine(info, broken), journals)
+        return await diagnosed(lambda info: self._examine(info, broken), list(self._journals.values()))
 
     async def _examine(self, info: JournalInfo, broken: set[str]) -> Diagnosis:
         """Diagnose one journal. Stores of the URLs in `broken` are not asked; one that cannot be used is added."""

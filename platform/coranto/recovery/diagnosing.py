@@ -8,19 +8,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from coranto.audit.gathering import CONCURRENCY
 from coranto.client import JournalInfo
 from coranto.recovery.plan import Diagnosis
+from coranto.wire import protocol_pb2 as pb
 
 
 async def diagnosed(
     examine: Callable[[JournalInfo], Awaitable[Diagnosis]], journals: Sequence[JournalInfo]
 ) -> Diagnosis:
-    """Return the diagnoses of journals as one, in the order of the journals. Raises what `examine` raises."""
+    """Return the diagnoses of journals as one, in the order of the journals. Raises what `examine` raises.
+
+    Fully suspended journals are left out: they have no content, and no broker.
+    """
     gate = asyncio.Semaphore(CONCURRENCY)
 
     async def one(info: JournalInfo) -> Diagnosis:
         async with gate:
             return await examine(info)
 
-    found = await asyncio.gather(*map(one, journals))
+    served = [info for info in journals if info.spec.suspend.level != pb.JournalSpec.Suspend.FULL]
+    found = await asyncio.gather(*map(one, served))
     return Diagnosis(
         [step for each in found for step in each.steps],
         [loss for each in found for loss in each.losses],

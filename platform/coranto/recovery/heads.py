@@ -10,7 +10,6 @@ from coranto.client import JournalClient, JournalInfo, Suspend
 from coranto.errors import CorantoError, IndexHasGreaterOffset, JournalSuspended, NotAllowed, WrongAppendOffset
 from coranto.recovery.diagnosing import diagnosed
 from coranto.recovery.plan import Diagnosis, RecoveryStep, Remark, StepKind
-from coranto.wire import protocol_pb2 as pb
 
 _ATTEMPTS: Final = 5
 _RACE_SECONDS: Final = 0.2
@@ -46,8 +45,7 @@ class HeadDoctor:
         self._journals = journals
 
     async def diagnose(self) -> Diagnosis:
-        journals = [info for info in self._journals if info.spec.suspend.level != pb.JournalSpec.Suspend.FULL]
-        return await diagnosed(self._look_at, journals)
+        return await diagnosed(self._look_at, self._journals)
 
     async def _look_at(self, info: JournalInfo) -> Diagnosis:
         name = info.name
