@@ -225,7 +225,7 @@ class OrphanedSpools:
         try:
             recovered = await recover_spool(folder, self._records, self._clock)
         except (OSError, CorantoError) as error:
-            self._failed_to_read(folder, error)
+            self._look_again_later(folder, error)
             return
         if folder.path in self.unreadable:
             _log.warning("spool.readable_again", journal=folder.journal, folder=str(folder.path))
@@ -238,7 +238,7 @@ class OrphanedSpools:
                 rolled = empty_at(spool.fragment, spool.end, spool.fragment.codec)
                 spool.propose(rolled, spool.registers, primary=True)
         except OSError as error:  # The disk may be full. Try again, as nobody else may have the content.
-            self._failed_to_read(folder, error)
+            self._look_again_later(folder, error)
             return
         finally:
             spool.close()
@@ -250,8 +250,8 @@ class OrphanedSpools:
         if not self._journals.is_used(folder.path):
             self._taken[folder.path] = orphan
 
-    def _failed_to_read(self, folder: SpoolFolder, error: Exception) -> None:
-        """Look at the folder again later, unless a replica uses it by then."""
+    def _look_again_later(self, folder: SpoolFolder, error: Exception) -> None:
+        """Report what the disk refused, and look at the folder again later, unless a replica uses it by then."""
         _log.error(
             "spool.unreadable",
             journal=folder.journal,
