@@ -21,7 +21,7 @@ from coranto.client.responses import check_well_formed
 from coranto.coordination.etcd import EtcdHeader
 from coranto.coordination.layout import MemberId
 from coranto.errors import CorantoError, CorruptFragment, Unavailable
-from coranto.fragments.fragment import Codec, Fragment, sum_words
+from coranto.fragments.fragment import Codec, Fragment
 from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.replication.peers import Peers
@@ -157,8 +157,7 @@ class PeerCopies:
         Raises Unavailable if that broker does not have it, and at the end CorruptFragment if that was other content.
         """
         request = pb.ReadRequest(journal=fragment.journal, offset=fragment.begin, end_offset=fragment.end)
-        words = request.content_sum
-        words.part1, words.part2, words.part3 = sum_words(fragment.sum)
+        request.content_sum.CopyFrom(fragment.to_wire().sum)
         digest, length = hashlib.sha1(usedforsecurity=False), 0
         async with aclosing(self._answers(peer, request, PATIENCE_SECONDS)) as answers:
             async for answer in answers:
