@@ -10,20 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from coranto.client import ClientConfig
 from coranto.security.tokens import Keys
-from coranto_consumers.spark import Hooks, Outputs, SparkConsumer, Step, TableOutput, errors_of_tasks, register
+from coranto_consumers.spark import Hooks, Outputs, SparkConsumer, Step, TableOutput, register
 from coranto_consumers.spark.application import JournalOutput
-from tests.consumers.spark.cluster.program import TOTALS, Buckets
+from tests.consumers.spark.cluster.program import TOTALS, Buckets, read_source
 
 
 def _parent(pid: int) -> int:
@@ -144,26 +141,15 @@ def main() -> None:
         )
         report = consumer.run_until_caught_up()
         hooks.join()
-        rows = (
-            spark.read.format("journal")
-            .options(endpoint=asked["endpoint"], selector=Buckets.sources, authSecret=asked["key"])
-            .schema("n BIGINT")
-            .load()
-        )
-        shown = StringIO()
-        with redirect_stdout(shown):
-            rows.explain("extended")
-        with errors_of_tasks():
-            read = rows.agg(F.count("*").alias("count"), F.sum("n").alias("sum")).collect()[0].asDict()
+        found = read_source(spark, asked)
     finally:
         spark.stop()
     answer = {
-        "read": read,
+        **found,
         "messages": report.messages,
         "published": report.published,
         "transactions": report.transactions,
         "killed": hooks.killed,
-        "plan": shown.getvalue(),
     }
     Path(asked["answer"]).write_text(json.dumps(answer))
 

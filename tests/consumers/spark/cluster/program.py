@@ -66,9 +66,8 @@ def _straggling(rows):
     return rows.repartition(2).mapInArrow(late, rows.schema)
 
 
-def run(spark: SparkSession, asked: dict) -> dict:
-    register(spark)
-    config = ClientConfig(asked["endpoint"], auth=Keys.parse(asked["key"]))
+def read_source(spark: SparkSession, asked: dict) -> dict:
+    """Read all input by the source: what it adds up to, and the plan that Spark shows of it."""
     rows = (
         spark.read.format("journal")
         .options(endpoint=asked["endpoint"], selector=Buckets.sources, authSecret=asked["key"])
@@ -80,9 +79,16 @@ def run(spark: SparkSession, asked: dict) -> dict:
         rows.explain("extended")
     with errors_of_tasks():
         read = rows.agg(F.count("*").alias("count"), F.sum("n").alias("sum")).collect()[0].asDict()
+    return {"read": read, "plan": shown.getvalue()}
+
+
+def run(spark: SparkSession, asked: dict) -> dict:
+    register(spark)
+    config = ClientConfig(asked["endpoint"], auth=Keys.parse(asked["key"]))
+    found = read_source(spark, asked)
     consumer = SparkConsumer(Buckets(asked["straggles"]), config, asked["store"], spark, max_partition_bytes=4000)
     report = consumer.run_until_caught_up()
-    return {"read": read, "messages": report.messages, "published": report.published, "plan": shown.getvalue()}
+    return {**found, "messages": report.messages, "published": report.published}
 
 
 def main() -> None:
