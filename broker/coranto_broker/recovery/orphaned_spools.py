@@ -251,7 +251,7 @@ class OrphanedSpools:
             self._taken[folder.path] = orphan
 
     def _look_again_later(self, folder: SpoolFolder, error: Exception) -> None:
-        """Report what the disk refused, and look at the folder again later, unless a replica uses it by then."""
+        """Have the folder looked at again later, unless a replica uses it by then."""
         _log.error(
             "spool.unreadable",
             journal=folder.journal,
