@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 
 from coranto.client.call_ends import CALL_ENDED, cancelled_from_outside
+from coranto.client.peer_status import PeerStatus
 from coranto.security.call_tokens import Metadata
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import protocol_pb2 as pb
@@ -255,14 +256,15 @@ class AppendStreams:
 
     async def _open(self, metadata: Metadata | None) -> AppendStream | None:
         call: Any = self._stub().AppendStream(metadata=metadata)
+        ending = PeerStatus(call)
         try:
             await call.write(AppendBatch())
             first = await call.read()
         except CALL_ENDED as error:
             # Only the call's own status tells reliably why it ended.
-            code, details = await call.code(), await call.details()
-            if code is not grpc.StatusCode.UNIMPLEMENTED:
-                raise _error(code, details) from error
+            refused = await ending.told(_error(await call.code(), await call.details()))
+            if refused.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise refused from error
             self._lacking_until = _now() + LACKING_SECONDS
             return None
         except BaseException:
