@@ -2,14 +2,14 @@
 
 The driver owns each transaction, and executors do the work (`docs/architecture.md`):
 
-1. **Start.** Raise the fence in the SQL store and restore the checkpoint. From now on no earlier instance can commit.
+1. **Start.** Raise the fence in the store and restore the checkpoint. From now on no earlier instance can commit.
    Append the checkpoint's acknowledgements again: the earlier instance may have died after its commit and before them.
 2. **Plan** byte ranges of the source journals, bounded per transaction, from the checkpoint's offsets on.
 3. **Read and sequence.** Tasks read ranges and number their messages by segment. From the ranges' summaries, the driver
    decides which messages are committed, and makes the next checkpoint's producer states.
 4. **Write.** Task attempts stage rows in the store and publish messages as pending, each under its own identity.
-5. **Commit** in one SQL transaction: check the fence, merge the rows of winning attempts, and write the checkpoint with
-   the acknowledgements of winning attempts.
+5. **Commit** at once: check the fence, merge the rows of winning attempts, and write the checkpoint with the
+   acknowledgements of winning attempts.
 6. **Acknowledge.** Append the acknowledgements, only after the commit.
 
 During steps 5 and 6, the input of the next transaction is read already (`reading_ahead.py`).
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -34,20 +35,20 @@ from coranto.messages.checkpoints import Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application
-from coranto_consumers.spark.committing import acknowledge, delete_stale_rows
+from coranto_consumers.spark.committing import acknowledge
 from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions, MisfitPolicy
 from coranto_consumers.spark.long_transactions import LongTransaction
 from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by
+from coranto_consumers.spark.output_stores import OutputStore, output_store
 from coranto_consumers.spark.output_transactions import OutputTransactions, offsets_of
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.spark.reading_ahead import InputAhead, PlannedInput
 from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.spark.unread import UnreadContent
-from coranto_consumers.stores.sql import SqlStore
 
 DEFAULT_TRANSACTION_BYTES = 256 << 20
 DEFAULT_PARTITION_BYTES = 32 << 20
@@ -56,10 +57,10 @@ DEFAULT_PARTITION_BYTES = 32 << 20
 class SparkConsumer:
     """Runs an application over its source journals, with exactly-once effects.
 
-    `store_url` is a SQLAlchemy URL (see `coranto_consumers.stores`). A transaction reads at most about
-    `max_transaction_bytes` of new content, and as much again of each journal for producers' transactions that were open
-    before. The messages of longer ones are delivered in several transactions (`long_transactions.py`). While one
-    commits, the next one is read, so Spark keeps the rows of up to two. A task reads at most about
+    `store` is a SQLAlchemy URL (see `coranto_consumers.stores`), or an `IcebergStore`. A transaction reads at most
+    about `max_transaction_bytes` of new content, and as much again of each journal for producers' transactions that
+    were open before. The messages of longer ones are delivered in several transactions (`long_transactions.py`). While
+    one commits, the next one is read, so Spark keeps the rows of up to two. A task reads at most about
     `max_partition_bytes`. `spark` may be a function that starts a session; it is called when there is something to
     read. `on_progress` is called once the plan is known, and after each transaction. `uuid_pointer` is the JSON pointer
     to a message's UUID. Use an instance from one thread only. Instances with the same application name fence each other
@@ -78,7 +79,7 @@ class SparkConsumer:
         self,
         application: Application,
         client: ClientConfig,
-        store_url: str,
+        store: str | OutputStore[Any],
         spark: SparkSession | Callable[[], SparkSession],
         *,
         max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES,
@@ -101,7 +102,7 @@ class SparkConsumer:
         self._application = application
         self._config = client
         self._hooks = hooks or Hooks()
-        self._store = SqlStore(store_url, commit=self._hooks.commit)
+        self._store = output_store(store, self._hooks.commit)
         self._max_transaction_bytes = max_transaction_bytes
         self._on_progress = on_progress or (lambda report: None)
         self._reader: InputReader | None = None
@@ -157,7 +158,7 @@ class SparkConsumer:
         self._transactions.ids.begin(fence)
         self._hooks.reached(Step.FENCED)
         replayed = acknowledge(client, checkpoint.ack_intents).journals
-        delete_stale_rows(self._store, self._application.name, fence)
+        self._store.sweep(self._application.name, fence)
         self._hooks.reached(Step.RECOVERED)
         return ConsumeReport(0, 0, 0, 0, {}, {}, replayed, fence), checkpoint.sources
 

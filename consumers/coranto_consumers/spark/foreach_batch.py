@@ -1,4 +1,4 @@
-"""`exactly_once`: a function for `foreachBatch` whose effects on a SQL store and on journals happen once.
+"""`exactly_once`: a function for `foreachBatch` whose effects on a store and on journals happen once.
 
 ::
 
@@ -21,6 +21,7 @@ twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import structlog
 from pyspark.errors import PySparkException
@@ -30,17 +31,12 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import CorruptData, InvalidInput
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.spark.application import Outputs
-from coranto_consumers.spark.committing import (
-    acknowledge,
-    commit_outputs,
-    delete_stale_rows,
-    rolled_back_on_failure,
-)
-from coranto_consumers.spark.outputs import Staged, publish_journal_outputs, stage_table_output
+from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
+from coranto_consumers.spark.output_stores import OutputStore, output_store
+from coranto_consumers.spark.outputs import publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
 from coranto_consumers.spark.progress import Hooks, Step
 from coranto_consumers.spark.task_errors import errors_of_tasks, told_to_driver
-from coranto_consumers.stores.sql import SqlStore
 
 _QUERY = "sql.streaming.queryId"
 _PREFIX = "spark-query/"
@@ -49,7 +45,7 @@ _log = structlog.get_logger(__name__)
 
 
 def exactly_once(
-    store_url: str,
+    store: str | OutputStore[Any],
     outputs: Callable[[DataFrame], Outputs],
     *,
     name: str,
@@ -59,15 +55,16 @@ def exactly_once(
 ) -> Callable[[DataFrame, int], None]:
     """Return a function to give to `foreachBatch`. It commits the outputs of each batch exactly once.
 
-    `outputs` makes a batch's outputs of its rows. As `Application.outputs`, it may be called several times for a batch,
-    and must have no side effects. `name` is the query's identity in the store: a query that starts under a name fences
-    off the one that runs under it. `client` is needed to publish to journals. `first_batch` is the number of the first
-    batch that the query commits in this store; it is not 0 for a query that ran without the store before.
+    `store` is a SQLAlchemy URL, or an `IcebergStore`. `outputs` makes a batch's outputs of its rows. As
+    `Application.outputs`, it may be called several times for a batch, and must have no side effects. `name` is the
+    query's identity in the store: a query that starts under a name fences off the one that runs under it. `client` is
+    needed to publish to journals. `first_batch` is the number of the first batch that the query commits in this store;
+    it is not 0 for a query that ran without the store before.
 
     The function raises Fenced when another query has the name now, InvalidInput for outputs that do not fit and for a
     query with another checkpoint, and what a store and brokers raise. The query then ends, and may be started again.
     """
-    return _Batches(store_url, outputs, name, client, first_batch, hooks or Hooks())
+    return _Batches(store, outputs, name, client, first_batch, hooks or Hooks())
 
 
 class _Batches:
@@ -75,14 +72,14 @@ class _Batches:
 
     def __init__(
         self,
-        store_url: str,
+        store: str | OutputStore[Any],
         outputs: Callable[[DataFrame], Outputs],
         name: str,
         client: ClientConfig | None,
         first_batch: int,
         hooks: Hooks,
     ) -> None:
-        self._store = SqlStore(store_url, commit=hooks.commit)
+        self._store = output_store(store, hooks.commit)
         self._outputs = outputs
         self._name = name
         self._client = client
@@ -133,13 +130,13 @@ class _Batches:
         if checkpoint.ack_intents:
             with self._connected() as client:
                 acknowledge(client, checkpoint.ack_intents)
-        delete_stale_rows(self._store, self._name, fence)
+        self._store.sweep(self._name, fence)
         self._hooks.reached(Step.RECOVERED)
         return fence
 
     def _write(self, batch: DataFrame, query: str, fence: int) -> None:
         outputs = self._outputs(batch)
-        staged = [stage_table_output(output, self._store, self._name, fence) for output in outputs.tables]
+        staged = [self._store.write(output, self._name, fence) for output in outputs.tables]
         self._hooks.reached(Step.STAGED)
         if not outputs.journals:
             self._hooks.reached(Step.PUBLISHED)
@@ -160,7 +157,7 @@ class _Batches:
         self,
         query: str,
         fence: int,
-        staged: Sequence[Staged],
+        staged: Sequence[Any],
         intents: Mapping[str, bytes],
         committing: Callable[[], None],
     ) -> None:
@@ -169,7 +166,7 @@ class _Batches:
             committing()
 
         checkpoint = Checkpoint({_PREFIX + query: Source(self._next + 1)}, intents)
-        commit_outputs(self._store, self._name, fence, staged, checkpoint, merged)
+        self._store.commit(self._name, fence, staged, checkpoint, merged)
 
     def _connected(self) -> SyncJournalClient:
         if self._client is None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coranto.client import SyncJournalClient
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.spark.application import Application
-from coranto_consumers.spark.committing import acknowledge, commit_outputs, rolled_back_on_failure
+from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.inputs import Input, MisfitPolicy
-from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
+from coranto_consumers.spark.output_stores import OutputStore
+from coranto_consumers.spark.outputs import Published, publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, PhaseTimes, Step
-from coranto_consumers.stores.sql import SqlStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class OutputTransactions:
     """Processes the inputs of one consumer, one after the other."""
 
     application: Application
-    store: SqlStore
+    store: OutputStore[Any]
     hooks: Hooks
     misfits: MisfitPolicy | DeadLetters
     ids: SettledIds = field(default_factory=SettledIds)
@@ -53,7 +54,7 @@ class OutputTransactions:
                     committing()
 
                 checkpoint = Checkpoint(read.sources, published.intents)
-                commit_outputs(self.store, self.application.name, report.fence, staged, checkpoint, merged)
+                self.store.commit(self.application.name, report.fence, staged, checkpoint, merged)
             times.ended("committing")
             self.hooks.reached(Step.COMMITTED)
             if not acknowledge(client, published.intents).may_repeat:
@@ -72,7 +73,7 @@ class OutputTransactions:
         )
         return report, read.sources
 
-    def _write(self, client: SyncJournalClient, read: Input, fence: int) -> tuple[list[Staged], Published]:
+    def _write(self, client: SyncJournalClient, read: Input, fence: int) -> tuple[list[Any], Published]:
         """Let tasks stage and publish the application's output for committed messages, and dead letters."""
         made = [self.application.outputs(read.committed)] if read.messages else []
         if read.dead is not None and isinstance(self.misfits, DeadLetters):
@@ -80,7 +81,7 @@ class OutputTransactions:
         if not made:
             return [], Published()
         tables = [output for outputs in made for output in outputs.tables]
-        staged = [stage_table_output(output, self.store, self.application.name, fence) for output in tables]
+        staged = [self.store.write(output, self.application.name, fence) for output in tables]
         self.hooks.reached(Step.STAGED)
         journals = [output for outputs in made for output in outputs.journals]
         published = publish_journal_outputs(journals, client, self.ids)

@@ -24,8 +24,8 @@ class Step(enum.Enum):
     SEQUENCED = "its messages are read, and those that are committed are known"
     STAGED = "its rows are staged"
     PUBLISHED = "its messages are in their journals, pending"
-    MERGED = "staged rows are merged, in a SQL transaction that is still open"
-    COMMITTED = "the SQL transaction has committed"
+    MERGED = "staged rows are merged, in a transaction of the store that is still open"
+    COMMITTED = "the store's transaction has committed"
     ACKNOWLEDGED = "acknowledgements are appended: published messages are committed"
 
 

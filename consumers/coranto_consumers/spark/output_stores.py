@@ -1,0 +1,90 @@
+"""Stores of outputs: what a consumer's driver asks of a store, and databases in SQL as such stores.
+
+A store has the consumer's tables, its checkpoint and its fence, and commits them together. `iceberg.IcebergStore` is
+the other one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection
+
+from coranto.messages.checkpoints import Checkpoint
+from coranto_consumers.spark.application import TableOutput
+from coranto_consumers.spark.committing import commit_outputs, delete_stale_rows
+from coranto_consumers.spark.outputs import Staged, stage_table_output
+from coranto_consumers.stores.sql import Restored, SqlStore
+
+W = TypeVar("W")
+
+
+class OutputStore(ABC, Generic[W]):
+    """A store of outputs, used by one driver. `shard` is the consumer's name, and `W` what it keeps of written rows."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The store's name for people. It has no password."""
+
+    @abstractmethod
+    def raise_fence(self, shard: str) -> Restored:
+        """Raise the fence of a consumer, and return it with the last committed checkpoint.
+
+        On return no earlier owner can commit. Raises InvalidInput for a store that cannot keep what it commits, and
+        SqlStoreError.
+        """
+
+    @abstractmethod
+    def sweep(self, shard: str, fence: int) -> None:
+        """Remove rows that owners with lower fences have written and not committed. Raises SqlStoreError."""
+
+    @abstractmethod
+    def write(self, output: TableOutput, shard: str, fence: int) -> W:
+        """Have tasks write the rows of an output, so that `commit` can make them count.
+
+        Raises InvalidInput for rows that do not fit the table.
+        """
+
+    @abstractmethod
+    def commit(
+        self, shard: str, fence: int, written: Sequence[W], checkpoint: Checkpoint, merged: Callable[[], None]
+    ) -> None:
+        """Make written rows count, together with the checkpoint. On return they are durable.
+
+        `merged` is called once, when only the commit itself is left. Raises Fenced when a later owner has raised the
+        fence and SqlStoreError when the store refused (nothing was committed), InvalidInput for rows that do not fit,
+        and CommitOutcomeUnknown.
+        """
+
+
+class SqlOutputs(OutputStore[Staged]):
+    """A database, as a store of outputs."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store = store
+
+    @property
+    def name(self) -> str:
+        return self._store.name
+
+    def raise_fence(self, shard: str) -> Restored:
+        return self._store.raise_fence(shard)
+
+    def sweep(self, shard: str, fence: int) -> None:
+        delete_stale_rows(self._store, shard, fence)
+
+    def write(self, output: TableOutput, shard: str, fence: int) -> Staged:
+        return stage_table_output(output, self._store, shard, fence)
+
+    def commit(
+        self, shard: str, fence: int, written: Sequence[Staged], checkpoint: Checkpoint, merged: Callable[[], None]
+    ) -> None:
+        commit_outputs(self._store, shard, fence, written, checkpoint, merged)
+
+
+def output_store(store: str | OutputStore[Any], commit: Callable[[Connection], None]) -> OutputStore[Any]:
+    """Return a store as it is, or the database of a URL. `commit` commits its transactions."""
+    return store if isinstance(store, OutputStore) else SqlOutputs(SqlStore(store, commit=commit))
