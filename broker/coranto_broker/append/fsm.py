@@ -349,6 +349,9 @@ class AppendFsm:
                 assert record is not None
                 self._roll_to, self.registers = record.floor, record.registers or pb.LabelSet()
                 return AppendEvent.MUST_ROLL
+            if found is Takeover.VERIFY:
+                self._held.shut_down()
+                return AppendEvent.ETCD_CHANGED
             may_record = found is Takeover.CLEAN
         if may_record and not await self._record(pipeline, advertise):
             return AppendEvent.ETCD_CHANGED

@@ -19,16 +19,28 @@ async def find_takeover(records: InSyncRecords, resolution: Resolution, pipeline
     """Decide whether the pipeline's replicas, which agree with each other, may go on with the journal."""
     spool = pipeline.spool
     assert resolution.item is not None
+    found = Takeover.LOST
     if pipeline.reading is not None:
         found = in_sync.takeover(pipeline.reading.record, pipeline.names, spool.stamp, spool.end)
-        if found is Takeover.CLEAN:
-            return found
-    # The record may have changed since it was read.
-    reading = pipeline.reading = await records.read(resolution.item.id, resolution.item.create_revision)
-    found = in_sync.takeover(reading.record, pipeline.names, spool.stamp, spool.end)
-    if found is Takeover.LOST and reading.record is not None:
-        resolution.require_replica.index.note_head(reading.record.floor)
+    if found is not Takeover.CLEAN:  # The record may have changed since it was read.
+        reading = pipeline.reading = await records.read(resolution.item.id, resolution.item.create_revision)
+        found = in_sync.takeover(reading.record, pipeline.names, spool.stamp, spool.end)
+        if found is Takeover.LOST and reading.record is not None:
+            resolution.require_replica.index.note_head(reading.record.floor)
+    if found is Takeover.CLEAN and _was_closed_below(pipeline):
+        return Takeover.VERIFY
     return found
+
+
+def _was_closed_below(pipeline: Pipeline) -> bool:
+    """Return True if the record was closed below the replicas' end after they had checked their spools against it.
+
+    Content between was never acknowledged, and perhaps no replica has it. To go on above it would then leave a hole.
+    """
+    record = pipeline.reading.record if pipeline.reading is not None else None
+    if record is None or not record.closed or pipeline.spool.end <= record.floor:
+        return False
+    return pipeline.checked_record != record
 
 
 async def record_replicas(

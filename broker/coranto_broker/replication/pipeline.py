@@ -274,6 +274,8 @@ class Pipeline:
         self.renew_at = renew_at
         self.spool = spool
         self.reading = reading
+        self.checked_record = reading.record if reading is not None else None
+        """The record against which the primary has checked its spool. Other replicas use it or a later one."""
         self.recorded = False
         """True if the in-sync record names this pipeline's replicas, so that it may take content."""
         self._fits: Callable[[], object] = lambda: None

@@ -199,6 +199,8 @@ class Takeover(enum.Enum):
     """Go on."""
     ROLL = "roll"
     """Roll to the end of the record that was closed or left, with its registers, and synchronize again."""
+    VERIFY = "verify"
+    """Have each replica check its spool again: the record was closed below the replicas' end after they had agreed."""
     LOST = "lost"
     """Wait for a member of the record, for its rescue of the journal, or for an operator."""
 

@@ -1105,8 +1105,8 @@ def record_of(world: World) -> InSyncRecord:
     return in_sync.decode(world.record.value)
 
 
-def keep(world: World, record: InSyncRecord) -> None:
-    world.record = KeyValue(IN_SYNC, in_sync.encode(record), mod_revision=1)
+def keep(world: World, record: InSyncRecord, revision: int = 1) -> None:
+    world.record = KeyValue(IN_SYNC, in_sync.encode(record), mod_revision=revision)
 
 
 async def test_a_pipeline_is_recorded_before_it_takes_content(world: World) -> None:
@@ -1266,6 +1266,21 @@ async def test_a_spool_that_others_went_on_without_builds_no_pipeline(world: Wor
     fsm = await world.append(b"def")
     assert isinstance(fsm.error, Stranded)
     assert (fsm.state, world.built, world.spool.end) == (State.ERROR, 1, 3)
+    assert await world.is_free()
+
+
+async def test_a_pipeline_checks_its_spools_again_after_a_rescue_that_ended_below_them(world: World) -> None:
+    record = InSyncRecord(1, ("local#gone",), (Epoch(5, 0),))
+    keep(world, record)
+    # A primary that died had this spool roll over content that it alone had.
+    rolled = replace(world.spool.fragment, begin=100, end=100)
+    world.spool.propose(rolled, world.spool.registers, primary=False, revision=7)
+    assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
+    keep(world, in_sync.closed(record, 1, 70, pb.LabelSet()), revision=20)
+    fsm = await world.append(b"abc")
+    assert isinstance(fsm.error, Stranded)
+    assert (world.built, world.spool.end) == (1, 100), "it was not taken up at 100, above a hole"
+    assert record_of(world).closed
     assert await world.is_free()
 
 
