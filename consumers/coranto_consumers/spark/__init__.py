@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.consumer import SparkConsumer
     from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_table
     from coranto_consumers.spark.foreach_batch import exactly_once
+    from coranto_consumers.spark.framings import AnyLines, CsvRecords, FixedRecords
     from coranto_consumers.spark.inputs import MisfitPolicy
     from coranto_consumers.spark.metrics import SparkConsumerMetrics
     from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
@@ -29,6 +30,7 @@ _HOMES = {
     **dict.fromkeys(("Application", "JournalOutput", "Outputs", "TableOutput"), "coranto_consumers.spark.application"),
     **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer"),
     **dict.fromkeys(("DeadLetters", "dead_letter_table"), "coranto_consumers.spark.dead_letters"),
+    **dict.fromkeys(("AnyLines", "CsvRecords", "FixedRecords"), "coranto_consumers.spark.framings"),
     **dict.fromkeys(("MisfitPolicy",), "coranto_consumers.spark.inputs"),
     **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.progress"),
     **dict.fromkeys(("SparkConsumerMetrics",), "coranto_consumers.spark.metrics"),
@@ -43,9 +45,12 @@ _HOMES = {
 
 __all__ = [
     "Add",
+    "AnyLines",
     "Application",
     "ConsumeReport",
+    "CsvRecords",
     "DeadLetters",
+    "FixedRecords",
     "Hooks",
     "JournalOutput",
     "Max",

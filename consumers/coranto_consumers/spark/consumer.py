@@ -38,6 +38,7 @@ from coranto_consumers.spark.application import Application
 from coranto_consumers.spark.committing import acknowledge
 from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
+from coranto_consumers.spark.framings import ReadFraming, chosen_framing
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions, MisfitPolicy
 from coranto_consumers.spark.long_transactions import LongTransaction
@@ -63,8 +64,8 @@ class SparkConsumer:
     one commits, the next one is read, so Spark keeps the rows of up to two. A task reads at most about
     `max_partition_bytes`. `spark` may be a function that starts a session; it is called when there is something to
     read. `on_progress` is called once the plan is known, and after each transaction. `uuid_pointer` is the JSON pointer
-    to a message's UUID. Use an instance from one thread only. Instances with the same application name fence each other
-    off, on any machine.
+    to a message's UUID. `framing` is that of messages which are not lines of JSON (`framings.py`). Use an instance from
+    one thread only. Instances with the same application name fence each other off, on any machine.
 
     Messages that do not fit the application's columns, or whose UUID cannot be read, are `misfits`. They end the run;
     or the application gets them, with nulls for what does not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters`
@@ -89,9 +90,11 @@ class SparkConsumer:
         misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
         fail_on_data_loss: bool = True,
         uuid_pointer: str = DEFAULT_UUID_POINTER,
+        framing: ReadFraming | None = None,
     ) -> None:
+        chosen = chosen_framing(framing, uuid_pointer)
         self._input = InputSettings(
-            application, client, spark, max_partition_bytes, misfits, uuid_pointer, application.name
+            application, client, spark, max_partition_bytes, misfits, chosen, application.name
         )  # Raises InvalidInput.
         if max_transaction_bytes < 1:
             raise InvalidInput(

@@ -17,7 +17,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from coranto.client import ClientConfig
 from coranto.errors import CorruptMessage, InvalidInput
+from coranto_consumers.spark.framings import ReadFraming, name_of, options_of
 from coranto_consumers.spark.options import Isolation, client_options
+from coranto_consumers.spark.parsers import parser_of
 from coranto_consumers.spark.parsing import is_parsed
 from coranto_consumers.spark.ranges import Range, ReadPlan
 from coranto_consumers.spark.rows import COMMIT_OFFSET, FIELDS, LINE, PARSED_PREFIX, PIECE, Misfits
@@ -38,9 +40,15 @@ _PIECE = PARSED_PREFIX + PIECE.name
 _LINE = PARSED_PREFIX + LINE.name
 
 
-def parsed_by_workers(schema: StructType) -> bool:
-    """Return True if workers can parse all of an application's columns. Otherwise Spark's parser parses every line."""
-    return all(is_parsed(field.dataType) for field in schema.fields)
+def parsed_by_workers(schema: StructType, framing: ReadFraming) -> bool:
+    """Return True if workers parse all of an application's columns. Otherwise Spark's parser parses every line.
+
+    Raises InvalidInput for columns that messages of a framing do not have. Spark's parser knows lines of JSON only.
+    """
+    is_json = name_of(framing) == "json"
+    if not is_json:
+        parser_of(framing, StructType([field for field in schema.fields if field.name != COMMITTED_AT]))
+    return not is_json or all(is_parsed(field.dataType) for field in schema.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class PlannedRows(NamedTuple):
 
 
 def planned_rows(
-    client: ClientConfig, plan: ReadPlan, schema: StructType, uuid_pointer: str, *, tolerant: bool
+    client: ClientConfig, plan: ReadPlan, schema: StructType, framing: ReadFraming, *, tolerant: bool
 ) -> PlannedRows:
     """Return the rows of a plan.
 
@@ -89,15 +97,15 @@ def planned_rows(
         **client_options(client),
         "isolation": Isolation.SEQUENCED.value,
         "slices": plan.dumps(),
-        "parse": "json",
+        "parse": name_of(framing),
+        **options_of(framing),
         "columnNameOfCorruptRecord": _TEXT,
-        "uuidPointer": uuid_pointer,
         "mode": (Misfits.PERMISSIVE if tolerant else Misfits.FAILFAST).value,
     }
     own = [StructField(PARSED_PREFIX + field.name, field.dataType) for field in (*FIELDS.values(), PIECE, LINE)]
     # Only the columns that are needed below, because rows are cached whole.
     needed = [field for field in own if field.name in (*METADATA, _PIECE, _LINE)]
-    values = schema.fields if parsed_by_workers(schema) else []
+    values = schema.fields if parsed_by_workers(schema, framing) else []
     asked = StructType([*needed, StructField(_TEXT, StringType()), *values])
     reader = JournalDataSource(options).reader(asked)
     return PlannedRows(ReadTask(reader, tuple(reader.partitions())), asked)
@@ -181,9 +189,10 @@ def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
     left = F.col(_TEXT).isNotNull()
     misfit = F.when(left & (F.col(_PARSED).isNull() | F.col(_PARSED).getField(_TEXT).isNotNull()), True)
     values = [F.col(_PARSED).getField(name) for name in schema.names]
-    if parsed_by_workers(schema):
+    if set(schema.names) <= set(rows.columns):  # Workers have parsed the others, and those that have no text.
+        by_spark = F.length(_TEXT) > 0
         values = [
-            F.when(left, value).otherwise(_column(name)) for name, value in zip(schema.names, values, strict=True)
+            F.when(by_spark, value).otherwise(_column(name)) for name, value in zip(schema.names, values, strict=True)
         ]
     columns = [value.alias(name) for name, value in zip(schema.names, values, strict=True)]
     line = F.when(misfit, F.coalesce(F.col(_LINE), F.col(_TEXT).cast("binary")))

@@ -9,10 +9,10 @@ from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
-from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.application import Application
 from coranto_consumers.spark.dead_letters import DeadLetters, policy_of
 from coranto_consumers.spark.frames import parse_schema
+from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.inputs import InputReader, MisfitPolicy
 
 
@@ -28,12 +28,11 @@ class InputSettings:
     spark: SparkSession | Callable[[], SparkSession]
     max_partition_bytes: int
     misfits: MisfitPolicy | DeadLetters
-    uuid_pointer: str
+    framing: ReadFraming
     name: str
 
     def __post_init__(self) -> None:
         policy_of(self.misfits)
-        JsonLines(self.uuid_pointer)
         if self.max_partition_bytes < 1:
             raise InvalidInput(
                 f"{self.max_partition_bytes} is not a positive number of bytes, such as 33554432",
@@ -48,6 +47,6 @@ class InputSettings:
             parse_schema(self.application.value_schema),
             self.max_partition_bytes,
             misfits=policy_of(self.misfits),
-            uuid_pointer=self.uuid_pointer,
+            framing=self.framing,
             name=self.name,
         )

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from coranto.client import ClientConfig
 from coranto.messages.checkpoints import ProducerState, Source
-from coranto.messages.framing import DEFAULT_UUID_POINTER
+from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
 from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import ProducerId
@@ -30,6 +30,7 @@ from coranto_consumers.spark.frames import (
     summaries_in,
     take_in,
 )
+from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.long_transactions import LongTransaction, find_long, sequence_part
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range, ReadPlan, plan_slices
@@ -90,17 +91,18 @@ class InputReader:
         max_partition_bytes: int,
         *,
         misfits: MisfitPolicy = MisfitPolicy.FAIL,
-        uuid_pointer: str = DEFAULT_UUID_POINTER,
+        framing: ReadFraming | None = None,
         name: str = "journals",
     ) -> None:
         self._name = name
         self._misfits = misfits
-        self._uuid_pointer = uuid_pointer
+        self._framing = framing or JsonLines()
         register(spark)  # For executors that have Coranto from an archive of the session.
         self._spark = spark
         self._client = client
         self._commits = COMMITTED_AT in schema.names
         self._schema = StructType([field for field in schema.fields if field.name != COMMITTED_AT])
+        self._by_workers = parsed_by_workers(self._schema, self._framing)
         self._max_partition_bytes = max_partition_bytes
         self._skew: dict[str, SkewWatch] = {}
 
@@ -154,7 +156,7 @@ class InputReader:
         commits = [commit for result in results.values() for commit in result.commits] if self._commits else None
         chosen = choose_committed(self._spark, rows, limits, commits)
         after = _after(sources, results)
-        if parsed_by_workers(self._schema) and not any(summary.left for summary in summaries) and None not in counts:
+        if self._by_workers and not any(summary.left for summary in summaries) and None not in counts:
             messages = sum(each or 0 for each in counts)
             yield Input(parsed_values(chosen, self._schema), messages, count, after)
             return
@@ -220,7 +222,7 @@ class InputReader:
     def _kept(self, persisted: ExitStack, plan: ReadPlan) -> tuple[DataFrame, dict[Range, RangeSummary]]:
         """Return the rows of a plan, kept until `persisted` closes, and the ranges' summaries."""
         tolerant = self._misfits is not MisfitPolicy.FAIL
-        planned = planned_rows(self._client, plan, self._schema, self._uuid_pointer, tolerant=tolerant)
+        planned = planned_rows(self._client, plan, self._schema, self._framing, tolerant=tolerant)
         if len(plan.slices) == 1 and sum(part.length for part in plan.numbers) <= WORTHWHILE_BYTES:
             # A job of Spark takes longer than reading so little here.
             table = planned.read_here()
@@ -237,7 +239,8 @@ class InputReader:
         replay: Mapping[str, Mapping[str, int]] | None = None,
     ) -> ReadPlan:
         max_slices = _SLICES_PER_CORE * cores(self._spark)  # Executors come and go.
-        slices = plan_slices(ranges, max_bytes=self._max_partition_bytes, max_slices=max_slices, cuts=cuts)
+        max_bytes = self._max_partition_bytes if isinstance(self._framing, JsonLines) else None
+        slices = plan_slices(ranges, max_bytes=max_bytes, max_slices=max_slices, cuts=cuts)
         return ReadPlan(tuple(slices), first_number, replay or {}, self._commits)
 
     def _plan_replays(

@@ -58,7 +58,8 @@ OPTIONS = {
     "maxRecordsPerPartition": "messages that a task reads at most, by the length of each journal's first messages",
     "minPartitions": "number of tasks to read with at least, if there is enough content",
     "includeUuid": "whether there are columns producer, clock and flags: true (default) or false",
-    "parse": "json: columns without underscore are fields of messages (default if no column is the source's own)",
+    "parse": "name of the framing, such as json: columns without underscore are fields of messages (default if no "
+    "column is the source's own)",
     "mode": "for values that do not fit their columns: PERMISSIVE (null, default) or FAILFAST (an error)",
     "columnNameOfCorruptRecord": "column for lines that do not fit, if the schema has it: _corrupt_record (default)",
     **framings.OPTIONS,
@@ -113,7 +114,7 @@ class SourceOptions:
     cache_bytes: int
     """Bytes of fragments that an executor keeps. 0: none."""
     include_uuid: bool
-    parses_lines: bool
+    parses: bool
     """True if columns are fields of messages, although the source has columns of these names."""
     misfits: Misfits
     text_column: str
@@ -164,7 +165,7 @@ class SourceOptions:
             min_partitions=_number(given, "minPartitions", "1"),
             cache_bytes=_bytes(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
             include_uuid=flag_option(given, "includeUuid", True),
-            parses_lines=_parse(given),
+            parses=_parse(given),
             misfits=Misfits.DEFERRED if slices else _misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
             framing=framings.parse_framing(given, tolerant=tolerant),
@@ -337,8 +338,9 @@ def _stream(given: Mapping[str, str]) -> str:
 
 def _parse(given: Mapping[str, str]) -> bool:
     text = given.get("parse", "")
-    if text not in ("", "json"):
-        raise InvalidInput(f"{text!r} is not json", field="option parse")
+    framing = given.get("framing", "json").lower()
+    if text not in ("", framing):
+        raise InvalidInput(f"{text!r} is not {framing}, the framing of the messages", field="option parse")
     return bool(text)
 
 

@@ -105,7 +105,7 @@ def share(parts: Sequence[Range], max_bytes: int) -> list[list[Range]]:
 def plan_slices(
     ranges: Iterable[Range],
     *,
-    max_bytes: int,
+    max_bytes: int | None,
     max_slices: int,
     cuts: Mapping[str, Sequence[int]] | None = None,
     worthwhile_bytes: int = WORTHWHILE_BYTES,
@@ -114,7 +114,7 @@ def plan_slices(
 
     Every task costs some tens of milliseconds. So small journals share a task, and ranges of less than
     `worthwhile_bytes` are not split. A slice is larger than `max_bytes` only if there would be more than `max_slices`
-    otherwise.
+    otherwise. None: no range is split.
     """
     ranges = [found for found in ranges if found.length > 0]
     total = sum(found.length for found in ranges)
@@ -123,9 +123,11 @@ def plan_slices(
     if max_slices < 1:
         raise InvalidInput(f"{max_slices} is not a positive number of slices, such as 8", field="max_slices")
     # Parts of at most an even share go to the least loaded slice, so that tasks have similar sizes.
-    even = min(max_bytes, max(worthwhile_bytes, -(-total // max_slices)))
+    even = min(max_bytes or total, max(worthwhile_bytes, -(-total // max_slices)))
     wanted = min(max_slices, -(-total // even))
-    parts = [part for found in ranges for part in split(found, even, (cuts or {}).get(found.journal, ()))]
+    parts = ranges
+    if max_bytes is not None:
+        parts = [part for found in ranges for part in split(found, even, (cuts or {}).get(found.journal, ()))]
     loads = [0] * wanted
     dealt: list[list[Range]] = [[] for _ in loads]
     for part in sorted(parts, key=lambda part: (-part.length, part)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,8 @@ from coranto.client import Chunk
 from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s, producer_number
 from coranto.messages.columnar_lines import read_json_lines
-from coranto.messages.framing import DEFAULT_LINE_BYTES, Decoder, Envelope, JsonLines
+from coranto.messages.framing import DEFAULT_LINE_BYTES, Decoder, JsonLines
+from coranto.messages.uuids import ZERO_UUID, UuidParts
 from coranto_consumers.spark.framings import ReadFraming, Records
 from coranto_consumers.spark.ranges import Range
 
@@ -127,19 +128,55 @@ def read_records(
 
     Each has its payload with a newline behind it, as lines have. Raises as `read_lines` does.
     """
-    decoder = records.framing().decoder(part.journal, part.begin)
-    held: list[Envelope[Any]] = []
+    framing = records.framing()
+    decoder: Decoder[Any] = framing.decoder(part.journal, part.begin)
+    held: list[_Record] = []
     size = 0
     for chunk in _to_end_of_message(content, part, decoder):
-        for envelope in decoder.feed(chunk):
-            if envelope.begin < part.end:
-                held.append(envelope)
-                size += len(envelope.content)
+        for record in _records(content, part, decoder, chunk, records):
+            if record.begin < part.end:
+                held.append(record)
+                size += len(record.content)
         if size >= block_bytes:
-            yield _lines_of(part.journal, held)
+            yield _lines_of(part.journal, held, records)
             held, size = [], 0
     if held:
-        yield _lines_of(part.journal, held)
+        yield _lines_of(part.journal, held, records)
+
+
+class _Record(NamedTuple):
+    """A message, or content that a tolerant framing does not take for one."""
+
+    begin: int
+    end: int
+    uuid: UuidParts
+    content: bytes
+    is_readable: bool = True
+
+
+def _records(
+    content: JournalContent, part: Range, decoder: Decoder[Any], chunk: bytes, records: Records
+) -> Iterator[_Record]:
+    """Yield what a chunk completes. Raises CorruptMessage for what is no message, unless the framing is tolerant."""
+    while True:
+        try:
+            for each in decoder.feed(chunk):
+                uuid = UuidParts(each.producer, each.clock, each.flags)
+                if each.clock <= _MAX_CLOCK:
+                    yield _Record(each.begin, each.end, uuid, each.content)
+                elif records.tolerant:
+                    yield _Record(each.begin, each.end, ZERO_UUID, each.content, is_readable=False)
+                else:
+                    problem = "the timestamp of its UUID is beyond the year 3409"
+                    raise CorruptMessage(part.journal, each.begin, problem)
+            return
+        except CorruptMessage as error:
+            if not records.tolerant:
+                raise
+            # The decoder has passed it over, and goes on behind it.
+            passed = b"".join(_contiguous(content, part.journal, error.offset, decoder.offset))
+            yield _Record(error.offset, decoder.offset, ZERO_UUID, records.payload_of(passed), is_readable=False)
+            chunk = b""
 
 
 def _to_end_of_message(content: JournalContent, part: Range, decoder: Decoder[Any]) -> Iterator[bytes]:
@@ -155,18 +192,20 @@ def _to_end_of_message(content: JournalContent, part: Range, decoder: Decoder[An
         begin, step = end, min(step * 2, BLOCK_BYTES)
 
 
-def _lines_of(journal: str, envelopes: Sequence[Envelope[Any]]) -> Lines:
-    for each in envelopes:
-        if each.clock > _MAX_CLOCK:
-            raise CorruptMessage(journal, each.begin, "the timestamp of its UUID is beyond the year 3409")
+def _lines_of(journal: str, found: Sequence[_Record], records: Records) -> Lines:
+    unreadable: Mask | None = None
+    if records.tolerant:
+        unreadable = np.fromiter((not each.is_readable for each in found), np.bool_, len(found))
+        unreadable = unreadable if unreadable.any() else None
     return Lines(
         journal,
-        np.array([each.begin for each in envelopes], dtype=np.int64),
-        np.array([each.end for each in envelopes], dtype=np.int64),
-        np.array([producer_number(each.producer) for each in envelopes], dtype=np.uint64),
-        np.array([each.clock for each in envelopes], dtype=np.uint64),
-        np.array([each.flags for each in envelopes], dtype=np.uint16),
-        pa.array([each.content + b"\n" for each in envelopes], pa.binary()),
+        np.array([each.begin for each in found], dtype=np.int64),
+        np.array([each.end for each in found], dtype=np.int64),
+        np.array([producer_number(each.uuid.producer) for each in found], dtype=np.uint64),
+        np.array([each.uuid.clock for each in found], dtype=np.uint64),
+        np.array([each.uuid.flags for each in found], dtype=np.uint16),
+        pa.array([each.content + b"\n" for each in found], pa.binary()),
+        unreadable,
     )
 
 

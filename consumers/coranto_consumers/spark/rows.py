@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -15,9 +15,12 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.columnar import Int64s, Mask, UInt64s
-from coranto_consumers.spark.json_values import values_of
-from coranto_consumers.spark.parsing import TYPES, ColumnParser, is_parsed, is_text
+from coranto.messages.framing import JsonLines
+from coranto_consumers.spark.framings import FixedRecords, ReadFraming
+from coranto_consumers.spark.parsers import parser_of
+from coranto_consumers.spark.parsing import is_text
 from coranto_consumers.spark.reading import Lines
+from coranto_consumers.spark.scanning import SUMMARY_PIECE
 
 ROWS_PER_BATCH: Final = 32_768
 UUID_FIELDS: Final = ("producer", "clock", "flags")
@@ -67,6 +70,8 @@ class RowLayout:
     text: str = ""
     """The column with the text of lines that do not fit, if there is one."""
     misfits: Misfits = Misfits.PERMISSIVE
+    framing: ReadFraming = field(default_factory=JsonLines)
+    """The framing of the messages, which are parsed as it says."""
 
     @property
     def has_commits(self) -> bool:
@@ -77,40 +82,35 @@ class RowLayout:
 def raw_layout(schema: StructType, *, sequenced: bool) -> RowLayout:
     """Return the layout of a read of lines as they are. Raises InvalidInput for columns the source does not have."""
     known = {**FIELDS, PIECE.name: PIECE} if sequenced else FIELDS
-    for field in schema.fields:
-        if field.name not in known:
-            raise InvalidInput(f"there is no column {field.name!r}; there are {', '.join(known)}", field="schema")
-        _require_type(field, known[field.name])
+    for column in schema.fields:
+        if column.name not in known:
+            raise InvalidInput(f"there is no column {column.name!r}; there are {', '.join(known)}", field="schema")
+        _require_type(column, known[column.name])
     return RowLayout(schema, {name: name for name in schema.names}, StructType([]))
 
 
-def parsed_layout(schema: StructType, text: str, misfits: Misfits) -> RowLayout:
-    """Return the layout of a read that parses lines. Columns that are not the source's own are fields of messages.
+def parsed_layout(schema: StructType, text: str, misfits: Misfits, framing: ReadFraming) -> RowLayout:
+    """Return the layout of a read that parses messages. Columns that are not the source's own are fields of messages.
 
-    Raises InvalidInput for types that lines are not parsed into.
+    Raises InvalidInput for columns that messages of the framing are not parsed into.
     """
-    sequenced = misfits is Misfits.DEFERRED
     known = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
-    if sequenced:
+    if misfits is Misfits.DEFERRED:
         known |= {PARSED_PREFIX + field.name: field for field in (PIECE, LINE)}
+    is_binary = isinstance(framing, FixedRecords) and misfits is not Misfits.DEFERRED
     own: dict[str, str] = {}
     message = []
-    for field in schema.fields:
-        if field.name in known:
-            _require_type(field, known[field.name])
-            own[field.name] = known[field.name].name
-        elif field.name == text:
-            _require_type(field, StructField(text, StringType()))
-        elif is_parsed(field.dataType):
-            message.append(field)
+    for column in schema.fields:
+        if column.name in known:
+            _require_type(column, known[column.name])
+            own[column.name] = known[column.name].name
+        elif column.name == text:
+            # A frame is no text, so its column is BINARY.
+            _require_type(column, StructField(text, BinaryType() if is_binary else StringType()))
         else:
-            types = ", ".join(kind.simpleString().upper() for kind, _ in TYPES)
-            raise InvalidInput(
-                f"column {field.name!r} is {field.dataType.simpleString()}, and lines are parsed into {types}. Declare "
-                "one of these and cast it, or read the column value and use from_json",
-                field="schema",
-            )
-    return RowLayout(schema, own, StructType(message), text if text in schema.names else "", misfits)
+            message.append(column)
+    parser_of(framing, StructType(message))  # Raises InvalidInput.
+    return RowLayout(schema, own, StructType(message), text if text in schema.names else "", misfits, framing)
 
 
 def is_raw(schema: StructType) -> bool:
@@ -126,21 +126,21 @@ def is_raw(schema: StructType) -> bool:
     return not others
 
 
-def _require_type(field: StructField, expected: StructField) -> None:
-    if field.dataType != expected.dataType and not (expected.name == "value" and field.dataType == BinaryType()):
+def _require_type(column: StructField, expected: StructField) -> None:
+    if column.dataType != expected.dataType and not (expected.name == "value" and column.dataType == BinaryType()):
         raise InvalidInput(
-            f"column {field.name!r} is {expected.dataType.simpleString()}, not {field.dataType.simpleString()}",
+            f"column {column.name!r} is {expected.dataType.simpleString()}, not {column.dataType.simpleString()}",
             field="schema",
         )
 
 
 class BatchBuilder:
-    """Builds Arrow batches of a layout's schema from lines."""
+    """Builds Arrow batches of a layout's schema from lines, or other messages."""
 
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
         self._schema: Any = to_arrow_schema(layout.schema, timezone="UTC")
-        self._parser = ColumnParser(layout.message)
+        self._parser = parser_of(layout.framing, layout.message)
         self.left = 0
         """The number of lines so far that are left to Spark's parser."""
 
@@ -151,6 +151,8 @@ class BatchBuilder:
         """
         if not len(lines):
             return
+        is_summary = pieces is not None and bool((pieces == SUMMARY_PIECE).any())  # It comes alone.
+        parsed, misfits = self._summary(lines) if is_summary else self._parsed(lines)
         own: dict[str, Callable[[Any], Any]] = {
             "journal": lambda kind: pa.repeat(pa.scalar(lines.journal, kind), len(lines)),
             "offset": lambda kind: pa.array(lines.begins, kind),
@@ -161,9 +163,8 @@ class BatchBuilder:
             COMMIT_OFFSET: lambda kind: pa.array(lines.commits, kind),
             "value": lambda kind: lines.values if kind == pa.binary() else as_text(lines),
             PIECE.name: lambda kind: pa.array(pieces, kind),
-            LINE.name: lambda kind: _where(lines.values, unlike_text(lines)),
+            LINE.name: lambda kind: _where(lines.values, misfits if self._parser.decides else unlike_text(lines)),
         }
-        parsed = self._parsed(lines)
         arrays = [
             parsed[field.name] if field.name in parsed else own[self._layout.own[field.name]](field.type)
             for field in self._schema
@@ -172,40 +173,54 @@ class BatchBuilder:
         for start in range(0, len(lines), ROWS_PER_BATCH):
             yield whole.slice(start, ROWS_PER_BATCH)
 
-    def _parsed(self, lines: Lines) -> dict[str, Any]:
-        """Return the columns of the messages' fields, and of the texts of misfits."""
-        layout = self._layout
+    def _summary(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
+        """Return the columns of a range's summary, whose text is in place of a message's."""
+        empty = {name: pa.nulls(len(lines), self._schema.field(name).type) for name in self._layout.message.names}
+        return {**empty, self._layout.text: as_text(lines)}, np.zeros(len(lines), dtype=np.bool_)
+
+    def _parsed(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
+        """Return the columns of the messages' fields, and of the texts of misfits; and the mask of those.
+
+        Doubtful lines are among the misfits of a deferred read.
+        """
+        layout, parser = self._layout, self._parser
+        deferred = layout.misfits is Misfits.DEFERRED and not parser.decides
         columns: dict[str, Any] = {}
-        misfits: Mask = np.ones(len(lines), dtype=np.bool_)
+        misfits: Mask
         if layout.message.fields:
-            table, misfits = self._parser.parse(lines.content)
+            table, misfits = parser.parse(lines.content)
             if lines.unreadable is not None:
                 misfits |= lines.unreadable
             columns = {name: table.column(name).combine_chunks() for name in layout.message.names}
-            if misfits.any() and layout.misfits is not Misfits.DEFERRED:
+            if misfits.any() and parser.decides:
+                columns = {name: _without(column, lines.unreadable) for name, column in columns.items()}
+            elif misfits.any() and not deferred:
                 columns, misfits = self._one_by_one(lines, columns, misfits)
-        elif layout.misfits is not Misfits.DEFERRED:
+        elif deferred:
+            misfits = np.ones(len(lines), dtype=np.bool_)
+        else:
             # Nothing is parsed, so everything fits that has a UUID.
             misfits = np.zeros(len(lines), dtype=np.bool_) if lines.unreadable is None else lines.unreadable
+        if layout.misfits is Misfits.FAILFAST and misfits.any():
+            wanted = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in layout.message.fields)
+            begin = int(lines.begins[int(np.argmax(misfits))])
+            raise CorruptMessage(lines.journal, begin, f"its value does not fit {wanted}")
         if layout.misfits is Misfits.DEFERRED:
             self.left += int(misfits.sum())
         if layout.text:
             columns[layout.text] = self._texts(lines, misfits)
-        return columns
+        return columns, misfits
 
     def _one_by_one(self, lines: Lines, columns: dict[str, Any], doubtful: Mask) -> tuple[dict[str, Any], Mask]:
         """Give doubtful lines the values that Spark gives them. Return the mask of lines that do not fit."""
-        message, misfits = self._layout.message, np.zeros(len(lines), dtype=np.bool_)
+        misfits = np.zeros(len(lines), dtype=np.bool_)
         found = []
-        values: list[object]
+        values: Sequence[object]
         for row in np.flatnonzero(doubtful).tolist():
             if lines.unreadable is not None and lines.unreadable[row]:
-                values, fits = [None] * len(message.fields), False
+                values, fits = [None] * len(self._layout.message.fields), False
             else:
-                values, fits = values_of(lines.content[row].as_py()[:-1], message)
-            if not fits and self._layout.misfits is Misfits.FAILFAST:
-                wanted = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in message.fields)
-                raise CorruptMessage(lines.journal, int(lines.begins[row]), f"its value does not fit {wanted}")
+                values, fits = self._parser.values_of(lines.content[row].as_py()[:-1])
             misfits[row] = not fits
             found.append(values)
         mask = pa.array(doubtful)
@@ -215,16 +230,20 @@ class BatchBuilder:
         }, misfits
 
     def _texts(self, lines: Lines, wanted: Mask) -> Any:
-        """Return the texts of the lines that `wanted` marks, and nulls for others."""
+        """Return the texts of the messages that `wanted` marks, and nulls for others."""
+        kind = self._schema.field(self._layout.text).type
         if not wanted.any():
-            return pa.nulls(len(lines), pa.string())
+            return pa.nulls(len(lines), kind)
         rows = np.flatnonzero(wanted)
-        if self._layout.misfits is Misfits.DEFERRED:
-            # Spark's parser refuses the empty text.
+        texts: Any
+        if self._layout.misfits is Misfits.DEFERRED and self._parser.decides:
+            texts = pa.array([""] * len(rows))  # Spark's parser refuses the empty text.
+        elif self._layout.misfits is Misfits.DEFERRED:
             chosen = lines.where(wanted)
             texts = pc.if_else(pa.array(unlike_text(chosen)), "", _valid_texts(chosen))
         else:
-            texts = pa.array([lines.content[row].as_py()[:-1].decode(errors="replace") for row in rows.tolist()])
+            found = [lines.content[row].as_py()[:-1] for row in rows.tolist()]
+            texts = pa.array(found if kind == pa.binary() else [each.decode(errors="replace") for each in found], kind)
         place = np.zeros(len(lines), dtype=np.int64)
         place[rows] = np.arange(len(rows))
         return texts.take(pa.array(place, mask=~wanted))
@@ -254,6 +273,11 @@ def _valid_texts(lines: Lines) -> Any:
     except pa.ArrowInvalid:
         values = (value.as_py() for value in lines.values)
         return pa.array([value.decode() if is_text(value) else None for value in values], pa.string())
+
+
+def _without(column: Any, mask: Mask | None) -> Any:
+    """Return a column with nulls where `mask` is set."""
+    return column if mask is None or not mask.any() else _where(column, ~mask)
 
 
 def _where(values: Any, mask: Mask) -> Any:

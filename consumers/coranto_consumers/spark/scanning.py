@@ -28,6 +28,7 @@ from coranto.messages.columnar import (
     RowSegment,
     replay_mask,
 )
+from coranto.messages.framing import JsonLines
 from coranto.messages.outlines import BorderSegment, Limit, Outline, SegmentCommit, outline
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.framings import ReadFraming
@@ -173,11 +174,13 @@ def _segment(row: dict[str, Any]) -> RowSegment:
 class RangeSummarizer:
     """Scans one range, line by line, and summarizes it.
 
-    With `commits`, the summary tells where each segment was acknowledged.
+    With `commits`, the summary tells where each segment was acknowledged. In `records`, there may be content between
+    messages that is none, such as empty lines of CSV. What is before the first one counts to it.
     """
 
-    def __init__(self, number: int, begin: int, *, commits: bool = False) -> None:
+    def __init__(self, number: int, begin: int, *, commits: bool = False, records: bool = False) -> None:
         self._number = number
+        self._records = records
         self._commits = commits
         self._first = self._end = begin
         self._rows = self._always = 0
@@ -186,7 +189,8 @@ class RangeSummarizer:
 
     def saw(self, lines: Lines) -> None:
         """Take note of the next lines, whether they are to be scanned or not."""
-        self._first = int(lines.begins[0]) if not self._rows else self._first
+        if not self._rows and not self._records:
+            self._first = int(lines.begins[0])
         self._rows, self._end = self._rows + len(lines), int(lines.ends[-1])
 
     def feed(self, lines: Lines) -> Int32s:
@@ -229,7 +233,8 @@ def read_sequenced(
     Duplicates and acknowledgements are left out. Raises CorruptMessage and OffsetJump.
     """
     replay = {ProducerId(bytes.fromhex(name)): ProducerState(0, begin) for name, begin in numbered.replay.items()}
-    scan = RangeSummarizer(numbered.number, numbered.range.begin, commits=numbered.commits)
+    records = not isinstance(framing, JsonLines)
+    scan = RangeSummarizer(numbered.number, numbered.range.begin, commits=numbered.commits, records=records)
     for lines in read_lines(content, numbered.range, framing):
         scan.saw(lines)
         if replay:

@@ -33,12 +33,11 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import InvalidInput
-from coranto.messages.framing import JsonLines
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.committed import CommittedReader
 from coranto_consumers.spark.fetching import executor_folder, shared_cache
-from coranto_consumers.spark.framings import ReadFraming, require_lines
+from coranto_consumers.spark.framings import FixedRecords, ReadFraming, made_tolerant
 from coranto_consumers.spark.options import Isolation, SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan
@@ -88,7 +87,7 @@ class JournalDataSource(DataSource):
         names = [name for name in FIELDS if options.include_uuid or name not in UUID_FIELDS]
         names.remove(COMMIT_OFFSET)  # It costs something, so it must be asked for.
         fields = [FIELDS[name] for name in names]
-        if not isinstance(options.framing, JsonLines) and not options.framing.is_text:
+        if isinstance(options.framing, FixedRecords):
             fields = [StructField("value", BinaryType()) if each.name == "value" else each for each in fields]
         if options.isolation is Isolation.SEQUENCED:
             fields.append(PIECE)
@@ -131,12 +130,12 @@ class JournalDataSource(DataSource):
 
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:
     """Return the layout of a schema, and the options with the framing that suits it."""
-    if not options.parses_lines and is_raw(schema):
+    if not options.parses and is_raw(schema):
         return options, _with_commits(raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED), options)
-    lines = require_lines(options.framing, "columns are parsed from lines: read the column value instead. They need")
     if options.misfits is Misfits.PERMISSIVE:
-        options = replace(options, framing=JsonLines(lines.pointer, tolerant=True))
-    return options, _with_commits(parsed_layout(schema, options.text_column, options.misfits), options)
+        options = replace(options, framing=made_tolerant(options.framing))
+    layout = parsed_layout(schema, options.text_column, options.misfits, options.framing)
+    return options, _with_commits(layout, options)
 
 
 def _with_commits(layout: RowLayout, options: SourceOptions) -> RowLayout:

@@ -32,6 +32,7 @@ from coranto_consumers.spark.application import Application, TableOutput
 from coranto_consumers.spark.consumer import DEFAULT_PARTITION_BYTES
 from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import cuts_of, find_journals
+from coranto_consumers.spark.framings import ReadFraming, chosen_framing
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MisfitPolicy
 from coranto_consumers.spark.outputs import Staged, stage_table_output
@@ -69,8 +70,8 @@ class WindowConsumer:
 
     The application's outputs are tables only, with the column `coranto_window` (BIGINT NOT NULL), which is part of each
     key; this class fills it. The application's name and its selector of sources play no part: a window tells what is
-    read, and has a fence of its own. `misfits` and `uuid_pointer` are those of `SparkConsumer`; dead letters go to a
-    table only, which `dead_letter_table(…, by_window=True)` makes.
+    read, and has a fence of its own. `misfits`, `uuid_pointer` and `framing` are those of `SparkConsumer`; dead
+    letters go to a table only, which `dead_letter_table(…, by_window=True)` makes.
     """
 
     def __init__(
@@ -85,9 +86,10 @@ class WindowConsumer:
         hooks: Hooks | None = None,
         misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
         uuid_pointer: str = DEFAULT_UUID_POINTER,
+        framing: ReadFraming | None = None,
     ) -> None:
         self._input = InputSettings(
-            application, client, spark, max_partition_bytes, misfits, uuid_pointer, name
+            application, client, spark, max_partition_bytes, misfits, chosen_framing(framing, uuid_pointer), name
         )  # Raises InvalidInput.
         if isinstance(misfits, DeadLetters) and (misfits.table is None or WINDOW_COLUMN not in misfits.table.c):
             raise InvalidInput(

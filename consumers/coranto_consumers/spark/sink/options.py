@@ -15,7 +15,7 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
 from coranto.publication.ledger import checked_writer_id
 from coranto_consumers.spark.discovery import select_journals
-from coranto_consumers.spark.framings import require_lines
+from coranto_consumers.spark.framings import require_json
 from coranto_consumers.spark.options import (
     CLIENT_OPTIONS,
     OPTIONS,
@@ -80,7 +80,7 @@ class SinkOptions:
             given.get("keycolumn", "key"),
             checked_writer_id(given["writerid"]) if "writerid" in given else "",
             flag_option(given, "acceptLoss", False),
-            require_lines(target.framing, "the sink writes"),
+            require_json(target.framing, "the sink writes"),
         )
 
     def journals(self, client: SyncJournalClient) -> tuple[str, ...]:

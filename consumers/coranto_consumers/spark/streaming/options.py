@@ -8,7 +8,6 @@ from typing import Final
 
 from coranto.errors import InvalidInput
 from coranto.specs.durations import parse_duration
-from coranto_consumers.spark.framings import require_lines
 from coranto_consumers.spark.options import (
     EARLIEST,
     LATEST,
@@ -52,7 +51,6 @@ class StreamOptions:
                     field=f"option {name}",
                 )
         source = SourceOptions.parse({key: value for key, value in options.items() if key.lower() != "startingoffsets"})
-        require_lines(source.framing, "streaming queries read")
         if source.isolation is Isolation.SEQUENCED:
             raise InvalidInput("is for consumers; leave it out", field="option slices")
         if source.times.ending is not None:

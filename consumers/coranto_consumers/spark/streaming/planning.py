@@ -11,6 +11,7 @@ begin is read again, for this producer's messages alone.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -25,13 +26,14 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
+from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.ranges import NumberedRange, Range, split
-from coranto_consumers.spark.reading import JournalContent, Lines, read_blocks, read_lines
+from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
 from coranto_consumers.spark.scanning import RangeSummarizer, RangeSummary, piece_of, read_sequenced
 from coranto_consumers.spark.sequencing import Sequenced, sequence
+from coranto_consumers.spark.streaming.message_ends import count_messages, last_end
 from coranto_consumers.spark.streaming.offsets import Position, bounded
 
-_TAIL_BYTES: Final = 64 << 10
 _NO_BOUND: Final = (1 << 63) - 1
 
 _log = structlog.get_logger(__name__)
@@ -51,7 +53,7 @@ class StreamPart:
     def length(self) -> int:
         return self.numbered.range.length
 
-    def read(self, content: JournalContent, framing: JsonLines) -> Iterator[Lines]:
+    def read(self, content: JournalContent, framing: ReadFraming) -> Iterator[Lines]:
         """Yield the messages of the batch in this range. Raises CorruptMessage and OffsetJump."""
         if self.limits is None:
             yield from read_lines(content, self.numbered.range, framing)
@@ -90,7 +92,7 @@ class BatchPlanner:
     """Plans batches of journals. It has no state of its own, and may be used by several threads."""
 
     content: JournalContent
-    framing: JsonLines
+    framing: ReadFraming
     committed: bool
     part_bytes: int
     commits: bool = False
@@ -107,29 +109,27 @@ class BatchPlanner:
         listed: int = 0,
         first_offset: int = 0,
     ) -> JournalBatch:
-        """Plan to read the lines that start in `whole`, and no more than `max_messages` of them.
+        """Plan to read the messages that start in `whole`, and no more than `max_messages` of them.
 
         `state` is that before the batch. `cuts` are offsets at which it is cheap to split the range, `listed` is the
         number of producers to list in the position behind it. Messages of an uncommitted read are counted only if
         `counted`. Raises CorruptMessage, CorruptData and OffsetJump.
         """
         if not self.committed:
-            end, rows = self._lines(whole, max_messages) if counted or max_messages else (self._last_line(whole), 0)
+            if counted or max_messages:
+                end, rows = count_messages(self.content, whole, self.framing, max_messages)
+            else:
+                end, rows = last_end(self.content, whole, self.framing), 0
             found = replace(whole, end=end, limit=end)
-            ranges = split(found, self.part_bytes, cuts) if found.length else []
+            ranges = [found] if found.length else []
+            if ranges and isinstance(self.framing, JsonLines):
+                ranges = split(found, self.part_bytes, cuts)
             parts = tuple(StreamPart(NumberedRange(number, part)) for number, part in enumerate(ranges))
             return JournalBatch(parts, rows, ReadState(replace(state.position, offset=end), Source(end), {}))
         summaries: dict[Range, RangeSummary] = {}
-        left = max_messages
-        for part in split(whole, self.part_bytes, cuts):
-            summary = self._scan(part, len(summaries), max_messages=left)
-            if not summary.rows:
-                continue
-            if left is not None:
-                left -= summary.rows
-            summaries[replace(part, end=summary.end, limit=summary.end)] = summary
-            if left == 0:
-                break
+        for part, summary in self._scanned(whole, cuts, max_messages=max_messages):
+            if summary.rows:
+                summaries[replace(part, end=summary.end, limit=summary.end)] = summary
         if not summaries:
             return JournalBatch((), 0, state)
         rows = sum(summary.rows for summary in summaries.values())
@@ -162,7 +162,7 @@ class BatchPlanner:
         if not self.committed or position.rescan is None:
             return ReadState(position, listed, {})
         whole = Range(journal, position.rescan, position.offset, position.offset)
-        summaries = [self._scan(part, 0) for part in split(whole, self.part_bytes)]
+        summaries = [summary for _, summary in self._scanned(whole, ())]
         outlines = [summary.outline for summary in summaries]
         resolution = resolve_outlines(outlines, {}, replayed=(), through=position.offset)
         states = resolution.states | listed.seen_producers
@@ -186,13 +186,36 @@ class BatchPlanner:
             _warn_of_resets(journal, sequenced)
             return sequenced, {}, {}
         whole, producers = sequenced.replay
-        again = {
-            part: self._scan(part, number, replay=producers)
-            for number, part in enumerate(split(whole, self.part_bytes, cuts), len(summaries))
-        }
+        again = dict(self._scanned(whole, cuts, first_number=len(summaries), replay=producers))
         sequenced = sequence(journal, source, summaries, again, producers, pruning)
         _warn_of_resets(journal, sequenced)
         return sequenced, again, producers
+
+    def _scanned(
+        self,
+        whole: Range,
+        cuts: Sequence[int],
+        *,
+        first_number: int = 0,
+        replay: Mapping[ProducerId, ProducerState] | None = None,
+        max_messages: int | None = None,
+    ) -> Iterator[tuple[Range, RangeSummary]]:
+        """Yield the parts of a range with their summaries, up to `max_messages`. Parts with messages are numbered.
+
+        A part of records begins where the last message of the one before ends, so it is known only then.
+        """
+        lines, number, left = isinstance(self.framing, JsonLines), first_number, max_messages
+        parts = deque(split(whole, self.part_bytes, cuts) if lines else [whole])
+        while parts and left != 0:
+            part = parts.popleft()
+            if not lines:
+                part = replace(part, end=min(part.end, part.begin + self.part_bytes))
+            summary = self._scan(part, number, replay=replay, max_messages=left)
+            yield part, summary
+            number += summary.rows > 0
+            left = None if left is None else left - summary.rows
+            if not lines and summary.rows and summary.end < whole.end:
+                parts.append(replace(whole, begin=summary.end))
 
     def _scan(
         self,
@@ -202,7 +225,8 @@ class BatchPlanner:
         replay: Mapping[ProducerId, ProducerState] | None = None,
         max_messages: int | None = None,
     ) -> RangeSummary:
-        scan, rows = RangeSummarizer(number, part.begin, commits=self.commits), 0
+        records = not isinstance(self.framing, JsonLines)
+        scan, rows = RangeSummarizer(number, part.begin, commits=self.commits, records=records), 0
         for lines in read_lines(self.content, part, self.framing):
             if max_messages is not None and rows + len(lines) > max_messages:
                 lines = lines.where(np.arange(len(lines)) < max_messages - rows)
@@ -216,29 +240,6 @@ class BatchPlanner:
             if rows == max_messages:
                 break
         return scan.summary()
-
-    def _lines(self, whole: Range, max_messages: int | None) -> tuple[int, int]:
-        """Return the end of the last line to read, and the number of lines."""
-        rows, end = 0, whole.begin
-        for offset, block in read_blocks(self.content, whole, max_line_bytes=self.framing.max_line_bytes):
-            newlines = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
-            if max_messages is not None:
-                newlines = newlines[: max_messages - rows]
-            if not len(newlines):
-                break
-            rows, end = rows + len(newlines), offset + int(newlines[-1]) + 1
-        return end, rows
-
-    def _last_line(self, whole: Range) -> int:
-        """Return the end of the last line that starts in a range and that its writer has finished."""
-        tail = _TAIL_BYTES
-        while True:
-            begin = max(whole.begin, whole.end - tail)
-            part = whole if begin == whole.begin else replace(whole, begin=begin, aligned=False)
-            ends = [offset + len(block) for offset, block in read_blocks(self.content, part)]
-            if ends or begin == whole.begin:
-                return max(ends, default=whole.begin)
-            tail *= 8
 
 
 def _state_after(before: ReadState, source: Source, summaries: Sequence[RangeSummary], listed: int) -> ReadState:

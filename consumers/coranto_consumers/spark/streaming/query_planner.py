@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Final
 
 from coranto.errors import OffsetJump
+from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.discovery import ContentExtent, fragment_begins
-from coranto_consumers.spark.framings import require_lines
 from coranto_consumers.spark.losses import LostContent, warn_of
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.streaming.journals import QueryJournals, require
@@ -152,7 +152,8 @@ class QueryPlanner:
 
     def _range(self, journal: str, begin: int, end: int, head: ContentExtent, first: bool) -> Range:
         """Return a range to read. In the `first` batch of a journal, a user's offset may be within a line."""
-        return Range(journal, begin, end, head.head, aligned=not first or begin <= head.begin)
+        lines = isinstance(self._options.source.framing, JsonLines)
+        return Range(journal, begin, end, head.head, aligned=not lines or not first or begin <= head.begin)
 
     def _cuts(self, whole: Range) -> Sequence[int]:
         """Return the offsets at which splitting a range is cheap, if it is split at all."""
@@ -167,5 +168,4 @@ class QueryPlanner:
         """Return a planner of batches of `total` bytes."""
         source = self._options.source
         part_bytes = min(source.max_bytes, max(1, total // source.min_partitions) if total else source.max_bytes)
-        framing = require_lines(source.framing, "streaming queries read")
-        return BatchPlanner(self._journals.client, framing, self._options.committed, part_bytes, self._commits)
+        return BatchPlanner(self._journals.client, source.framing, self._options.committed, part_bytes, self._commits)

@@ -30,7 +30,7 @@ from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.discovery import ContentExtent
 from coranto_consumers.spark.fetching import shared_cache
-from coranto_consumers.spark.framings import require_lines
+from coranto_consumers.spark.framings import name_of
 from coranto_consumers.spark.ranges import plan_transaction
 from coranto_consumers.spark.rows import BatchBuilder, RowLayout
 from coranto_consumers.spark.streaming.journals import QueryJournals
@@ -128,7 +128,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         states = self._planner.entry(begun, heads)
         limited = not isinstance(limit, ReadAllAvailable)
         behind = {name: (states[name].position.offset, heads[name].head) for name in states}
-        if limited and self._waits(sum(head - offset for offset, head in behind.values()) // _LEAST_LINE_BYTES, behind):
+        least = _LEAST_LINE_BYTES if name_of(self._options.source.framing) == "json" else 1
+        if limited and self._waits(sum(head - offset for offset, head in behind.values()) // least, behind):
             return start
         ranges = plan_transaction(behind, self._options.max_bytes if limited else 1 << 62)
         batches = self._planner.plan(ranges, states, heads, limited)
@@ -203,7 +204,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for part in partition.parts:
                 # A journal that has appeared since the query began may be one that the options do not name.
                 span = source.times.of_any(part.numbered.range.journal)
-                for lines in part.read(client, require_lines(source.framing, "streaming queries read")):
+                for lines in part.read(client, source.framing):
                     yield from batches.build(lines.where(span.mask(lines.clocks)))
 
     def stop(self) -> None:

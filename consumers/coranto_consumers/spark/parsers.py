@@ -1,0 +1,179 @@
+"""Parsers of messages into typed columns, one for each framing.
+
+Lines of JSON are parsed whole columns at once (`parsing.py`), and what is doubtful about them is left to a second look.
+Messages of other framings are parsed one by one, and nothing about them is doubtful.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+from coranto.errors import InvalidInput
+from coranto.messages.columnar import Mask
+from coranto.messages.framing import JsonLines
+from coranto_consumers.spark.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming
+from coranto_consumers.spark.json_values import MISFIT, values_of
+from coranto_consumers.spark.parsing import TYPES, ColumnParser, is_parsed, is_text
+
+Values: TypeAlias = tuple[Sequence[object], bool]
+"""The values of a message for columns, null for those that do not fit, and True if all fit."""
+
+_BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
+_INTEGER: Final = re.compile(r"[+-]?\d+", re.ASCII)
+_NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_WORDS: Final = {"NaN": math.nan, "Inf": math.inf, "-Inf": -math.inf}
+
+
+class MessageParser(Protocol):
+    """Parses messages into the columns of a schema."""
+
+    decides: bool
+    """False if another look at doubtful messages decides: that of `values_of`, or of Spark's parser of JSON."""
+
+    def parse(self, content: Any) -> tuple[Any, Mask]:
+        """Parse an Arrow binary array of messages, each with a newline behind it.
+
+        Returns a table with a row for each, and the mask of those that do not fit or are doubtful.
+        """
+        ...
+
+    def values_of(self, message: bytes) -> Values:
+        """Return the values of one message, without the newline."""
+        ...
+
+
+def parser_of(framing: ReadFraming, schema: StructType) -> MessageParser:
+    """Return the parser of a framing's messages. Raises InvalidInput for columns that they do not have."""
+    match framing:
+        case AnyLines():
+            return _Whole(schema, "lines have", BinaryType(), StringType())
+        case JsonLines():
+            _require_parsed(schema, "lines")
+            return _Json(schema)
+        case CsvRecords():
+            _require_parsed(schema, "rows of CSV")
+            return _Csv(framing, schema)
+        case FixedRecords(message_type=""):
+            return _Whole(schema, "frames without a messageType have", BinaryType())
+        case FixedRecords():
+            from coranto_consumers.spark.protobuf_values import reader_of  # It imports protobuf.
+
+            return _OneByOne(schema, reader_of(framing.kind(), schema))
+
+
+class _Json(ColumnParser):
+    """The parser of lines of JSON."""
+
+    decides = False
+
+    def __init__(self, schema: StructType) -> None:
+        super().__init__(schema)
+        self._columns = schema
+
+    def values_of(self, message: bytes) -> Values:
+        return values_of(message, self._columns)
+
+
+class _OneByOne:
+    """The parser that asks a function for the values of each message."""
+
+    decides = True
+
+    def __init__(self, schema: StructType, values: Callable[[bytes], Values]) -> None:
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self.values_of = values
+
+    def parse(self, content: Any) -> tuple[Any, Mask]:
+        found = [self.values_of(message[:-1]) for message in content.to_pylist()]
+        misfits: Mask = np.fromiter((not fits for _, fits in found), np.bool_, len(found))
+        columns = zip(*(values for values, _ in found), strict=True) if found else [()] * len(self._schema)
+        arrays = [pa.array(column, each.type) for column, each in zip(columns, self._schema, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=self._schema), misfits
+
+
+class _Whole(_OneByOne):
+    """The parser of messages that have one column: `value`, the message itself."""
+
+    def __init__(self, schema: StructType, subject: str, *kinds: DataType) -> None:
+        if schema.names not in ([], ["value"]) or any(field.dataType not in kinds for field in schema.fields):
+            types = " or ".join(kind.simpleString().upper() for kind in kinds)
+            raise InvalidInput(
+                f"{subject} one column, value {types}, and not {', '.join(schema.names) or 'none'}", field="schema"
+            )
+        as_text = [field.dataType == StringType() for field in schema.fields]
+
+        def values(message: bytes) -> Values:
+            fits = not any(as_text) or is_text(message)
+            return [(message.decode() if text else message) if fits else None for text in as_text], fits
+
+        super().__init__(schema, values)
+
+
+class _Csv(_OneByOne):
+    """The parser of rows of CSV. The columns of the schema are theirs, in order and without the UUID's."""
+
+    def __init__(self, framing: CsvRecords, schema: StructType) -> None:
+        rows = framing.framing()
+        if schema.fields and len(schema.fields) != rows.rows.width:
+            raise InvalidInput(
+                f"rows of CSV have {rows.rows.width} columns beside their UUID (csvColumns, csvUuidColumn), and "
+                f"{len(schema.fields)} are declared: declare all of them, in order",
+                field="schema",
+            )
+        kinds = [field.dataType for field in schema.fields]
+
+        def values(message: bytes) -> Values:
+            try:
+                row = rows.unmarshal(message)
+            except InvalidInput:
+                return [None] * len(kinds), False
+            found = [_value(kind, text) for kind, text in zip(kinds, row, strict=False)]
+            return [None if value is MISFIT else value for value in found], MISFIT not in found
+
+        super().__init__(schema, values)
+
+
+def _value(kind: DataType, text: str) -> object:
+    """Return a field of CSV as a value of a column's type, or MISFIT. An empty field is null, as in Spark's reader."""
+    if not text:
+        return None
+    if isinstance(kind, StringType):
+        return text
+    if isinstance(kind, BooleanType):
+        return {"true": True, "false": False}.get(text.lower(), MISFIT)
+    if isinstance(kind, DoubleType):
+        return float(text) if _NUMBER.fullmatch(text) else _WORDS.get(text, MISFIT)
+    if not _INTEGER.fullmatch(text):
+        return MISFIT
+    number, limit = int(text), 1 << (_BITS[type(kind)] - 1)
+    return number if -limit <= number < limit else MISFIT
+
+
+def _require_parsed(schema: StructType, subject: str) -> None:
+    for field in schema.fields:
+        if not is_parsed(field.dataType):
+            types = ", ".join(kind.simpleString().upper() for kind, _ in TYPES)
+            raise InvalidInput(
+                f"column {field.name!r} is {field.dataType.simpleString()}, and {subject} are parsed into {types}. "
+                "Declare one of these and cast it, or read the column value and parse that",
+                field="schema",
+            )
