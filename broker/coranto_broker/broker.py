@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -61,8 +62,8 @@ RENEW_SECONDS = TOKEN_SECONDS / 3
 REPORT_SECONDS = 5.0
 """The time between two reports of how many replicas wait to be started."""
 
-LEAVING_SECONDS = 5.0
 LEAVING_PARALLEL = 32
+"""Records that a broker that exits leaves at the same time."""
 
 _QUIET = frozenset(
     {
@@ -160,7 +161,7 @@ class Broker:
             copies=self.copies,
             backlog=self.backlog,
         )
-        self._starts, self._pulses = Turns(), Turns()
+        self._starts, self._stops, self._pulses = Turns(), Turns(), Turns()
         self._start_reported_at = 0.0
         self.resolver = Resolver(keyspace, self.member, self)
         self.facts = JournalsInEtcd(keyspace, self.member)
@@ -201,7 +202,7 @@ class Broker:
     async def exit(self) -> None:
         """Store content that is only here, then leave the in-sync records, so that others go on where journals end.
 
-        Stopping and storing take at most `exit_seconds` each, leaving takes at most LEAVING_SECONDS.
+        Stopping, storing and leaving take at most `exit_seconds` each.
         """
         kept = self.resolver.local_replicas
         await self.stop()
@@ -229,10 +230,10 @@ class Broker:
 
         parallel = asyncio.Semaphore(LEAVING_PARALLEL)
         try:
-            async with asyncio.timeout(LEAVING_SECONDS):
+            async with asyncio.timeout(self.settings.exit_seconds):
                 await asyncio.gather(*(leave(replica) for replica in replicas))
         except TimeoutError:
-            _log.warning("in_sync.leave_timed_out", seconds=LEAVING_SECONDS)
+            _log.warning("in_sync.leave_timed_out", seconds=self.settings.exit_seconds)
 
     async def stop(self) -> None:
         """Stop serving local replicas, and store content that is only here, in bounded time."""
@@ -389,6 +390,7 @@ class Broker:
         return fsync is Fsync.COMMIT
 
     def wanted(self, journal: str) -> None:
+        self._stops.prefer(journal)  # Of its predecessor, whose files it needs.
         self._starts.prefer(journal)
 
     def _spool_failed(self, replica: Replica) -> None:
@@ -398,12 +400,25 @@ class Broker:
         self.resolver.restart(replica)
 
     def stop_replica(self, replica: Replica, *, drop: bool) -> None:
-        _log.info("replica.stopping", journal=replica.journal, drop=drop)
+        replica.retire()
         self.exclusively(replica.journal, lambda: self._stop(replica, drop))
 
     async def _stop(self, replica: Replica, drop: bool) -> None:
+        """Stop a replica in its turns: thousands at once would keep the lease from being renewed."""
+        entered = False
+
+        @asynccontextmanager
+        async def turn() -> AsyncIterator[None]:
+            nonlocal entered
+            # What has begun goes on before others begin, so that stopped replicas have their content stored meanwhile.
+            async with self._stops.turn(replica.journal, preferred=entered):
+                if not entered:
+                    _log.info("replica.stopping", journal=replica.journal, drop=drop)
+                entered = True
+                yield
+
         try:
-            await replica.stop(drop=drop)
+            await replica.stop(drop=drop, turn=turn)
             if drop:
                 try:
                     await self.in_sync.remove(replica.journal, replica.folder.create_revision, former=True)

@@ -41,9 +41,12 @@ class Turns:
             self._preferred[waiter] = None
 
     @asynccontextmanager
-    async def turn(self, name: str) -> AsyncIterator[None]:
-        """Wait for a turn, and have it during the block or for TURN_SECONDS, whichever is shorter."""
-        await self._take(name)
+    async def turn(self, name: str, *, preferred: bool = False) -> AsyncIterator[None]:
+        """Wait for a turn, and have it during the block or for TURN_SECONDS, whichever is shorter.
+
+        With `preferred`, it is as if `prefer` were called at once.
+        """
+        await self._take(name, self._preferred if preferred else self._ordinary)
         given_back = False
 
         def give_back() -> None:
@@ -59,12 +62,12 @@ class Turns:
             timer.cancel()
             give_back()
 
-    async def _take(self, name: str) -> None:
+    async def _take(self, name: str, queue: OrderedDict[_Waiter, None]) -> None:
         if self._free:
             self._free -= 1
             return
         waiter: _Waiter = asyncio.get_running_loop().create_future()
-        self._ordinary[waiter] = None
+        queue[waiter] = None
         self._by_name[name] = waiter
         try:
             await waiter

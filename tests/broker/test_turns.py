@@ -24,8 +24,8 @@ class Works:
         self.ends: dict[int, asyncio.Event] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
 
-    async def _work(self, number: int) -> None:
-        async with self.given.turn(str(number)):
+    async def _work(self, number: int, preferred: bool) -> None:
+        async with self.given.turn(str(number), preferred=preferred):
             self.begun.append(number)
             self.changed.set()
             self.running.add(number)
@@ -33,10 +33,10 @@ class Works:
             await self.ends[number].wait()
             self.running.discard(number)
 
-    async def start(self, *numbers: int) -> None:
+    async def start(self, *numbers: int, preferred: bool = False) -> None:
         for number in numbers:
             self.ends[number] = asyncio.Event()
-            self.tasks[number] = asyncio.create_task(self._work(number))
+            self.tasks[number] = asyncio.create_task(self._work(number, preferred))
         await settle()
 
     async def end(self, number: int) -> None:
@@ -71,12 +71,13 @@ async def test_work_that_somebody_waits_for_comes_first() -> None:
     for preferred in ("3", "4", "3", "0", "nobody"):
         works.given.prefer(preferred)
     assert works.given.waiting == 4
-    for number in (0, 3, 4, 1, 2):
+    await works.start(5, preferred=True)
+    for number in (0, 3, 4, 5, 1, 2):
         assert works.begun[-1] == number
         await works.end(number)
-    await works.start(5)
-    assert works.begun[-1] == 5, "no turn was lost"
-    await works.end(5)
+    await works.start(6)
+    assert works.begun[-1] == 6, "no turn was lost"
+    await works.end(6)
 
 
 async def test_a_turn_that_comes_as_its_taker_is_cancelled_is_passed_on() -> None:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -125,7 +126,6 @@ class Replica:
         """True if the disk failed to keep content of the spool. The spool must not be used any more."""
         self._distrusted = distrusted
         self._on_failure = on_failure
-        self._stopping = asyncio.Event()
         self._clock: Clock = folder.clock
         self._fsync = fsync
         self._spec = spec
@@ -194,20 +194,28 @@ class Replica:
         ]
         return self._recovering
 
-    async def stop(self, *, drop: bool) -> None:
+    def retire(self) -> None:
+        """Begin nothing more in the background: `stop` follows once its turn has come."""
+        self._stopping.set()
+
+    async def stop(self, *, drop: bool, turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext) -> None:
         """Give up the journal: complete its fragment for the persister or, with `drop`, set all local content aside.
 
         Waits for the owners of the pipeline and of the spool. Resolutions to this replica must be invalidated before.
+        Work is done in turns, one before these waits and one after them. So a replica that waits keeps no turn.
         """
-        self._stopping.set()
-        for daemon in self._daemons:
-            daemon.cancel()
-        await asyncio.gather(*self._daemons, return_exceptions=True)
+        self.retire()
         try:
+            async with turn():
+                for daemon in self._daemons:
+                    daemon.cancel()
+                await asyncio.gather(*self._daemons, return_exceptions=True)
             if self._recovering is not None:
                 await self._recovering
             if self._spool is not None:
-                await self._stop_spool(drop)
+                spool = await self._take_spool()
+                async with turn():
+                    await self._stop_spool(spool, drop)
         finally:
             self.index.close()
             self.index.drop_stored()
@@ -391,13 +399,16 @@ class Replica:
         self.failed = True
         self._on_failure(self)
 
-    async def _stop_spool(self, drop: bool) -> None:
+    async def _take_spool(self) -> DurableSpool:
+        """Wait for the owners of the pipeline and of the spool, and take both for good."""
         pipeline = await self.pipeline.take()
         if pipeline is not None:
             turn = pipeline.turn()
             self.spool.put(pipeline.close_send())
             await pipeline.shut_down(turn)
-        spool = await self.spool.take()
+        return await self.spool.take()
+
+    async def _stop_spool(self, spool: DurableSpool, drop: bool) -> None:
         if drop:
             spool.close()
             await self._persister.release(self.journal, self.folder.create_revision)
@@ -495,3 +506,5 @@ class Replica:
                     await (changed or Signal()).wait()
             except TimeoutError:
                 continue
+            if self.is_stopping:
+                return

@@ -37,7 +37,9 @@ class MemberSettings(BaseSettings):
     id: str = Field(default="", description="Name of this process, unique within its zone. Default: host and pid.")
     lease_seconds: float = Field(default=20.0, gt=0, description="How long a dead process goes unnoticed.")
     exit_seconds: float = Field(
-        default=20.0, gt=0, description="Most time of a graceful exit, for each of draining, stopping and storing."
+        default=20.0,
+        gt=0,
+        description="Most time of a graceful exit, for each of draining, stopping, storing and leaving.",
     )
     auth_keys: SecretStr = Field(
         default=SecretStr(""), description="Keys of tokens, base64 with commas; the first signs. Empty: no tokens."

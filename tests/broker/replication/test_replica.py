@@ -27,6 +27,8 @@ from coranto_broker.ownership import Signal
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.replication.replica import PulseFailed, Replica
 from coranto_broker.spool.durable_spool import Fsync, SpoolFolder
+from coranto_broker.testing.running import eventually
+from coranto_broker.turns import Turns
 
 J = "test/journal"
 
@@ -99,6 +101,27 @@ async def test_content_that_was_not_acknowledged_stays_unseen_when_the_replica_s
     with pytest.raises(Unavailable):
         await reading
     assert spool.end == len(b"only here"), "it is kept, for whoever finds out what came of it"
+
+
+async def test_a_replica_stops_in_its_turns_and_keeps_none_while_another_has_its_spool(tmp_path: Path) -> None:
+    async def pulse(replica: Replica) -> Signal | None:
+        return None
+
+    turns = Turns(1)
+    held, free = (_replica(tmp_path / name, pb.JournalSpec(name=J), pulse) for name in ("held", "free"))
+    for replica in (held, free):
+        replica.start()
+    spool = await held.spool.take()
+    stopping = asyncio.create_task(held.stop(drop=False, turn=lambda: turns.turn("held")))
+    await asyncio.wait_for(free.stop(drop=False, turn=lambda: turns.turn("free")), 60)
+    assert not stopping.done()
+    async with turns.turn("something else"):
+        held.spool.put(spool)
+        await eventually(lambda: turns.waiting == 1)
+        assert not held.stopped.is_set()
+    await asyncio.wait_for(stopping, 60)
+    assert held.stopped.is_set()
+    assert free.stopped.is_set()
 
 
 async def test_waiting_for_a_store_that_cannot_be_listed_ends_with_an_error(
