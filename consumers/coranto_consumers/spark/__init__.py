@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from coranto.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from coranto_consumers.spark.application import Application, JournalOutput, Outputs, TableOutput
+    from coranto_consumers.spark.application import Application, JournalOutput, Outputs, SqlOutput, TableOutput
     from coranto_consumers.spark.consumer import SparkConsumer
     from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_table
     from coranto_consumers.spark.foreach_batch import exactly_once
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.streaming.progress import bytes_behind
     from coranto_consumers.spark.task_errors import error_of_task, errors_of_tasks
     from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
+    from coranto_consumers.stores.staged_sql import StagedSql
 
 _HOMES = {
-    **dict.fromkeys(("Application", "JournalOutput", "Outputs", "TableOutput"), "coranto_consumers.spark.application"),
+    **dict.fromkeys(
+        ("Application", "JournalOutput", "Outputs", "SqlOutput", "TableOutput"), "coranto_consumers.spark.application"
+    ),
     **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer"),
     **dict.fromkeys(("DeadLetters", "dead_letter_table"), "coranto_consumers.spark.dead_letters"),
     **dict.fromkeys(("AnyLines", "CsvRecords", "FixedRecords"), "coranto_consumers.spark.framings"),
@@ -41,6 +44,7 @@ _HOMES = {
     **dict.fromkeys(("exactly_once",), "coranto_consumers.spark.foreach_batch"),
     **dict.fromkeys(("bytes_behind",), "coranto_consumers.spark.streaming.progress"),
     **dict.fromkeys(("Add", "Max", "MergeRule", "Min", "Quotient", "Replace"), "coranto_consumers.stores.merge"),
+    **dict.fromkeys(("StagedSql",), "coranto_consumers.stores.staged_sql"),
 }
 
 __all__ = [
@@ -62,6 +66,8 @@ __all__ = [
     "Replace",
     "SparkConsumer",
     "SparkConsumerMetrics",
+    "SqlOutput",
+    "StagedSql",
     "Step",
     "StopOnSignals",
     "TableOutput",

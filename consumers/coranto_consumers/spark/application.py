@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pyspark.sql import DataFrame
 from sqlalchemy import Table
 
 from coranto.messages.mapping import MappingName
 from coranto_consumers.stores.merge import MergeRule
+from coranto_consumers.stores.staged_sql import StagedSql
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,24 @@ class JournalOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class SqlOutput:
+    """Rows that an application's own statements write into tables of the store.
+
+    The rows have the columns that `sql.rows` has. The statements run once for a transaction with such rows, in the
+    store's transaction and after the rows of `TableOutput`s.
+    """
+
+    sql: StagedSql
+    rows: DataFrame
+
+
+@dataclass(frozen=True, slots=True)
 class Outputs:
     """The output of one transaction. It becomes visible when the transaction commits, or never."""
 
     tables: Sequence[TableOutput] = ()
     journals: Sequence[JournalOutput] = ()
+    sql: Sequence[SqlOutput] = ()
 
 
 class Application(Protocol):
@@ -83,4 +97,14 @@ class Application(Protocol):
         of later transactions after all of this one. The output may be evaluated several times, also for transactions
         that are then abandoned. So it must have no side effects.
         """
+        ...
+
+
+@runtime_checkable
+class DeclaresSql(Protocol):
+    """An application that declares its own SQL, for the database to check before the consumer takes over."""
+
+    @property
+    def sql(self) -> Sequence[StagedSql]:
+        """The statements that the application's outputs use."""
         ...

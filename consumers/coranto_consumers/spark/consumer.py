@@ -34,7 +34,7 @@ from coranto.errors import InvalidInput, OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
-from coranto_consumers.spark.application import Application
+from coranto_consumers.spark.application import Application, DeclaresSql
 from coranto_consumers.spark.committing import acknowledge
 from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
@@ -156,7 +156,10 @@ class SparkConsumer:
         return extents(client, find_journals(client, self._application.sources, field="application sources"))
 
     def _begin(self, client: SyncJournalClient) -> tuple[ConsumeReport, Mapping[str, Source]]:
-        """Run step 1 of the module's description."""
+        """Run step 1 of the module's description, if the database accepts the application's own SQL."""
+        if isinstance(self._application, DeclaresSql):
+            for each in self._application.sql:
+                self._store.prepare(each)
         fence, checkpoint = self._store.raise_fence(self._application.name)
         self._transactions.ids.begin(fence)
         self._hooks.reached(Step.FENCED)

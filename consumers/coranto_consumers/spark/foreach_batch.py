@@ -136,7 +136,7 @@ class _Batches:
 
     def _write(self, batch: DataFrame, query: str, fence: int) -> None:
         outputs = self._outputs(batch)
-        staged = [self._store.write(output, self._name, fence) for output in outputs.tables]
+        staged = self._store.write_all([outputs], self._name, fence)
         self._hooks.reached(Step.STAGED)
         if not outputs.journals:
             self._hooks.reached(Step.PUBLISHED)

@@ -12,11 +12,13 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
 
+from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import Checkpoint
-from coranto_consumers.spark.application import TableOutput
+from coranto_consumers.spark.application import Outputs, SqlOutput, TableOutput
 from coranto_consumers.spark.committing import commit_outputs, delete_stale_rows
-from coranto_consumers.spark.outputs import Staged, stage_table_output
+from coranto_consumers.spark.outputs import Staged, stage_sql_output, stage_table_output
 from coranto_consumers.stores.sql import Restored, SqlStore
+from coranto_consumers.stores.staged_sql import StagedSql
 
 W = TypeVar("W")
 
@@ -48,6 +50,19 @@ class OutputStore(ABC, Generic[W]):
         Raises InvalidInput for rows that do not fit the table.
         """
 
+    def prepare(self, sql: StagedSql) -> None:
+        """Check an application's own SQL. Raises InvalidInput for what the store would not run, and SqlStoreError."""
+        raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
+
+    def write_sql(self, output: SqlOutput, shard: str, fence: int) -> W:
+        """Have tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for other columns."""
+        raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
+
+    def write_all(self, made: Sequence[Outputs], shard: str, fence: int) -> list[W]:
+        """Write the rows of outputs for tables, and behind them those for SQL. Raises InvalidInput."""
+        written = [self.write(output, shard, fence) for outputs in made for output in outputs.tables]
+        return written + [self.write_sql(output, shard, fence) for outputs in made for output in outputs.sql]
+
     @abstractmethod
     def commit(
         self, shard: str, fence: int, written: Sequence[W], checkpoint: Checkpoint, merged: Callable[[], None]
@@ -78,6 +93,12 @@ class SqlOutputs(OutputStore[Staged]):
 
     def write(self, output: TableOutput, shard: str, fence: int) -> Staged:
         return stage_table_output(output, self._store, shard, fence)
+
+    def prepare(self, sql: StagedSql) -> None:
+        sql.prepare(self._store)
+
+    def write_sql(self, output: SqlOutput, shard: str, fence: int) -> Staged:
+        return stage_sql_output(output, self._store, shard, fence)
 
     def commit(
         self, shard: str, fence: int, written: Sequence[Staged], checkpoint: Checkpoint, merged: Callable[[], None]

@@ -80,8 +80,7 @@ class OutputTransactions:
             made.append(self.misfits.outputs(read.dead))
         if not made:
             return [], Published()
-        tables = [output for outputs in made for output in outputs.tables]
-        staged = [self.store.write(output, self.application.name, fence) for output in tables]
+        staged = self.store.write_all(made, self.application.name, fence)
         self.hooks.reached(Step.STAGED)
         journals = [output for outputs in made for output in outputs.journals]
         published = publish_journal_outputs(journals, client, self.ids)

@@ -29,7 +29,7 @@ from coranto.errors import InvalidInput
 from coranto.messages.uuids import ProducerId
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks
-from coranto_consumers.spark.application import JournalOutput, TableOutput
+from coranto_consumers.spark.application import JournalOutput, SqlOutput, TableOutput
 from coranto_consumers.spark.discovery import find_journals
 from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.producer_ids import SettledIds, Use
@@ -37,6 +37,7 @@ from coranto_consumers.spark.sink.encoding import is_encodable
 from coranto_consumers.spark.tasks import PUBLISHED, STAGED, PublishTask, StageTask
 from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
 from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.staged_sql import StagedSql
 from coranto_consumers.stores.staging import stage_of, write_in_transaction
 
 EXACT: Final = {
@@ -66,23 +67,29 @@ class Staged:
     """The number of rows in the stage table."""
     carried: tuple[bytes, ...] = ()
     """Other rows, as Arrow streams."""
+    sql: StagedSql | None = None
+    """The statements that take the rows instead of a merge."""
 
     def merge(self, connection: Connection) -> None:
-        """Merge the rows into their table. Raises like `merge_staged`.
+        """Merge the rows into their table, or run the statements for them. Raises like `merge_staged`.
 
-        Carried rows without keys are written once, straight into the table.
+        Carried rows that are only appended are written once, straight into the table.
         """
         attempts, rows = self.attempts, self.rows
+        is_appended = not self.plan.keys and self.sql is None
         for stream in self.carried:
             for batch in pa.ipc.open_stream(pa.BufferReader(stream)):
-                if self.plan.keys:
+                if is_appended:
+                    write_in_transaction(connection, self.plan.table, batch)
+                else:
                     write_in_transaction(connection, self.stage, batch, self.owner)
                     rows += batch.num_rows
-                else:
-                    write_in_transaction(connection, self.plan.table, batch)
-        if self.plan.keys and self.carried:
+        if self.carried and not is_appended:
             attempts = (*attempts, self.owner[-1])
-        merge_staged(connection, self.plan, self.stage, attempts, rows)
+        if self.sql is not None:
+            self.sql.run(connection, self.stage, attempts, rows)
+        else:
+            merge_staged(connection, self.plan, self.stage, attempts, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,14 @@ class Published:
     """The uses of producer ids, by the attempts that Spark declared successful."""
 
 
+def stage_sql_output(output: SqlOutput, store: SqlStore, shard: str, fence: int) -> Staged:
+    """Stage the rows of an output for SQL. Raises InvalidInput when they or the statements do not do."""
+    plan = output.sql.plan(output.rows.columns)
+    stage = output.sql.prepare(store)
+    rows = output.rows.select(*(F.col(f"`{name.replace('`', '``')}`") for name in plan.columns))
+    return _staged(rows, plan, stage, store, shard, fence, CARRIED_TO_MERGE, output.sql)
+
+
 def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: int) -> Staged:
     """Stage the rows of an output. Raises InvalidInput when they do not fit the table."""
     plan = plan_merge(output.table, output.rows.columns, output.keys, output.merge, output.delete)
@@ -107,9 +122,23 @@ def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: 
         )
     stage = stage_of(store, plan)
     most = 0 if not can_carry(plan) else CARRIED_TO_MERGE if plan.keys else CARRIED_TO_APPEND
+    return _staged(output.rows, plan, stage, store, shard, fence, most)
+
+
+def _staged(
+    rows: DataFrame,
+    plan: MergePlan,
+    stage: Table,
+    store: SqlStore,
+    shard: str,
+    fence: int,
+    most: int,
+    sql: StagedSql | None = None,
+) -> Staged:
+    """Let tasks stage rows, or carry them, at most `most` bytes each."""
     task = StageTask(store.url, stage, shard, fence, most, store.is_postgresql)
-    with described(output.rows.sparkSession, f"{shard}: writes rows for table {plan.table.name}"):
-        won = output.rows.mapInArrow(task, STAGED).collect()
+    with described(rows.sparkSession, f"{shard}: writes rows for table {plan.table.name}"):
+        won = rows.mapInArrow(task, STAGED).collect()
     staged = [row for row in won if row.carried is None]
     return Staged(
         plan,
@@ -118,6 +147,7 @@ def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: 
         tuple(row.attempt for row in staged),
         sum(row.rows for row in staged),
         tuple(bytes(row.carried) for row in won if row.carried is not None),
+        sql,
     )
 
 

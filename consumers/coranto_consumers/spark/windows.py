@@ -165,6 +165,12 @@ class WindowConsumer:
                 "let it return tables only",
                 field="outputs",
             )
+        if any(outputs.sql for outputs in made):
+            raise InvalidInput(
+                "an application that runs by windows cannot write by SQL of its own: nobody could tell which rows to "
+                "replace; let it return tables only",
+                field="outputs",
+            )
         tables = [_of_window(output, window) for outputs in made for output in outputs.tables]
         staged = [stage_table_output(output, self._store, shard, fence) for output in tables]
         self._hooks.reached(Step.STAGED)

@@ -181,11 +181,9 @@ def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts
         merged = connection.execute(
             plan.table.insert().from_select(columns, rows), execution_options={"preserve_rowcount": True}
         )
-        _require_rows(plan, merged.rowcount, expected)
+        _require_rows(plan.table, merged.rowcount, expected)
         return
-    _require_rows(
-        plan, connection.execute(select(func.count()).select_from(stage).where(chosen)).scalar_one(), expected
-    )
+    require_staged(connection, plan.table, stage, attempts, expected)
     if plan.delete or any(isinstance(rule, Replace) for rule in plan.rules.values()):
         _refuse_repeated_keys(connection, plan, stage, chosen)
     if plan.delete:
@@ -194,10 +192,17 @@ def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts
     _upsert(connection, plan, stage, chosen)
 
 
-def _require_rows(plan: MergePlan, found: int, expected: int) -> None:
+def require_staged(connection: Connection, table: Table, stage: Table, attempts: Sequence[str], expected: int) -> None:
+    """Raise SqlStoreError when `attempts` have not exactly `expected` rows for a table in its stage."""
+    chosen = stage.c[STAGE_COLUMNS[2]].in_(attempts)
+    found = connection.execute(select(func.count()).select_from(stage).where(chosen)).scalar_one()
+    _require_rows(table, found, expected)
+
+
+def _require_rows(table: Table, found: int, expected: int) -> None:
     if found != expected:
         raise SqlStoreError(
-            f"table {plan.table.name}: {expected} rows were staged but {found} are there: the database lost them, "
+            f"table {table.name}: {expected} rows were staged but {found} are there: the database lost them, "
             "as it does with unlogged tables when it crashes. Run the consumer again."
         )
 

@@ -30,12 +30,15 @@ _TEXT_BYTES = 64 << 20
 """The number of bytes of columns that are made text at once: Arrow's texts end at 2 GiB."""
 
 
-def stage_of(store: SqlStore, plan: MergePlan) -> Table:
-    """Return the stage table of a plan, and create it if absent. Raises SqlStoreError."""
+def stage_of(store: SqlStore, plan: MergePlan, tables: Sequence[Table] | None = None) -> Table:
+    """Return the stage table of a plan, and create it if absent, with `tables` or else the plan's table.
+
+    Raises SqlStoreError, and InvalidInput for tables that the store cannot have.
+    """
     stage = stage_table(
         plan, stage_name(plan, store.engine.dialect if store.is_mysql else None), unlogged=store.is_postgresql
     )
-    store.create_tables(plan.table, stage)
+    store.create_tables(*([plan.table] if tables is None else tables), stage)
     return stage
 
 

@@ -28,6 +28,8 @@ from coranto_consumers.spark import (
     Quotient,
     Replace,
     SparkConsumer,
+    SqlOutput,
+    StagedSql,
     Step,
     TableOutput,
 )
@@ -237,12 +239,43 @@ class CrashAt(Hooks):
 LOG = Table("log", MetaData(), Column("n", BigInteger, nullable=False))
 
 
+LATE = Table("late", MetaData(), Column("n", BigInteger, nullable=False))
+ACCOUNTS = Table("accounts", MetaData(), Column("carrier", String(20), primary_key=True), Column("flights", BigInteger))
+BOOKED = StagedSql(
+    Table("booked", MetaData(), Column("n", BigInteger), Column("carrier", String(20)), Column("delay", Double)),
+    [
+        "INSERT INTO {late} (n) SELECT s.n FROM {stage} AS s WHERE s.delay > 180 AND s.carrier NOT LIKE '%;{x}%'",
+        "UPDATE {accounts} SET flights = flights + "
+        "(SELECT COUNT(*) FROM {stage} AS s WHERE s.carrier = {accounts}.carrier) "
+        "WHERE carrier IN (SELECT s.carrier FROM {stage} AS s);",
+        "INSERT INTO {accounts} (carrier, flights) SELECT s.carrier, COUNT(*) FROM {stage} AS s "
+        "WHERE s.carrier NOT IN (SELECT a.carrier FROM {accounts} AS a) GROUP BY s.carrier",
+    ],
+    [LATE, ACCOUNTS],
+)
+
+
 class LoggedDelays(Delays):
-    """Keeps the numbers of all messages, too, in a table without keys."""
+    """Keeps the numbers of all messages, too, in a table without keys, and books them by SQL of its own."""
+
+    sql = (BOOKED,)
 
     def outputs(self, committed):
         made = super().outputs(committed)
-        return Outputs([*made.tables, TableOutput(LOG, committed.select("n"))], made.journals)
+        booked = SqlOutput(BOOKED, committed.select("n", "carrier", "delay"))
+        return Outputs([*made.tables, TableOutput(LOG, committed.select("n"))], made.journals, [booked])
+
+
+def check_logged(world: World, store_url: str) -> None:
+    """Tables without keys and those that SQL has written are exact, too."""
+    world.check(store_url)
+    late = [row["n"] for row in world.committed if row["delay"] is not None and row["delay"] > 180]
+    with SqlStore(store_url).engine.connect() as connection:
+        logged = connection.execute(select(LOG.c.n).order_by("n")).scalars().all()
+        assert logged == sorted(row["n"] for row in world.committed)
+        assert connection.execute(select(LATE.c.n).order_by("n")).scalars().all() == sorted(late)
+        booked = connection.execute(select(ACCOUNTS).order_by("carrier")).all()
+        assert booked == connection.execute(select(TOTALS.c.carrier, TOTALS.c.flights).order_by("carrier")).all()
 
 
 def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url, monkeypatch):
@@ -267,11 +300,8 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url,
 
     report = run()
 
-    world.check(store_url)
+    check_logged(world, store_url)
     assert report.fence == len(Step) + 1
-    with SqlStore(store_url).engine.connect() as connection:
-        logged = connection.execute(select(LOG.c.n).order_by("n")).scalars().all()
-    assert logged == sorted(row["n"] for row in world.committed)
 
 
 def test_an_instance_that_was_superseded_is_refused(spark, world, store_url):
@@ -282,14 +312,30 @@ def test_an_instance_that_was_superseded_is_refused(spark, world, store_url):
 
         def reached(self, step: Step) -> None:
             if step is Step.PUBLISHED:
-                consumer(spark, world, store_url).run_until_caught_up()
+                run()
+
+    def run(hooks: Hooks | None = None) -> None:
+        SparkConsumer(LoggedDelays(), world.broker.config, store_url, spark, hooks=hooks).run_until_caught_up()
 
     with pytest.raises(Fenced, match="delays: fence 1 was raised"):
-        consumer(spark, world, store_url, hooks=TakenOver()).run_until_caught_up()
+        run(TakenOver())
 
     # What the superseded instance published stays pending for ever; its staged rows go with the next start.
-    consumer(spark, world, store_url).run_until_caught_up()
-    world.check(store_url)
+    world.publish(20)
+    run()
+    check_logged(world, store_url)
+
+
+def test_sql_that_the_database_does_not_accept_ends_a_consumer_before_it_takes_over(spark, world, sqlite_url):
+    world.publish(3)
+    consumer(spark, world, sqlite_url).run_until_caught_up()
+    application = LoggedDelays()
+    application.sql = (StagedSql(BOOKED.rows, ["INSERT INTO {late} (m) SELECT s.n FROM {stage} AS s"], [LATE]),)
+
+    with pytest.raises(InvalidInput, match=r"SQL over booked, statement 1: .*does not accept it: .*no column named m"):
+        SparkConsumer(application, world.broker.config, sqlite_url, spark).run_until_caught_up()
+
+    assert SqlStore(sqlite_url).read("delays").fence == 1
 
 
 def test_a_commit_whose_answer_was_lost_counts_once(spark, world, sqlite_url):

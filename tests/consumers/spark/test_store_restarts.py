@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import select
 
 from coranto.errors import SqlStoreError
 from coranto_consumers.spark import Hooks, SparkConsumer, Step
 from coranto_consumers.spark import outputs as spark_outputs
-from coranto_consumers.stores import SqlStore
 from coranto_consumers.testing import PostgresServer
-from tests.consumers.spark.test_consumer import LOG, LoggedDelays, World
+from tests.consumers.spark.test_consumer import LoggedDelays, World, check_logged
 
 pytestmark = pytest.mark.integration
 
@@ -62,7 +60,4 @@ def test_a_restart_of_postgresql_at_any_step_loses_and_doubles_nothing(spark, br
     assert run(Restart(server, None, crash=True)).transactions == 1
 
     assert run().transactions == 0
-    world.check(store)
-    with SqlStore(store).engine.connect() as connection:
-        logged = connection.execute(select(LOG.c.n).order_by("n")).scalars().all()
-    assert logged == sorted(row["n"] for row in world.committed)
+    check_logged(world, store)

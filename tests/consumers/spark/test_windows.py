@@ -22,6 +22,8 @@ from coranto_consumers.spark import (
     MisfitPolicy,
     Outputs,
     SparkConsumer,
+    SqlOutput,
+    StagedSql,
     Step,
     TableOutput,
     dead_letter_table,
@@ -264,6 +266,11 @@ def test_what_cannot_be_replaced_by_window_is_refused(spark, world, sqlite_url):
     journals = JournalOutput(spark.range(0), SELECTOR)
     with pytest.raises(InvalidInput, match="cannot publish"):
         consumer(spark, world, sqlite_url, Flights(BY_WINDOW, journals)).materialise(name)
+    by_sql = Flights()
+    copied = StagedSql(EACH, ["INSERT INTO {each_message} SELECT * FROM {stage} AS s"], [EACH])
+    by_sql.outputs = lambda committed: Outputs(sql=[SqlOutput(copied, committed)])
+    with pytest.raises(InvalidInput, match="cannot write by SQL of its own"):
+        consumer(spark, world, sqlite_url, by_sql).materialise(name)
     world.broker.create(ONE)
     with pytest.raises(CorruptData, match="deleted and created again"):
         consumer(spark, world, sqlite_url).materialise(name)

@@ -1,0 +1,106 @@
+"""Texts of SQL with placeholders: which statements an application may give, and what is filled in. Pure.
+
+Literals, quoted names and comments are left alone. Where databases disagree about the end of a literal (a backslash
+before a quote), the text is refused. So a semicolon, which would begin another statement, cannot hide in one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from coranto.errors import InvalidInput
+
+STAGE: Final = "stage"
+"""The placeholder of the rows."""
+
+_FIRST_WORDS: Final = ("INSERT", "UPDATE", "DELETE", "MERGE", "REPLACE", "SELECT", "WITH")
+_PIECES: Final = re.compile(
+    r"""
+      (?P<comment> --[^\r\n]* | /\*.*?\*/ )
+    | (?P<literal> '(?:[^']|'')*' | (?<![\w$])\$(?P<tag>[A-Za-z_]\w*|)\$.*?\$(?P=tag)\$ )
+    | (?P<name> "(?:[^"]|"")*" | `(?:[^`]|``)*` )
+    | (?P<placeholder> \{[^{}]*\} )
+    | (?P<stray> ['"`{}] | /\* )
+    | (?P<end> ; )
+    | (?P<code> [^'"`{};$/-]+ | . )
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_KINDS: Final = ("comment", "literal", "name", "placeholder", "stray", "end", "code")
+_TARGET: Final = re.compile(
+    r"\b(?:(?:INSERT|REPLACE|MERGE)\b(?:\s+(?:OR\s+\w+|IGNORE|LOW_PRIORITY|HIGH_PRIORITY|DELAYED))*\s+INTO|DELETE\s+FROM)"
+    r"\s+(?:ONLY\s+)?(\S+)|(?:\A|[()])\s*UPDATE\s+(?:OR\s+\w+\s+|ONLY\s+|IGNORE\s+|LOW_PRIORITY\s+)*(\S+)",
+    re.IGNORECASE,
+)
+_UNNAMED_ROWS: Final = re.compile(r"\{stage\}(?!\s+AS\s+[A-Za-z_]\w*)", re.IGNORECASE)
+
+
+def require_statement(text: str, tables: Collection[str], *, reserved: Collection[str], field: str) -> None:
+    """Raise InvalidInput, naming `field`, for a text that is not one statement over placeholders that there are.
+
+    The placeholders are `{stage}` and one for each of `tables`, by name. No name of `reserved` may occur.
+    """
+
+    def refuse(what: str) -> InvalidInput:
+        return InvalidInput(what, field=field)
+
+    code, ended = "", False
+    for kind, piece in _pieces(text):
+        if kind == "comment":
+            if piece.startswith(("/*!", "/*M!")):
+                raise refuse("has a comment /*!, which MariaDB and MySQL run: write what is in it without the comment")
+            code += " "
+            continue
+        if ended and piece.strip():
+            raise refuse("has more than one statement: give each as a text of its own")
+        if kind == "stray":
+            raise refuse(f"has {piece} without its other end")
+        if kind == "literal" and re.search(r"\\'", piece):
+            raise refuse("has a backslash before a quote, which databases understand differently: write '' for a quote")
+        if kind == "name" and any(f"{{{name}}}" in piece for name in (STAGE, *tables)):
+            raise refuse(f"quotes the placeholder {piece}: leave the quotes out, names are quoted where that is needed")
+        if kind == "placeholder" and piece[1:-1] not in (STAGE, *tables):
+            known = ", ".join(f"{{{name}}}" for name in (STAGE, *sorted(tables)))
+            raise refuse(f"has the placeholder {piece}, and there are {known}: give the table, or mend the name")
+        ended = ended or kind == "end"
+        code += "''" if kind == "literal" else "" if kind == "end" else piece
+    _require_kind(code, refuse_with=field)
+    if used := sorted(name for name in reserved if name.lower() in code.lower()):
+        raise refuse(f"names {used[0]}, which only the consumer itself may use: leave it out")
+    for target in (first or second for first, second in _TARGET.findall(code)):
+        if not target.startswith("{") or target.startswith(f"{{{STAGE}}}"):
+            shown = "its own rows" if target.startswith("{") else target.split("(")[0]
+            raise refuse(f"writes to {shown}: add the table that it writes to, and write its name as {{name}}")
+    if _UNNAMED_ROWS.search(code):
+        raise refuse("has {stage} without a name: write {stage} AS s, say")
+
+
+def _require_kind(code: str, *, refuse_with: str) -> None:
+    found = re.match(r"[\s(]*(\w*)", code)
+    word = found[1].upper() if found else ""
+    if word in _FIRST_WORDS:
+        return
+    what = f"begins with {word}" if word else "is empty"
+    raise InvalidInput(
+        f"{what}, and may be {', '.join(_FIRST_WORDS[:-1])} or {_FIRST_WORDS[-1]}: the consumer begins and commits the "
+        "transaction, and creates the tables before it",
+        field=refuse_with,
+    )
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a statement that `require_statement` accepts, with values for its placeholders and without its end."""
+    return "".join(
+        values[piece[1:-1]] if kind == "placeholder" else "" if kind == "end" else piece
+        for kind, piece in _pieces(text)
+    )
+
+
+def _pieces(text: str) -> Iterator[tuple[str, str]]:
+    for found in _PIECES.finditer(text):
+        kind = next(
+            name for name in ("comment", "literal", "name", "placeholder", "stray", "end", "code") if found[name]
+        )
+        yield kind, found[0]

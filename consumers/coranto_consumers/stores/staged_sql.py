@@ -1,0 +1,114 @@
+"""An application's own SQL over staged rows, for what appending, merging and deleting cannot say.
+
+Tasks stage the rows as those of other outputs. The driver runs the statements in the transaction that commits the
+checkpoint, after the rows of other outputs have been merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, Dialect, Table
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from coranto.errors import InvalidInput
+from coranto_consumers.stores.engines import READS_ONLY
+from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, plan_merge, require_staged
+from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
+from coranto_consumers.stores.sql_text import STAGE, filled, require_statement
+from coranto_consumers.stores.staging import PREFIX, stage_of
+
+_AS_IT_IS: Final = {"no_parameters": True}
+"""The execution option by which `%` and `:` in a statement mean nothing to a driver."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedSql:
+    """Statements of SQL that write staged rows into tables.
+
+    `rows` tells the rows' columns and their types in the database. It is a definition only: no such table is made. In
+    the statements, `{stage}` stands for the rows, and needs a name: `FROM {stage} AS s`. Each of `tables` has its name
+    as placeholder, such as `{accounts}`; they are created if absent. Statements write to these tables only. They may
+    read any.
+
+    A statement is one INSERT, UPDATE, DELETE, MERGE, REPLACE or SELECT, or one of these behind WITH, in the SQL of the
+    store's database. Making one of anything else raises InvalidInput: the consumer itself begins and commits the
+    transaction.
+    """
+
+    rows: Table
+    statements: Sequence[str]
+    tables: Sequence[Table]
+
+    def __post_init__(self) -> None:
+        names = [table.name for table in self.tables]
+        if isinstance(self.statements, str) or not self.statements:
+            raise InvalidInput("give a list of at least one statement", field=self._where())
+        if repeated := sorted({name for name in names if names.count(name) > 1 or name == STAGE}):
+            raise InvalidInput(
+                f"{{{repeated[0]}}} could mean several tables: give each a name of its own, other than {STAGE}",
+                field=self._where(),
+            )
+        plan_merge(self.rows, self.rows.c.keys(), (), {})
+        for number, statement in enumerate(self.statements, 1):
+            reserved = (CHECKPOINTS.name, PREFIX, *STAGE_COLUMNS)
+            require_statement(statement, names, reserved=reserved, field=self._where(number))
+
+    def plan(self, columns: Sequence[str]) -> MergePlan:
+        """Return the plan by which rows with these columns are staged. Raises InvalidInput for other columns."""
+        wanted = self.rows.c.keys()
+        if missing := sorted(set(wanted) - set(columns)):
+            raise InvalidInput(f"the rows have no column {missing[0]!r}; add it", field=self._where())
+        plan_merge(self.rows, columns, (), {})
+        return MergePlan(self.rows, (), {}, tuple(wanted))
+
+    def prepare(self, store: SqlStore) -> Table:
+        """Create tables, and let the database check the statements. Return the stage table.
+
+        Raises InvalidInput for a statement that the database would not run, and SqlStoreError.
+        """
+        stage = stage_of(store, self.plan(self.rows.c.keys()), self.tables)
+        options = {**_AS_IT_IS, READS_ONLY: True}
+        try:
+            with store.engine.connect().execution_options(**options) as connection:
+                for number, statement in enumerate(self._filled(connection.dialect, stage, ()), 1):
+                    self._explain(store, connection, number, statement)
+        except SQLAlchemyError as error:
+            raise store.failure(f"the statements of {self._where()} could not be checked", error) from error
+        return stage
+
+    def run(self, connection: Connection, stage: Table, attempts: Sequence[str], expected: int) -> None:
+        """Run the statements for the rows that `attempts` staged, if there are any, as part of a transaction.
+
+        Raises SqlStoreError when there are not exactly `expected` rows, and the database's errors as SQLAlchemy does.
+        """
+        if not attempts:
+            return
+        require_staged(connection, self.rows, stage, attempts, expected)
+        for statement in self._filled(connection.dialect, stage, attempts):
+            connection.exec_driver_sql(statement, execution_options=_AS_IT_IS)
+
+    def _explain(self, store: SqlStore, connection: Connection, number: int, statement: str) -> None:
+        try:
+            connection.exec_driver_sql(f"EXPLAIN {statement}").close()
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            raise InvalidInput(
+                f"{store.name} does not accept it: {' '.join(str(error.orig).split())}", field=self._where(number)
+            ) from error
+
+    def _filled(self, dialect: Dialect, stage: Table, attempts: Sequence[str]) -> list[str]:
+        """Return the statements with their placeholders filled in. Attempts are ids without special characters."""
+        prepare = dialect.identifier_preparer
+        columns = ", ".join(prepare.quote(name) for name in self.rows.c.keys())  # noqa: SIM118
+        chosen = ", ".join(f"'{attempt}'" for attempt in attempts) or "''"
+        place, attempt = prepare.format_table(stage), prepare.quote(STAGE_COLUMNS[2])
+        values = {table.name: prepare.format_table(table) for table in self.tables}
+        values[STAGE] = f"(SELECT {columns} FROM {place} WHERE {attempt} IN ({chosen}))"
+        return [filled(statement, values) for statement in self.statements]
+
+    def _where(self, number: int | None = None) -> str:
+        return f"SQL over {self.rows.name}" + (f", statement {number}" if number else "")

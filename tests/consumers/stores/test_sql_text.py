@@ -1,0 +1,66 @@
+"""Statements of an application are refused if they are several, have unknown placeholders or end the transaction."""
+
+import pytest
+
+from coranto.errors import InvalidInput
+from coranto_consumers.stores.sql_text import filled, require_statement
+
+
+def check(text: str) -> None:
+    require_statement(text, ["accounts"], reserved=["gazette_checkpoints"], field="statement 1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INSERT INTO {accounts} SELECT * FROM {stage} AS s WHERE s.text <> 'a;b{c}''d' -- it's; {d}\n;\n",
+        " /* why; */ WITH s AS (SELECT * FROM {stage} AS r) UPDATE {accounts} AS a SET n = 1 FROM s WHERE a.id = s.id",
+        "insert or replace into {accounts} select id, replace(name, 'a', 'b') from {stage} as s",
+        "INSERT INTO {accounts} SELECT * FROM {stage} AS s ON CONFLICT (id) DO UPDATE SET n = excluded.n",
+        "INSERT INTO {accounts} SELECT * FROM {stage} AS s ON DUPLICATE KEY UPDATE n = 1",
+        "MERGE INTO {accounts} AS a USING {stage} AS s ON a.id = s.id WHEN MATCHED THEN UPDATE SET n = 1 "
+        "WHEN NOT MATCHED THEN INSERT (id) VALUES (s.id)",
+        "DELETE FROM {accounts} WHERE id IN (SELECT id FROM {stage} AS s) AND text = $q$ it's; COMMIT $q$",
+        "(SELECT post(s.id) FROM {stage} AS s)",
+    ],
+)
+def test_one_statement_that_writes_to_its_tables_is_accepted(text):
+    check(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is empty"),
+        ("COMMIT", "begins with COMMIT, and may be INSERT"),
+        ("  -- why\n ROLLBACK TO x", "begins with ROLLBACK"),
+        ("CREATE TABLE x (n INT)", "begins with CREATE"),
+        ("SET TRANSACTION READ ONLY", "begins with SET"),
+        ("CALL post()", "begins with CALL"),
+        ("SELECT 1; COMMIT", "more than one statement"),
+        ("SELECT 1 /* /* */ ; COMMIT */", "more than one statement"),
+        ("SELECT a$b$ ; COMMIT; SELECT 1 AS c$b$", "more than one statement"),
+        ("SELECT 1 -- x\r; COMMIT", "more than one statement"),
+        (r"SELECT E'\'; COMMIT; --'", "backslash before a quote"),
+        (r"SELECT '\' ; COMMIT; SELECT ''", "backslash before a quote"),
+        ("SELECT 'it", "has ' without its other end"),
+        ("SELECT /* 1", r"has /\* without its other end"),
+        ("SELECT /*! COMMIT */ 1", r"comment /\*!"),
+        ("SELECT {accuonts}", r"has the placeholder \{accuonts\}, and there are \{stage\}, \{accounts\}"),
+        ("SELECT {0}", r"has the placeholder \{0\}"),
+        ('SELECT * FROM "{accounts}"', "quotes the placeholder"),
+        ("SELECT * FROM {stage}", r"\{stage\} without a name"),
+        ("INSERT INTO other SELECT * FROM {stage} AS s", "writes to other: add the table"),
+        ("WITH x AS (UPDATE other SET n = 1 RETURNING n) SELECT * FROM x", "writes to other"),
+        ("DELETE FROM {stage} AS s", "writes to its own rows"),
+        ('SELECT * FROM "Gazette_Checkpoints"', "names gazette_checkpoints, which only the consumer"),
+    ],
+)
+def test_all_else_is_refused_and_told_why(text, problem):
+    with pytest.raises(InvalidInput, match=f"statement 1: .*{problem}"):
+        check(text)
+
+
+def test_placeholders_are_filled_in_outside_of_literals_and_comments_only():
+    text = "SELECT '{stage}', \"{stage}\" /* {stage} */ FROM {stage} AS s; -- {stage}"
+    assert filled(text, {"stage": "(x)"}) == "SELECT '{stage}', \"{stage}\" /* {stage} */ FROM (x) AS s -- {stage}"
