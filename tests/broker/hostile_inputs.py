@@ -23,7 +23,7 @@ from coranto.names import validate_journal, validate_token
 from coranto.specs import journal_tree
 from coranto.specs.durations import parse_duration
 from coranto_broker.http.requests import append_request, read_request
-from coranto_consumers.spark import task_errors
+from coranto_consumers.spark import parsers, task_errors
 from coranto_consumers.stores import mysql
 
 AT = datetime(2024, 1, 2, tzinfo=UTC)
@@ -35,6 +35,11 @@ def _rows(text: str) -> None:
     csv_rows._BEGIN_OF_ROW.match(row)
     for _ in csv_rows._FIELDS.finditer(row):
         continue
+
+
+def _csv_field(text: str) -> None:
+    for pattern in (parsers._INTEGER, parsers._NUMBER):
+        pattern.fullmatch(text)
 
 
 def _failed_task(text: str) -> None:
@@ -58,6 +63,7 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "media type": lambda text: labels.validate_journal_labels(labels.label_set({labels.CONTENT_TYPE: text})),
     "statement": mysql._ENDS_TRANSACTION.match,
     "failure of a task": _failed_task,
+    "field of CSV": _csv_field,
     "tree of specs": journal_tree.parse_tree,
 }
 SLOW = frozenset({"tree of specs"})

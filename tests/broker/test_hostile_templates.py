@@ -163,6 +163,7 @@ REVIEWED: Final = {
     "coranto.telemetry": {"_STEERING"},
     "coranto_broker.http.requests": {"_RANGE", "_INTEGER"},
     "coranto_consumers.spark.json_values": {"_INTEGER"},
+    "coranto_consumers.spark.parsers": {"_INTEGER", "_NUMBER"},
     "coranto_consumers.spark.task_errors": {"_LINE", "_LACKING"},
     "coranto.publication.batch_ledger": {"_WRITER", "_VALUE"},
     "coranto_consumers.stores.mysql": {"_ENDS_TRANSACTION"},
@@ -185,7 +186,7 @@ REVIEWED: Final = {
     "coranto_consumers.runtime.replica": {"one that is not assigned to a name"},
     "coranto_consumers.spark.inputs": {"one that is not assigned to a name"},
     "coranto_consumers.spark.discovery": {"found"},
-    "coranto_consumers.spark.options": {"one that is not assigned to a name"},
+    "coranto_consumers.spark.selections": {"one that is not assigned to a name"},
 }
 """The places of regular expressions, by the name that each is assigned to."""
 

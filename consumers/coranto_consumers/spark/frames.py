@@ -17,8 +17,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from coranto.client import ClientConfig
 from coranto.errors import CorruptMessage, InvalidInput
+from coranto_consumers.spark.client_options import client_options
 from coranto_consumers.spark.framings import ReadFraming, name_of, options_of
-from coranto_consumers.spark.options import Isolation, client_options
+from coranto_consumers.spark.options import Isolation
 from coranto_consumers.spark.parsers import parser_of
 from coranto_consumers.spark.parsing import is_parsed
 from coranto_consumers.spark.ranges import Range, ReadPlan

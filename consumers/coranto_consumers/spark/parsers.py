@@ -38,8 +38,9 @@ Values: TypeAlias = tuple[Sequence[object], bool]
 """The values of a message for columns, null for those that do not fit, and True if all fit."""
 
 _BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
-_INTEGER: Final = re.compile(r"[+-]?\d+", re.ASCII)
-_NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+# Nothing that repeats gives anything back, so that no field takes longer than in proportion to its length.
+_INTEGER: Final = re.compile(r"[+-]?\d{1,40}+", re.ASCII)
+_NUMBER: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d{1,9}+)?", re.ASCII)
 _WORDS: Final = {"NaN": math.nan, "Inf": math.inf, "-Inf": -math.inf}
 
 

@@ -10,9 +10,10 @@ from coranto.client import Moment, SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.labels import label_selector
 from coranto.messages.framing import JsonLines
+from coranto_consumers.spark.bounds import EARLIEST, LATEST
 from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals, match_journals
 from coranto_consumers.spark.losses import LostContent, lost_before, warn_of
-from coranto_consumers.spark.options import EARLIEST, LATEST, SourceOptions
+from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
 
 _SAMPLE_BYTES: Final = 64 << 10

@@ -246,9 +246,9 @@ def test_consumers_take_records_and_their_dead_letters(spark, broker, tmp_path, 
         def outputs(self, committed):
             return Outputs(tables=[TableOutput(numbers, committed.selectExpr("_offset AS at", "CAST(n AS BIGINT) n"))])
 
-    descriptors = tmp_path / "shop.pb"
-    descriptors.write_bytes(descriptors().SerializeToString())
-    framing = CsvRecords(3, uuid_column=1) if kind == "csv" else FixedRecords.from_file(descriptors, "shop.Order")
+    path = tmp_path / "shop.pb"
+    path.write_bytes(descriptors().SerializeToString())
+    framing = CsvRecords(3, uuid_column=1) if kind == "csv" else FixedRecords.from_file(path, "shop.Order")
     url = f"sqlite:///{tmp_path}/store.db"
     consumer = SparkConsumer(Numbers(), broker.config, url, spark, framing=framing, misfits=DeadLetters(table=letters))
     report = consumer.run_until_caught_up()

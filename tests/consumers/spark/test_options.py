@@ -8,7 +8,8 @@ from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import BearerToken, Keys
-from coranto_consumers.spark.options import Isolation, SourceOptions, client_options
+from coranto_consumers.spark.client_options import client_options
+from coranto_consumers.spark.options import Isolation, SourceOptions
 
 ENDPOINT = {"endpoint": "127.0.0.1:1"}
 

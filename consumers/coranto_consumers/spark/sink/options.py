@@ -14,19 +14,18 @@ from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
 from coranto.publication.ledger import checked_writer_id
+from coranto_consumers.spark import client_options, selections
 from coranto_consumers.spark.discovery import select_journals
 from coranto_consumers.spark.framings import require_json
-from coranto_consumers.spark.options import (
-    CLIENT_OPTIONS,
-    OPTIONS,
-    SELECTIONS,
-    SourceOptions,
-    flag_option,
-    require_known,
-)
+from coranto_consumers.spark.option_values import flag_option, require_known
+from coranto_consumers.spark.options import OPTIONS, SourceOptions
 from coranto_consumers.spark.sink.encoding import encode_rows, encode_structs, require_encodable
 
-_SHARED: Final = (*CLIENT_OPTIONS, *(name for name in SELECTIONS if name != "stream"), "uuidPointer")
+_SHARED: Final = (
+    *client_options.OPTIONS,
+    *(name for name in selections.OPTIONS if name != "stream"),
+    "uuidPointer",
+)
 """The options that reads have, too."""
 SINK_OPTIONS: Final[Mapping[str, str]] = {
     **{name: OPTIONS[name] for name in _SHARED},

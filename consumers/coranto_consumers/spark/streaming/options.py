@@ -8,15 +8,9 @@ from typing import Final
 
 from coranto.errors import InvalidInput
 from coranto.specs.durations import parse_duration
-from coranto_consumers.spark.options import (
-    EARLIEST,
-    LATEST,
-    STREAM_OPTIONS,
-    Isolation,
-    SourceOptions,
-    number_option,
-    offsets_option,
-)
+from coranto_consumers.spark.bounds import EARLIEST, LATEST
+from coranto_consumers.spark.option_values import number_option, offsets_option
+from coranto_consumers.spark.options import STREAM_OPTIONS, Isolation, SourceOptions
 from coranto_consumers.spark.streaming.offsets import Position
 
 DEFAULT_TRIGGER_BYTES: Final = 256 << 20

@@ -1,0 +1,67 @@
+"""Options that tell how to reach brokers, and the client's configuration that they mean."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from coranto.client import ClientConfig
+from coranto.client.config import DEFAULT_PATIENCE
+from coranto.errors import InvalidInput
+from coranto.security.tokens import BearerToken
+
+OPTIONS: Final = {
+    "endpoint": "a broker's host:port (required)",
+    "fileRoot": "folder that file:/// fragment stores are rooted at, where executors can read it",
+    "patience": "seconds for which calls are repeated while brokers cannot serve them",
+    "zone": "zone of the executors, whose brokers are read from first (default: $CORANTO_ZONE of the executors)",
+    "authToken": "a bearer token for brokers (default: $CORANTO_AUTH_TOKEN of the executors)",
+    "authSecret": "keys to sign tokens with, as base64 (default: $CORANTO_AUTH_KEYS of the executors)",
+    "tlsCa": "PEM file of the authorities to trust (default: $CORANTO_TLS_CA of the executors)",
+    "tlsCert": "PEM file of the certificate that shows brokers who reads (default: $CORANTO_TLS_CERT)",
+    "tlsKey": "PEM file of the certificate's key (default: $CORANTO_TLS_KEY)",
+}
+
+
+def client_options(config: ClientConfig) -> dict[str, str]:
+    """Return the options that are equivalent to a client's configuration."""
+    options = {"endpoint": config.endpoint, "patience": str(config.patience)}
+    if config.zone:
+        options["zone"] = config.zone
+    if config.file_root is not None:
+        options["fileRoot"] = str(config.file_root)
+    if isinstance(config.auth, BearerToken):
+        options["authToken"] = config.auth.token.reveal().decode()
+    elif config.auth is not None:
+        options["authSecret"] = ",".join(b64encode(key.reveal()).decode() for key in config.auth.secrets)
+    if config.tls is not None:
+        files = {"tlsCa": config.tls.ca, "tlsCert": config.tls.cert, "tlsKey": config.tls.key}
+        options |= {name: str(path) for name, path in files.items() if path is not None}
+    return options
+
+
+def client_of(given: Mapping[str, str]) -> ClientConfig:
+    """Return the configuration that options mean, whose names are in lower case. Raises InvalidInput."""
+    endpoint = given.get("endpoint", "")
+    if not endpoint:
+        raise InvalidInput(f"is required: {OPTIONS['endpoint']}", field="option endpoint")
+    root = given.get("fileroot", "")
+    environment = dict(os.environ)
+    auth = {"CORANTO_AUTH_TOKEN": given.get("authtoken", ""), "CORANTO_AUTH_KEYS": given.get("authsecret", "")}
+    if any(auth.values()):
+        environment |= auth
+    if zone := given.get("zone", ""):
+        environment["CORANTO_ZONE"] = zone
+    for name in ("CA", "CERT", "KEY"):
+        if path := given.get(f"tls{name.lower()}", ""):
+            environment[f"CORANTO_TLS_{name}"] = path
+    try:
+        patience = float(given.get("patience", DEFAULT_PATIENCE))
+    except ValueError as error:
+        raise InvalidInput(
+            f"{given['patience']!r} is not a number of seconds, such as 30", field="option patience"
+        ) from error
+    return ClientConfig.from_environment(endpoint, Path(root) if root else None, patience, environment)

@@ -1,0 +1,76 @@
+"""Values of options: numbers, flags, choices and offsets, with errors that name the option."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from coranto.errors import InvalidInput
+
+E = TypeVar("E", bound=enum.StrEnum)
+
+
+def require_known(key: str, names: Iterable[str]) -> None:
+    """Raise InvalidInput for an option that is not among those of these names."""
+    known = {name.lower(): name for name in names}
+    if key.lower() in known:
+        return
+    close = difflib.get_close_matches(key.lower(), known, n=1)
+    hint = f"did you mean {known[close[0]]}?" if close else f"there are {', '.join(sorted(known.values()))}"
+    raise InvalidInput(f"there is no such option; {hint}", field=f"option {key}")
+
+
+def offsets_option(text: str, name: str, words: str) -> dict[str, Any]:
+    """Return the JSON object of an option with offsets, whose values are not checked. Raises InvalidInput."""
+    where = f"option {name}"
+    try:
+        offsets = json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(f"{text!r} is neither {words} nor JSON: {error}", field=where) from error
+    if not isinstance(offsets, dict):
+        raise InvalidInput(f"{text!r} is not a JSON object of journals and offsets", field=where)
+    return offsets
+
+
+def bytes_option(given: Mapping[str, str], name: str, default: int, least: int = 1) -> int:
+    """Return the number of bytes that an option holds. Raises InvalidInput."""
+    return number_option(given, name, default, least=least, of="bytes, such as 67108864")
+
+
+def number_option(
+    given: Mapping[str, str], name: str, default: int, *, least: int = 1, of: str = "messages, such as 100000"
+) -> int:
+    """Return the number that an option holds, of bytes or messages. Raises InvalidInput."""
+    text = given.get(name.lower(), str(default))
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        kind = "a positive number" if least else "a number"
+        raise InvalidInput(f"{text!r} is not {kind} of {of}", field=f"option {name}")
+    return int(text)
+
+
+def count_option(given: Mapping[str, str], name: str, default: str) -> int:
+    """Return the positive number that an option holds. Raises InvalidInput."""
+    text = given.get(name.lower(), default)
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise InvalidInput(f"{text!r} is not a positive number, such as 8", field=f"option {name}")
+    return int(text)
+
+
+def flag_option(given: Mapping[str, str], name: str, default: bool) -> bool:
+    """Return True or False, as an option says. Raises InvalidInput."""
+    text = given.get(name.lower(), str(default)).lower()
+    if text not in ("true", "false"):
+        raise InvalidInput(f"{text!r} is neither true nor false; write one of them", field=f"option {name}")
+    return text == "true"
+
+
+def choice_option(given: Mapping[str, str], name: str, kind: type[E], default: E) -> E:
+    """Return the member of `kind` that an option names. Raises InvalidInput."""
+    text = given.get(name.lower(), default.value)
+    try:
+        return kind(text.lower())
+    except ValueError as error:
+        raise InvalidInput(f"{text!r} is not one of {', '.join(kind)}", field=f"option {name}") from error

@@ -1,0 +1,81 @@
+"""Options that select the journals of a read or a write."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from coranto.errors import InvalidInput
+from coranto.labels import format_selector
+from coranto.names import validate_journal
+
+OPTIONS: Final = {
+    "assign": 'journals, as a JSON list: ["flights/events/part-000"]',
+    "subscribe": "journals, separated by commas",
+    "subscribePattern": "regular expression for whole names of journals: flights/.*",
+    "selector": "label selector of journals: name:prefix=flights/events/",
+    "stream": "name of a stream, whose segments are read, those of its splits included: shop/orders",
+}
+"""Exactly one of them is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedJournals:
+    """The selected journals: these, or those that a pattern or a label selector matches."""
+
+    journals: tuple[str, ...] | None = None
+    pattern: str = ""
+    selector: str = ""
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Self:
+        """Parse options, whose names are in lower case. Raises InvalidInput unless exactly one is given."""
+        names = [name for name in OPTIONS if name.lower() in given]
+        if len(names) != 1:
+            raise InvalidInput(
+                f"exactly one of {', '.join(OPTIONS)} must be given, not {', '.join(names) or 'none'}", field="options"
+            )
+        selector = _stream(given) if "stream" in given else given.get("selector", "")
+        return cls(_journals(given), _pattern(given), selector)
+
+
+def _journals(given: Mapping[str, str]) -> tuple[str, ...] | None:
+    if "assign" in given:
+        try:
+            names = json.loads(given["assign"])
+        except ValueError as error:
+            raise InvalidInput(f"not JSON: {error}", field="option assign") from error
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InvalidInput('not a JSON list of journal names, such as ["a/one", "a/two"]', field="option assign")
+    elif "subscribe" in given:
+        names = [name.strip() for name in given["subscribe"].split(",")]
+    else:
+        return None
+    if not names or not all(names):
+        raise InvalidInput("names no journal; give at least one", field="options")
+    return tuple(dict.fromkeys(names))
+
+
+def _pattern(given: Mapping[str, str]) -> str:
+    text = given.get("subscribepattern", "")
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidInput(f"{text!r} is not a regular expression: {error}", field="option subscribePattern") from error
+    if "subscribepattern" in given and not text:
+        raise InvalidInput("matches no journal; to match all, write .*", field="option subscribePattern")
+    return text
+
+
+def _stream(given: Mapping[str, str]) -> str:
+    """Return the selector of the segments of the stream that an option names."""
+    from coranto.streams.model.stream import segments_selector  # Not for each worker.
+
+    try:
+        validate_journal(given["stream"])
+    except InvalidInput as error:
+        raise InvalidInput(error.message, field="option stream") from error
+    return format_selector(segments_selector(given["stream"]))
