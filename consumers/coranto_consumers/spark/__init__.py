@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_table
     from coranto_consumers.spark.foreach_batch import exactly_once
     from coranto_consumers.spark.framings import AnyLines, CsvRecords, FixedRecords
+    from coranto_consumers.spark.iceberg import IcebergStore
     from coranto_consumers.spark.inputs import MisfitPolicy
     from coranto_consumers.spark.metrics import SparkConsumerMetrics
     from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
@@ -34,6 +35,7 @@ _HOMES = {
     **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer"),
     **dict.fromkeys(("DeadLetters", "dead_letter_table"), "coranto_consumers.spark.dead_letters"),
     **dict.fromkeys(("AnyLines", "CsvRecords", "FixedRecords"), "coranto_consumers.spark.framings"),
+    **dict.fromkeys(("IcebergStore",), "coranto_consumers.spark.iceberg"),
     **dict.fromkeys(("MisfitPolicy",), "coranto_consumers.spark.inputs"),
     **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.progress"),
     **dict.fromkeys(("SparkConsumerMetrics",), "coranto_consumers.spark.metrics"),
@@ -56,6 +58,7 @@ __all__ = [
     "DeadLetters",
     "FixedRecords",
     "Hooks",
+    "IcebergStore",
     "JournalOutput",
     "Max",
     "MergeRule",

@@ -20,17 +20,21 @@ class TableOutput:
 
     The rows' columns are columns of the table by name. With `keys`, which must be unique in the table, rows are merged
     into the table, and `merge` has a rule for each other column. Without keys, rows are appended. The table is created
-    if absent.
+    if absent. In an `IcebergStore`, a table that is there may be given by its name.
 
     `delete` names a BOOLEAN column of the rows that the table does not have. Rows in which it is true delete the row
     with their key. All rules are then `Replace`.
+
+    `overwrite` is for partitioned tables of an `IcebergStore`, without keys: the rows replace all rows of the
+    partitions that they are in.
     """
 
-    table: Table
+    table: Table | str
     rows: DataFrame
     keys: Sequence[str] = ()
     merge: Mapping[str, MergeRule] = field(default_factory=dict)
     delete: str = ""
+    overwrite: bool = False
 
 
 @dataclass(frozen=True, slots=True)

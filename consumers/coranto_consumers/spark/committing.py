@@ -1,20 +1,16 @@
-"""The end of a transaction: staged rows are merged with the checkpoint, and published messages are acknowledged."""
+"""The end of a transaction: published messages are acknowledged, or rolled back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.client import SyncJournalClient
 from coranto.errors import CorantoError, JournalNotFound
-from coranto.messages.checkpoints import Checkpoint
-from coranto_consumers.spark.outputs import Published, Staged
-from coranto_consumers.stores.sql import SqlStore
-from coranto_consumers.stores.staging import delete_staged, delete_stale
+from coranto_consumers.spark.outputs import Published
 
 _PATIENCE_AFTER_FAILURE: Final = 5.0
 """The time in seconds for each further acknowledgement, once one has failed."""
@@ -22,27 +18,6 @@ _ROLLBACK_PATIENCE: Final = 1.0
 """The time in seconds for each rollback: it spares readers memory, and nothing depends on it."""
 
 _log = structlog.get_logger(__name__)
-
-
-def commit_outputs(
-    store: SqlStore,
-    name: str,
-    fence: int,
-    staged: Sequence[Staged],
-    checkpoint: Checkpoint,
-    merged: Callable[[], None] = lambda: None,
-) -> None:
-    """Merge staged rows, and commit them with the checkpoint of the consumer `name`. `merged` is called in between.
-
-    Raises Fenced, InvalidInput for rows that do not fit, SqlStoreError and CommitOutcomeUnknown.
-    """
-    with store.transaction(name, fence) as transaction:
-        for each in staged:
-            each.merge(transaction.connection)
-        for stage in {each.stage.name: each.stage for each in staged}.values():
-            delete_staged(transaction.connection, stage, name, below_fence=fence + 1)
-        merged()
-        transaction.commit(checkpoint)
 
 
 class Acknowledged(NamedTuple):
@@ -101,12 +76,3 @@ def _roll_back(client: SyncJournalClient, rollbacks: Mapping[str, bytes], error:
         except CorantoError as failure:
             error.add_note(f"{failure}: readers keep the failed transaction's messages aside")
             return
-
-
-def delete_stale_rows(store: SqlStore, name: str, fence: int) -> None:
-    """Delete rows that dead or fenced instances of the consumer `name` have staged. Raises SqlStoreError."""
-    try:
-        with store.engine.begin() as connection:
-            delete_stale(store, connection, name, fence)
-    except SQLAlchemyError as error:
-        raise store.failure("stale staged rows could not be deleted", error) from error

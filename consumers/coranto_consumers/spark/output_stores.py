@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application import Outputs, SqlOutput, TableOutput
-from coranto_consumers.spark.committing import commit_outputs, delete_stale_rows
 from coranto_consumers.spark.outputs import Staged, stage_sql_output, stage_table_output
 from coranto_consumers.stores.sql import Restored, SqlStore
 from coranto_consumers.stores.staged_sql import StagedSql
+from coranto_consumers.stores.staging import delete_staged, delete_stale
 
 W = TypeVar("W")
 
@@ -89,7 +90,11 @@ class SqlOutputs(OutputStore[Staged]):
         return self._store.raise_fence(shard)
 
     def sweep(self, shard: str, fence: int) -> None:
-        delete_stale_rows(self._store, shard, fence)
+        try:
+            with self._store.engine.begin() as connection:
+                delete_stale(self._store, connection, shard, fence)
+        except SQLAlchemyError as error:
+            raise self._store.failure("stale staged rows could not be deleted", error) from error
 
     def write(self, output: TableOutput, shard: str, fence: int) -> Staged:
         return stage_table_output(output, self._store, shard, fence)
@@ -103,7 +108,13 @@ class SqlOutputs(OutputStore[Staged]):
     def commit(
         self, shard: str, fence: int, written: Sequence[Staged], checkpoint: Checkpoint, merged: Callable[[], None]
     ) -> None:
-        commit_outputs(self._store, shard, fence, written, checkpoint, merged)
+        with self._store.transaction(shard, fence) as transaction:
+            for each in written:
+                each.merge(transaction.connection)
+            for stage in {each.stage.name: each.stage for each in written}.values():
+                delete_staged(transaction.connection, stage, shard, below_fence=fence + 1)
+            merged()
+            transaction.commit(checkpoint)
 
 
 def output_store(store: str | OutputStore[Any], commit: Callable[[Connection], None]) -> OutputStore[Any]:

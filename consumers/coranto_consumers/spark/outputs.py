@@ -114,12 +114,9 @@ def stage_sql_output(output: SqlOutput, store: SqlStore, shard: str, fence: int)
 
 def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: int) -> Staged:
     """Stage the rows of an output. Raises InvalidInput when they do not fit the table."""
-    plan = plan_merge(output.table, output.rows.columns, output.keys, output.merge, output.delete)
-    if output.delete and not isinstance(kind := output.rows.schema[output.delete].dataType, BooleanType):
-        raise InvalidInput(
-            f"{output.delete!r} is {kind.simpleString()}, and tells by BOOLEAN which rows to delete: cast it",
-            field=f"table {output.table.name}",
-        )
+    table = table_of(output)
+    plan = plan_merge(table, output.rows.columns, output.keys, output.merge, output.delete)
+    require_deletes(output, table.name)
     stage = stage_of(store, plan)
     most = 0 if not can_carry(plan) else CARRIED_TO_MERGE if plan.keys else CARRIED_TO_APPEND
     return _staged(output.rows, plan, stage, store, shard, fence, most)
@@ -149,6 +146,29 @@ def _staged(
         tuple(bytes(row.carried) for row in won if row.carried is not None),
         sql,
     )
+
+
+def table_of(output: TableOutput) -> Table:
+    """Return the table of an output in a SQL store. Raises InvalidInput for what only an `IcebergStore` can do."""
+    if isinstance(output.table, str):
+        raise InvalidInput(
+            "a table in SQL needs its definition: give a Table of SQLAlchemy", field=f"table {output.table}"
+        )
+    if output.overwrite:
+        raise InvalidInput(
+            "tables in SQL have no partitions to overwrite; use keys to replace rows",
+            field=f"table {output.table.name}",
+        )
+    return output.table
+
+
+def require_deletes(output: TableOutput, name: str) -> None:
+    """Raise InvalidInput if the column that tells which rows to delete is not a BOOLEAN."""
+    if output.delete and not isinstance(kind := output.rows.schema[output.delete].dataType, BooleanType):
+        raise InvalidInput(
+            f"{output.delete!r} is {kind.simpleString()}, and tells by BOOLEAN which rows to delete: cast it",
+            field=f"table {name}",
+        )
 
 
 def can_carry(plan: MergePlan) -> bool:

@@ -63,7 +63,7 @@ class StageTask:
         first = next(batches, None)
         if first is None:
             return
-        held, left = [first], share_of(self.carried_bytes, _partition()) - first.nbytes
+        held, left = [first], share_of(self.carried_bytes, partition_number()) - first.nbytes
         if self.copied and not can_copy_all(first, self.stage):
             left = -1
         while left >= 0:
@@ -71,7 +71,7 @@ class StageTask:
             if batch is None:
                 rows = sum(each.num_rows for each in held)
                 if rows:
-                    yield _staged(attempt, rows, _as_stream(held))
+                    yield _staged(attempt, rows, as_stream(held))
                 return
             held.append(batch)
             left -= batch.nbytes
@@ -93,12 +93,14 @@ def share_of(most: int, partition: int) -> int:
     return most // (1 + partition // _WITH_FULL_SHARE)
 
 
-def _partition() -> int:
+def partition_number() -> int:
+    """Return the number of the task's partition; 0 outside of tasks."""
     context = TaskContext.get()
     return 0 if context is None else context.partitionId()
 
 
-def _as_stream(batches: Sequence[Any]) -> bytes:
+def as_stream(batches: Sequence[Any]) -> bytes:
+    """Return record batches as one Arrow stream. There is at least one."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema) as stream:
         for batch in batches:

@@ -35,7 +35,7 @@ from coranto_consumers.spark.discovery import cuts_of, find_journals
 from coranto_consumers.spark.framings import ReadFraming, chosen_framing
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MisfitPolicy
-from coranto_consumers.spark.outputs import Staged, stage_table_output
+from coranto_consumers.spark.outputs import Staged, stage_table_output, table_of
 from coranto_consumers.spark.progress import Hooks, Step
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.task_errors import errors_of_tasks
@@ -244,8 +244,9 @@ def _require_same_journals(client: SyncJournalClient, window: Window) -> None:
 
 def _of_window(output: TableOutput, window: Window) -> TableOutput:
     """Return an output whose rows bear the number of their window. Raises InvalidInput for a table without it."""
-    where = f"table {output.table.name}"
-    if WINDOW_COLUMN not in output.table.c:
+    table = table_of(output)
+    where = f"table {table.name}"
+    if WINDOW_COLUMN not in table.c:
         raise InvalidInput(
             f"has no column {WINDOW_COLUMN}, by which a window's rows are replaced; add "
             f'Column("{WINDOW_COLUMN}", BigInteger, nullable=False), and to its keys if it has any',

@@ -124,8 +124,8 @@ class World:
             ]
         return sorted(found, key=lambda row: row["n"])
 
-    def check(self, store_url: str) -> None:
-        """The table and the alerts are exactly what the committed messages amount to, and nothing else is left."""
+    def totals(self) -> list[tuple]:
+        """The rows of `TOTALS` that the committed messages amount to."""
         cells = defaultdict(list)
         for row in self.committed:
             cells[row["carrier"]].append(row["delay"])
@@ -135,10 +135,17 @@ class World:
             total = sum(known) if known else None
             longest = max(known) if known else None
             expected.append((carrier, len(delays), total, longest, None if total is None else total / len(delays)))
+        return expected
+
+    def check(self, store_url: str) -> None:
+        """The table and the alerts are exactly what the committed messages amount to, and nothing else is left."""
         with SqlStore(store_url).engine.connect() as connection:
-            assert [tuple(row) for row in connection.execute(select(TOTALS).order_by("carrier"))] == expected
+            assert [tuple(row) for row in connection.execute(select(TOTALS).order_by("carrier"))] == self.totals()
             for stage in stage_tables(SqlStore(store_url), connection):
                 assert connection.execute(select(func.count()).select_from(stage)).scalar_one() == 0
+        self.check_alerts()
+
+    def check_alerts(self) -> None:
         late = [row for row in self.committed if row["delay"] is not None and row["delay"] > 180]
         assert self.alerts() == sorted(late, key=lambda row: row["n"])
 

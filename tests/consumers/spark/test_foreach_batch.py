@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -12,7 +13,17 @@ from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engin
 from coranto.errors import Fenced, InvalidInput
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.sequencer import Sequencer, read_committed
-from coranto_consumers.spark import Add, Hooks, JournalOutput, Outputs, Step, TableOutput, error_of_task, exactly_once
+from coranto_consumers.spark import (
+    Add,
+    Hooks,
+    IcebergStore,
+    JournalOutput,
+    Outputs,
+    Step,
+    TableOutput,
+    error_of_task,
+    exactly_once,
+)
 from coranto_consumers.stores.sql import SqlStore
 
 pytestmark = pytest.mark.integration
@@ -65,14 +76,21 @@ class World:
             query.stop()
 
     def function(self, **options):
-        return exactly_once(self.store_url, outputs, name="counts", client=self.broker.config, **options)
+        return exactly_once(self.store(), outputs, name="counts", client=self.broker.config, **options)
 
-    def check(self) -> None:
-        """Each row counts once, in the table and in the journal."""
+    def store(self):
+        return self.store_url
+
+    def counts(self) -> dict:
         engine = create_engine(self.store_url)
         with engine.connect() as connection:
             found = {row.key: (row.n, row.total) for row in connection.execute(select(COUNTS))}
         engine.dispose()
+        return found
+
+    def check(self) -> None:
+        """Each row counts once, in the table and in the journal."""
+        found = self.counts()
         numbers = range(self.rows)
         assert found == {f"k{key}": (len(numbers[key::3]), sum(numbers[key::3])) for key in range(3) if numbers[key::3]}
         framing, content = JsonLines(), self.broker.content(OUT)
@@ -84,12 +102,28 @@ class World:
         assert sorted(envelope.message["n"] for envelope in committed) == list(numbers)
 
 
+class LakeWorld(World):
+    """The same with an Iceberg table."""
+
+    def catalog(self) -> SqlCatalog:
+        return SqlCatalog("lake", uri=self.store_url, warehouse=f"file://{self.folder}")
+
+    def store(self):
+        return IcebergStore(self.catalog(), COUNTS)
+
+    def counts(self) -> dict:
+        rows = self.catalog().load_table("default.counts").scan().to_arrow().to_pylist()
+        return {row["key"]: (row["n"], row["total"]) for row in rows}
+
+
 @pytest.fixture
 def world(spark, broker, tmp_path) -> World:
     return World(spark, broker, tmp_path)
 
 
-def test_a_query_that_dies_at_any_step_goes_on_and_each_row_counts_once(world):
+@pytest.mark.parametrize("kind", [World, LakeWorld])
+def test_a_query_that_dies_at_any_step_goes_on_and_each_row_counts_once(kind, spark, broker, tmp_path):
+    world = kind(spark, broker, tmp_path)
     for step in (Step.STAGED, Step.PUBLISHED, Step.MERGED, Step.COMMITTED, Step.ACKNOWLEDGED):
         world.add(10)
         with pytest.raises(PySparkException, match=f"died: {step.name}"):

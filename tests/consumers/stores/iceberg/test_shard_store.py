@@ -20,7 +20,8 @@ from pyiceberg.transforms import IdentityTransform
 from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput
 from coranto.messages import Checkpoint
 from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint, commit
-from coranto_consumers.stores.iceberg import IcebergShardStore, file_name, state_of
+from coranto_consumers.stores.iceberg import IcebergShardStore
+from coranto_consumers.stores.iceberg.state import state_of
 
 TABLE = "shop.numbers"
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])
@@ -132,7 +133,7 @@ async def test_the_next_owner_sweeps_the_file_of_one_that_died(subject: IcebergS
 
     def write() -> None:
         """The last that a process does before it dies, or hangs."""
-        dead._write(table, file_name(dead._files, 2), pa.Table.from_pylist([{"n": -1}], SCHEMA))
+        dead._write(table, dead._owner.name_of(2), pa.Table.from_pylist([{"n": -1}], SCHEMA))
 
     write()
     assert len(subject.files - kept) == 1
@@ -188,7 +189,7 @@ async def test_without_its_own_check_icebergs_retries_would_let_a_zombie_commit(
     table = subject.catalogs[0].load_table(TABLE)
     await new.restore_checkpoint(SHARD)
     with pytest.raises(CommitFailedException):
-        old._stage_and_commit(table, state_of(table, SHARD), None)
+        old._owner._commit(state_of(table, SHARD), old._owner._stage({TABLE: table}, {}))
 
 
 async def test_other_writers_and_shards_keep_their_rows(

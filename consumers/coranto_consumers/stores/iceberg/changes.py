@@ -1,0 +1,116 @@
+"""Changes of a table, each one snapshot: append files, replace partitions, merge rows by keys."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg import expressions
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import DataScan, FileScanTask, Transaction
+
+from coranto.errors import InvalidInput
+from coranto_consumers.stores.iceberg.merge import merge, split
+from coranto_consumers.stores.iceberg.rows import fit
+from coranto_consumers.stores.iceberg.writing import FileWriter
+from coranto_consumers.stores.merge import MergePlan
+
+_E: Any = expressions  # Type checkers miss how its classes are made.
+_MOST_KEYS: Final = 200
+"""The number of values that a file's bounds are compared with one by one. More are compared as a range."""
+
+
+def append(transaction: Transaction, summary: Mapping[str, str], files: Iterable[DataFile]) -> None:
+    """Add files."""
+    with transaction._append_snapshot_producer(dict(summary)) as added:
+        for file in files:
+            added.append_data_file(file)
+
+
+def overwrite_partitions(transaction: Transaction, summary: Mapping[str, str], files: Sequence[DataFile]) -> None:
+    """Add files, in the place of all files of their partitions.
+
+    Raises InvalidInput if the table has files of another partitioning.
+    """
+    metadata = transaction.table_metadata
+    partitions = {file.partition for file in files}
+    replaced = []
+    for task in _tasks(transaction, AlwaysTrue()):
+        if task.file.spec_id != metadata.default_spec_id:
+            raise InvalidInput(
+                f"has files of an earlier partitioning, such as {task.file.file_path}, and nobody can tell which "
+                "partitions they are in now: rewrite them first",
+                field=f"table {'.'.join(transaction._table.name())}",
+            )
+        if task.file.partition in partitions:
+            replaced.append(task.file)
+    _replace(transaction, summary, replaced, files)
+
+
+def merge_rows(
+    transaction: Transaction, summary: Mapping[str, str], plan: MergePlan, new: pa.Table, writer: FileWriter
+) -> list[DataFile]:
+    """Merge rows into those of the same keys, and return the files that were written for that.
+
+    Files that have none of the keys stay. Raises InvalidInput for rows that do not fit.
+    """
+    columns = schema_to_pyarrow(transaction.table_metadata.schema(), include_field_ids=False)
+    met, replaced, kept = [columns.empty_table()], [], []
+    for task in _tasks(transaction, _may_have(plan, new)):
+        rows = fit(_read(transaction, task), columns, writer.name)
+        others, same = split(plan, rows, new)
+        if same.num_rows:
+            met.append(same)
+            kept.append(others)
+            replaced.append(task.file)
+    merged = merge(plan, pa.concat_tables(met), new)
+    files = list(writer.write(batch for rows in (*kept, merged) for batch in rows.to_batches()))
+    _replace(transaction, summary, replaced, files)
+    return files
+
+
+def _replace(
+    transaction: Transaction, summary: Mapping[str, str], old: Sequence[DataFile], new: Sequence[DataFile]
+) -> None:
+    if not old:
+        if new:
+            append(transaction, summary, new)
+        return
+    with transaction.update_snapshot(snapshot_properties=dict(summary)).overwrite() as changed:
+        for file in old:
+            changed.delete_data_file(file)
+        for file in new:
+            changed.append_data_file(file)
+
+
+def _tasks(transaction: Transaction, wanted: BooleanExpression) -> list[FileScanTask]:
+    """Return the files of a table that may have rows that are wanted, by what manifests say of them."""
+    scan = DataScan(transaction.table_metadata, transaction._table.io, row_filter=wanted)
+    return list(scan.plan_files())
+
+
+def _read(transaction: Transaction, task: FileScanTask) -> pa.Table:
+    metadata = transaction.table_metadata
+    return ArrowScan(metadata, transaction._table.io, metadata.schema(), AlwaysTrue()).to_table([task])
+
+
+def _may_have(plan: MergePlan, new: pa.Table) -> BooleanExpression:
+    """Return the condition that all rows with keys of the new ones meet."""
+    wanted: BooleanExpression = AlwaysTrue()
+    for key in plan.keys:
+        values = new.column(key)
+        kind = values.type
+        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date32(kind)) or not new.num_rows:
+            continue
+        distinct: list[int | str | dt.date] = pc.unique(values.slice(0, 10 * _MOST_KEYS)).to_pylist()
+        if len(values) <= 10 * _MOST_KEYS and len(distinct) <= _MOST_KEYS:
+            wanted = _E.And(wanted, _E.In(key, distinct))
+        else:
+            bounds = pc.min_max(values).as_py()
+            wanted = _E.And(wanted, _E.GreaterThanOrEqual(key, bounds["min"]), _E.LessThanOrEqual(key, bounds["max"]))
+    return wanted

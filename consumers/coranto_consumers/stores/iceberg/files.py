@@ -1,0 +1,70 @@
+"""Files of a table that owners write: their places, and the removal of those that no commit names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import structlog
+from pyarrow.fs import FileSelector, FileType
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.table import Table, TableProperties
+
+from coranto_consumers.stores.iceberg.state import SnapshotId
+
+_log = structlog.get_logger(__name__)
+
+
+def place_of(table: Table, name: str) -> str:
+    """Return the location of an owner's file or folder."""
+    data = table.properties.get(TableProperties.WRITE_DATA_PATH) or f"{table.location().rstrip('/')}/data"
+    return f"{data.rstrip('/')}/{name}"
+
+
+def remove_file(table: Table, location: str) -> None:
+    """Remove a file that no snapshot names, if it is there. A failure is logged: the file does no harm."""
+    try:
+        table.io.delete(location)
+    except FileNotFoundError:
+        return  # Nearly always.
+    except OSError as error:
+        _log.warning("iceberg.file_left", file=location, error=str(error))
+    else:
+        _log.info("iceberg.file_swept", file=location)
+
+
+def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
+    """Remove the file of a name; or all files of a folder, but for the locations to keep."""
+    place = place_of(table, name)
+    if not name.endswith("/"):
+        remove_file(table, place)
+        return
+    io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(dict(table.io.properties))
+    scheme, host, path = io.parse_location(place, io.properties)
+    folder = path.rstrip("/")
+    try:
+        files = io.fs_by_scheme(scheme, host)
+        found = files.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True))
+        for each in found:
+            location = place + each.path[len(folder) + 1 :]
+            if each.type == FileType.File and location not in keep:
+                files.delete_file(each.path)
+                _log.info("iceberg.file_swept", file=location)
+        if found and not keep:
+            files.delete_dir(folder)
+    except OSError as error:
+        _log.warning("iceberg.file_left", file=place, error=str(error))
+
+
+def added_files(table: Table, committed: SnapshotId) -> set[str] | None:
+    """Return the locations of files that a snapshot has added. None if the snapshot has expired."""
+    snapshot = table.snapshot_by_id(committed.snapshot)
+    if snapshot is None:
+        return None
+    return {
+        entry.data_file.file_path
+        for manifest in snapshot.manifests(table.io)
+        if manifest.added_snapshot_id == committed.snapshot
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+        if entry.status == ManifestEntryStatus.ADDED
+    }

@@ -1,0 +1,307 @@
+"""An owner of a shard in an Iceberg catalog: it raises the fence, and commits rows and checkpoint under it.
+
+**Fence.** Each commit, and each raising of the fence, makes a new snapshot of the table with the state (its *home*),
+and requires that the table's current snapshot is the one whose state it has checked. So a commit that began before the
+fence was raised fails, however late it arrives. Iceberg's own retries would build it anew on the new snapshot and
+commit it: they are turned off, and each attempt checks the fence again.
+
+**Several tables** commit in one transaction of the catalog's database, and the home with them. So the home's fence
+holds for all.
+
+**Losers.** An owner names its files, and commits one transaction after the other, so the state tells the only names
+that can be left. The next owners remove them. They look several times, because a process that hung may still write.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import structlog
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.table import Table, TableProperties, Transaction
+from sqlalchemy import text
+
+from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, SqlStoreError
+from coranto.messages.checkpoints import Checkpoint
+from coranto_consumers.stores.durability import risks
+from coranto_consumers.stores.iceberg.files import added_files, sweep
+from coranto_consumers.stores.iceberg.state import (
+    ShardState,
+    SnapshotId,
+    digest_of,
+    encode,
+    file_name,
+    key_of,
+    require_history,
+    state_of,
+)
+from coranto_consumers.stores.iceberg.together import commit_together, has_snapshot, remove_manifests
+
+_ATTEMPTS: Final = 20
+_SYNCHRONOUS: Final = text("SELECT current_setting('synchronous_commit')")
+_MOST_WAIT: Final = 1.0
+_RESOLVE_WAITS_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
+
+_log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+Change = Callable[[Transaction, Mapping[str, str]], None]
+"""Adds snapshots to a transaction of a table, with the given properties in their summaries."""
+
+
+class IcebergOwner:
+    """One owner of a shard: use it from one thread, `raise_fence` first."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        home: str,
+        *,
+        folders: bool = False,
+        relaxed_durability: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`home` is the name of the table with the state. An owner's files have `folders` for each transaction, or not.
+
+        Raises InvalidInput for a catalog that may call a commit failed that it has made.
+        """
+        if not isinstance(catalog, SqlCatalog) or catalog.engine.dialect.name not in ("postgresql", "sqlite"):
+            raise InvalidInput(
+                f"is a {type(catalog).__name__}, which may call a commit failed that it has made; use a SqlCatalog on "
+                "PostgreSQL or SQLite",
+                field="catalog",
+            )
+        self.catalog = catalog
+        self.home = home
+        self._folders = folders
+        self._relaxed = relaxed_durability
+        self._sleep = sleep
+        self.shard = ""
+        self.state = ShardState()
+        """The state that this owner has committed last."""
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next transaction."""
+        return self.state.committed + 1
+
+    def name_of(self, number: int) -> str:
+        """Return the name of this owner's file or folder of a transaction."""
+        return file_name(self.state.files, number)
+
+    def load(self, name: str = "") -> Table:
+        """Return a table as it is now; the home without a name. Raises InvalidInput if there is none."""
+        try:
+            return self.catalog.load_table(name or self.home)
+        except NoSuchTableError:
+            raise InvalidInput(f"there is no table {name or self.home}; create it, or give its schema") from None
+
+    def require_durability(self) -> None:
+        """Refuse a server that may lose a commit: acknowledgements follow it, and cannot be taken back."""
+        with self.catalog.engine.connect() as connection:
+            found = risks(connection)
+            if connection.dialect.name == "postgresql" and connection.execute(_SYNCHRONOUS).scalar_one() == "off":
+                found.append("synchronous_commit is off: set it to on")
+        if found and not self._relaxed:
+            raise InvalidInput(
+                f"may lose commits: {'; '.join(found)}; or accept that with relaxed_durability=True", field="catalog"
+            )
+        if found:
+            _log.warning("iceberg.relaxed_durability", table=self.home, risks=found)
+
+    def raise_fence(self, shard: str) -> ShardState:
+        """Raise the fence, and return the state before. On return no earlier owner can commit.
+
+        Raises CorruptData if a table of the shard was rolled back or is gone, and SqlStoreError.
+        """
+        self.shard = shard
+
+        def raise_it() -> ShardState:
+            table = self.load()
+            state = state_of(table, shard)
+            for name, known in state.tables.items():
+                if name != self.home:
+                    self._require_table(name, known)
+            # The random part keeps names apart if a table was made again in the place of another.
+            files = f"coranto-{digest_of(shard)}-{state.fence + 1}-{uuid.uuid4().hex[:8]}"
+            raised = ShardState(
+                state.fence + 1,
+                state.checkpoint,
+                files=f"{files}/" if self._folders else files,
+                left=state.uncommitted,
+                last=state.last,
+                tables=state.tables,
+            )
+            self.state = replace(self.state, fence=raised.fence)
+            self._commit(raised, self._stage({self.home: table}, {}))
+            return state
+
+        return self._attempt(raise_it)
+
+    def sweep(self) -> None:
+        """Remove what earlier owners have left. The fence is raised: nobody can commit it any more."""
+        for name in {self.home, *self.state.tables}:
+            table = self.load(name)
+            for left in self.state.left:
+                sweep(table, left)
+            if self.state.last.endswith("/") and (known := self.state.tables.get(name)):
+                keep = added_files(table, known)
+                if keep is not None:
+                    sweep(table, self.state.last, keep)
+
+    def require_fence(self, table: Table) -> ShardState:
+        """Return the state in the home. Raises Fenced if it is another owner's."""
+        found = state_of(table, self.shard)
+        if found.fence != self.state.fence:
+            raise Fenced(
+                f"shard {self.shard}: a later owner has raised the fence to {found.fence}; this one had "
+                f"{self.state.fence}"
+            )
+        return found
+
+    def know(self, name: str) -> None:
+        """Have the state name a table before files are written for it, so that the next owner looks for them there."""
+        if name in self.state.tables:
+            return
+
+        def note() -> None:
+            table = self.load()
+            self.require_fence(table)
+            noted = replace(self.state, tables={**self.state.tables, name: SnapshotId(0, 0)})
+            self._commit(noted, self._stage({self.home: table}, {}))
+
+        self._attempt(note)
+
+    def commit(
+        self,
+        checkpoint: Checkpoint,
+        changes: Mapping[str, Change],
+        number: int,
+        merged: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Commit changes of tables, by name, and the checkpoint, as the transaction of a number.
+
+        `merged` is called before the commit itself, once. Raises Fenced, SqlStoreError (nothing was committed) and
+        CommitOutcomeUnknown; see `resolve`.
+        """
+        done: list[bool] = []
+
+        def commit() -> None:
+            tables = {name: self.load(name) for name in {self.home, *changes}}
+            self.require_fence(tables[self.home])
+            state = replace(self.state, checkpoint=checkpoint, committed=number)
+            if changes:
+                state = replace(state, last=self.name_of(number))
+            staged = self._stage(tables, changes)
+            if not done:
+                done.append(True)
+                merged()
+            self._commit(state, staged, changes)
+
+        self._attempt(commit)
+
+    def resolve(self, number: int, cause: CommitOutcomeUnknown) -> None:
+        """Find out if the transaction of a number was committed, and return if it was.
+
+        Otherwise a new snapshot is made, on which a commit that is still under way fails. Raises Fenced when a later
+        owner has raised the fence, SqlStoreError when nothing was committed, and the cause when nobody answers.
+        """
+        for wait in (*_RESOLVE_WAITS_S, None):
+            try:
+                table = self.load()
+                found = self.require_fence(table)
+                if found.committed == number:
+                    self.state = found
+                    return
+                self._commit(found, self._stage({self.home: table}, {}))
+            except (Fenced, CorruptData, InvalidInput):
+                raise
+            except Exception as error:
+                if wait is None:
+                    raise cause from error
+                self._sleep(wait)
+            else:
+                raise SqlStoreError(f"{self.home}: the commit of {self.shard} was not applied: {cause}") from cause
+
+    def _require_table(self, name: str, known: SnapshotId) -> None:
+        if not known.snapshot:
+            return
+        try:
+            table = self.load(name)
+        except InvalidInput as error:
+            raise CorruptData(f"table {name} is gone, and the checkpoint of {self.shard} includes its rows") from error
+        require_history(table, known, self.shard)
+
+    def _attempt(self, work: Callable[[], T]) -> T:
+        """Do work on tables as they are now, again if another writer comes first. Raises SqlStoreError at last."""
+        wait = 0.01
+        for _ in range(_ATTEMPTS):
+            try:
+                return work()
+            except CommitFailedException as error:
+                failure = error
+            self._sleep(random.uniform(wait / 2, wait))
+            wait = min(2 * wait, _MOST_WAIT)
+        raise SqlStoreError(
+            f"{self.home}: other writers came first {_ATTEMPTS} times: {failure}; have them commit less often"
+        ) from failure
+
+    def _stage(self, tables: Mapping[str, Table], changes: Mapping[str, Change]) -> dict[str, Transaction]:
+        """Return a transaction for each table that gets a snapshot. The home gets one in any case."""
+        summary = {"coranto.shard": self.shard, "coranto.fence": str(self.state.fence)}
+        staged: dict[str, Transaction] = {}
+        try:
+            for name, table in tables.items():
+                # Only in this object: the table's own property is the user's.
+                table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
+                staged[name] = transaction = Transaction(table)
+                if name in changes:
+                    changes[name](transaction, summary)
+                if name == self.home and not has_snapshot(transaction):
+                    with transaction.update_snapshot(snapshot_properties=summary).fast_append():
+                        pass
+                if not has_snapshot(transaction):
+                    del staged[name]
+        except BaseException:
+            remove_manifests(staged.values())
+            raise
+        return staged
+
+    def _commit(self, state: ShardState, staged: Mapping[str, Transaction], changed: Collection[str] = ()) -> None:
+        """Commit transactions, with the state in the home. Raises CommitFailedException if another writer came first.
+
+        Raises CommitOutcomeUnknown if nobody can tell what the catalog did.
+        """
+        known = {name: _snapshot_of(name, transaction) for name, transaction in staged.items()}
+        with_files = {name: each for name, each in known.items() if name in changed}
+        state = replace(
+            state,
+            snapshot=known[self.home].snapshot,
+            sequence=known[self.home].sequence,
+            tables={**state.tables, **with_files},
+        )
+        staged[self.home].set_properties({key_of(self.shard): encode(self.shard, state)})
+        try:
+            commit_together(self.catalog, list(staged.values()))
+        except CommitFailedException:
+            raise
+        except Exception as error:
+            raise CommitOutcomeUnknown(
+                f"{self.home}: the catalog failed while it committed: {type(error).__name__}"
+            ) from error
+        self.state = state
+
+
+def _snapshot_of(name: str, transaction: Transaction) -> SnapshotId:
+    snapshot = transaction.table_metadata.current_snapshot()
+    if snapshot is None or snapshot.sequence_number is None:
+        remove_manifests([transaction])
+        raise InvalidInput(f"{name} has format 1; upgrade it to format 2", field="table")
+    return SnapshotId(snapshot.snapshot_id, snapshot.sequence_number)

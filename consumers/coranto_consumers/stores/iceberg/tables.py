@@ -1,0 +1,109 @@
+"""Definitions of Iceberg tables: made of SQLAlchemy's, or those that are there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import sqlalchemy as sa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.table import Table
+from pyiceberg.transforms import parse_transform
+
+from coranto.errors import InvalidInput
+from coranto_consumers.stores.merge import MergePlan, MergeRule, plan_merge
+
+PARTITION_BY: Final = "partition_by"
+"""The key of `Table.info` with the columns to partition a new table by, such as `["day", "bucket[16](customer)"]`."""
+
+_TRANSFORMED: Final = re.compile(r"(?P<transform>[a-z]+(\[\d+\])?)\((?P<column>.+)\)")
+
+
+def find_or_create(catalog: Catalog, name: str, definition: sa.Table | None) -> Table:
+    """Return a table of a catalog, created by its definition if it is absent. Raises InvalidInput without either."""
+    try:
+        return catalog.load_table(name)
+    except NoSuchTableError:
+        if definition is None:
+            raise InvalidInput(
+                f"there is no table {name}; create it, or give its definition instead of its name", field="table"
+            ) from None
+    catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+    schema = pa.schema([pa.field(each.name, _arrow_type(each), each.nullable) for each in definition.columns])
+    try:
+        with catalog.create_table_transaction(name, schema) as creation:
+            with creation.update_spec() as spec:
+                for each in definition.info.get(PARTITION_BY, ()):
+                    found = _TRANSFORMED.fullmatch(each)
+                    column = found["column"] if found else each
+                    if column not in schema.names:
+                        raise InvalidInput(
+                            f"is partitioned by {each!r}, and has no column {column!r}; it has "
+                            f"{', '.join(schema.names)}",
+                            field=f"table {name}",
+                        )
+                    spec.add_field(column, parse_transform(found["transform"] if found else "identity"))
+    except TableAlreadyExistsError:
+        pass  # Another process was first.
+    return catalog.load_table(name)
+
+
+def columns_of(table: Table) -> pa.Schema:
+    """Return a table's columns as Arrow has them."""
+    return schema_to_pyarrow(table.schema(), include_field_ids=False)
+
+
+def plan_for(
+    table: Table,
+    definition: sa.Table | None,
+    columns: Sequence[str],
+    keys: Sequence[str],
+    rules: Mapping[str, MergeRule],
+    delete: str,
+) -> MergePlan:
+    """Check an output against its table and return its plan. Raises InvalidInput that says what to change."""
+    name = ".".join(table.name())
+    there = columns_of(table)
+    if definition is None:
+        # Iceberg has no unique keys: that rows of a key are merged is up to who writes.
+        made = [
+            sa.Column(each, sa.types.NullType, primary_key=each in keys, nullable=each not in keys)
+            for each in there.names
+        ]
+        definition = sa.Table(name, sa.MetaData(), *made)
+    plan = plan_merge(definition, columns, keys, rules, delete)
+    if lacking := [each for each in plan.columns if each not in there.names]:
+        raise InvalidInput(f"has no column {lacking[0]!r}; it has {', '.join(there.names)}", field=f"table {name}")
+    return plan
+
+
+def _arrow_type(column: sa.Column[Any]) -> pa.DataType:
+    kind: Any = column.type
+    match kind:
+        case sa.BigInteger():
+            return pa.int64()
+        case sa.Integer():
+            return pa.int32()
+        case sa.Float():
+            return pa.float64()
+        case sa.Numeric(precision=int(precision), scale=int(scale)):
+            return pa.decimal128(precision, scale)
+        case sa.Boolean():
+            return pa.bool_()
+        case sa.DateTime(timezone=timezone):
+            return pa.timestamp("us", "UTC" if timezone else None)
+        case sa.Date():
+            return pa.date32()
+        case sa.String():
+            return pa.string()
+        case sa.LargeBinary():
+            return pa.binary()
+    raise InvalidInput(
+        f"column {column.name!r} is {column.type!r}, which has no form in Iceberg that is sure: create the table "
+        "yourself, and give its name",
+        field="table",
+    )

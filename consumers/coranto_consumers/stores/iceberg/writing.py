@@ -1,0 +1,120 @@
+"""Parquet files of a table, written in any process: its driver's, or those of Spark's tasks."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.exceptions import NotInstalledError
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+
+from coranto.errors import InvalidInput
+from coranto_consumers.stores.iceberg.files import place_of
+from coranto_consumers.stores.iceberg.rows import fit
+from coranto_consumers.stores.iceberg.state import PREFIX
+
+_MOST_BYTES: Final = 128 << 20
+"""The bytes of rows, in memory, that become a file at most."""
+_OF_CATALOG: Final = frozenset({"uri", "warehouse", "token", "credential", "echo", "pool_pre_ping"})
+
+
+@dataclass(frozen=True, slots=True)
+class FileWriter:
+    """Writes files of a table into one folder. It can be pickled, and has nothing of the catalog.
+
+    No commit names the files yet.
+    """
+
+    name: str
+    metadata: str = field(repr=False)
+    io: Mapping[str, str] = field(repr=False)  # It may hold keys of an object store.
+
+    @classmethod
+    def of(cls, table: Table, folder: str) -> FileWriter:
+        """Return a writer of files that a table's next commit may name."""
+        place = place_of(table, folder).rstrip("/")
+        own = {name: value for name, value in table.properties.items() if not name.startswith(PREFIX)}
+        target = int(own.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, _MOST_BYTES))
+        metadata = table.metadata.model_copy(
+            update={
+                "properties": {
+                    **own,
+                    TableProperties.WRITE_DATA_PATH: place,
+                    TableProperties.WRITE_TARGET_FILE_SIZE_BYTES: str(min(target, _MOST_BYTES)),
+                },
+                "snapshots": [],
+                "snapshot_log": [],
+                "metadata_log": [],
+                "refs": {},
+                "statistics": [],
+                "partition_statistics": [],
+                "current_snapshot_id": None,
+            }
+        )
+        io = {
+            name: str(value)
+            for name, value in table.io.properties.items()
+            if name not in _OF_CATALOG and not name.startswith(PREFIX)
+        }
+        return cls(".".join(table.name()), metadata.model_dump_json(), io)
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
+        """Write rows to files of the table's partitions. Raises InvalidInput for rows that do not fit the table."""
+        metadata, io = self._opened()
+        columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
+        counter, written = itertools.count(), uuid.uuid4()
+        for rows in _gathered(batches):
+            fitting = fit(rows, columns, self.name)
+            try:
+                yield from _dataframe_to_data_files(metadata, fitting, io, written, counter)
+            except NotInstalledError as error:
+                raise InvalidInput(
+                    "is partitioned by a transform, which needs pyiceberg-core: install that, or partition by columns",
+                    field=f"table {self.name}",
+                ) from error
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
+        """Write rows to files for the driver to read, and yield their places."""
+        metadata, io = self._opened()
+        for rows in _gathered(batches):
+            place = f"{metadata.properties[TableProperties.WRITE_DATA_PATH]}/staged-{uuid.uuid4().hex}.parquet"
+            with io.new_output(place).create() as stream:
+                pq.write_table(rows, stream, compression="zstd")
+            yield place
+
+    def read(self, places: Iterable[str]) -> list[pa.Table]:
+        """Return the rows of staged files. Raises FileNotFoundError if one is gone."""
+        _, io = self._opened()
+        found = []
+        for place in places:
+            with io.new_input(place).open() as stream:
+                found.append(pq.read_table(stream))
+        return found
+
+    def _opened(self) -> tuple[TableMetadata, FileIO]:
+        metadata = TableMetadataUtil.parse_raw(self.metadata)
+        return metadata, load_file_io(dict(self.io), metadata.location)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield rows, as many at a time as become a file."""
+    held: list[Any] = []
+    size = 0
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch)
+            size += batch.nbytes
+        if size >= _MOST_BYTES:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)

@@ -1,0 +1,247 @@
+"""Iceberg tables as the store of a Spark consumer: exact, whatever stops it and wherever, zombies included."""
+
+from pathlib import Path
+
+import duckdb
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyspark.sql import functions as F
+from sqlalchemy import BigInteger, Column, Date, MetaData, Table
+
+from coranto.errors import Fenced, InvalidInput, SqlStoreError
+from coranto_consumers.spark import Hooks, IcebergStore, Outputs, Replace, SparkConsumer, Step, TableOutput
+from coranto_consumers.spark import iceberg as spark_iceberg
+from coranto_consumers.stores.iceberg.state import state_of
+from tests.consumers.spark.test_consumer import LOG, TOTALS, Crash, CrashAt, LoggedDelays, World
+
+pytestmark = pytest.mark.integration
+HOME = "lake.totals"
+TABLES = (HOME, "lake.log")
+
+
+class Lake:
+    """A warehouse in a folder, and its catalog. Each driver has a catalog object of its own, as each process has."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self.catalogs: list[SqlCatalog] = []
+
+    def store(self) -> IcebergStore:
+        self.catalogs.append(SqlCatalog("lake", uri=self.url, warehouse=f"file://{self.folder}"))
+        # The tests' server never syncs, so that it is fast.
+        return IcebergStore(self.catalogs[-1], TOTALS, namespace="lake", relaxed_durability=True)
+
+    def files(self, name: str) -> list[str]:
+        """The paths of the files that a table's present snapshot names."""
+        table = self.catalogs[0].load_table(name)
+        return [task.file.file_path.removeprefix("file://") for task in table.scan().plan_files()]
+
+    def rows(self, name: str, order: str) -> list[tuple]:
+        """A table's rows, as DuckDB reads the files of its present snapshot."""
+        names = ", ".join(self.catalogs[0].load_table(name).schema().column_names)
+        with duckdb.connect() as connection:
+            connection.execute(f"SELECT {names} FROM read_parquet(?) ORDER BY {order}", [self.files(name)])
+            return connection.fetchall()
+
+    def check(self, world: World, spark) -> None:
+        """Tables and alerts are exactly what the committed messages amount to, and no other file is left."""
+        assert self.rows(HOME, "carrier") == world.totals()
+        assert self.rows("lake.log", "n") == sorted((row["n"],) for row in world.committed)
+        world.check_alerts()
+        assert spark.read.parquet(*self.files("lake.log")).count() == len(world.committed)
+        named = {file for name in TABLES for file in self.files(name)}
+        left = {str(path) for path in self.folder.rglob("*.parquet")} - named
+        history = {
+            entry["file_path"].removeprefix("file://")
+            for name in TABLES
+            for entry in self.catalogs[0].load_table(name).inspect.all_data_files().to_pylist()
+        }
+        assert left <= history, "files that no snapshot names are swept"
+
+    def close(self) -> None:
+        for catalog in self.catalogs:
+            catalog.engine.dispose()
+
+
+@pytest.fixture
+def lake(new_store, tmp_path):
+    lake = Lake(new_store("sqlite"), tmp_path)
+    yield lake
+    lake.close()
+
+
+@pytest.fixture
+def world(broker) -> World:
+    return World(broker)
+
+
+def run(spark, world, store, hooks=None, **limits):
+    consumer = SparkConsumer(LoggedDelays(), world.broker.config, store, spark, hooks=hooks, **limits)
+    return consumer.run_until_caught_up()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_run_commits_two_tables_and_the_checkpoint_together(kind, spark, world, new_store, tmp_path, monkeypatch):
+    url = new_store(kind).partition("?")[0].replace("postgresql://", "postgresql+psycopg://")
+    lake = Lake(url, tmp_path)
+    for _ in range(2):
+        world.publish(30)
+    first = run(spark, world, lake.store(), max_transaction_bytes=4_000)
+    assert (first.transactions > 1, first.messages, first.fence) == (True, len(world.committed), 1)
+    lake.check(world, spark)
+    # From now on all rows are written by tasks.
+    monkeypatch.setattr(spark_iceberg, "CARRIED_TO_APPEND", 0)
+    monkeypatch.setattr(spark_iceberg, "CARRIED_TO_MERGE", 0)
+    world.publish(30)
+    store = lake.store()
+    assert run(spark, world, store).fence == 2
+    lake.check(world, spark)
+    state = state_of(lake.catalogs[0].load_table(HOME), "delays")
+    assert {journal: each.read_through for journal, each in state.checkpoint.sources.items()} == {
+        journal: world.broker.head(journal) for journal in state.checkpoint.sources
+    }
+    lake.close()
+
+
+def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, lake, monkeypatch):
+    for number, step in enumerate(Step):
+        if number == len(Step) // 2:
+            monkeypatch.setattr(spark_iceberg, "CARRIED_TO_APPEND", 0)
+            monkeypatch.setattr(spark_iceberg, "CARRIED_TO_MERGE", 0)
+        world.publish(15)
+        with pytest.raises(Crash):
+            run(spark, world, lake.store(), CrashAt(step), max_transaction_bytes=1_500)
+    assert run(spark, world, lake.store()).fence == len(Step) + 1
+    lake.check(world, spark)
+
+
+STEPS = ("load_table", "_update_and_stage_table", "_write_metadata", "_delete_old_metadata")
+"""The steps of a commit: it reads the tables, has its changes checked, writes them down, and has swapped them."""
+
+
+class Trap(Hooks):
+    """Does something once, at a step of the catalog, from a step of the consumer on."""
+
+    def __init__(self, monkeypatch, catalog: SqlCatalog, step: str, armed_by: Step, work) -> None:
+        self.sprung = False
+        self._armed_by, self._work = armed_by, work
+        self._original = getattr(catalog, step)
+        self._arm = lambda: monkeypatch.setattr(catalog, step, self._met)
+
+    def reached(self, step: Step) -> None:
+        if step is self._armed_by:
+            self._arm()
+
+    def _met(self, *arguments, **named):
+        if not self.sprung:
+            self.sprung = True
+            self._work()
+        return self._original(*arguments, **named)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_that_hung_commits_nothing_wherever_it_hung(step, spark, world, lake, monkeypatch):
+    """Another driver starts and catches up while it hangs at a step of its commit."""
+    for _ in range(2):
+        world.publish(20)
+    zombie = lake.store()
+    trap = Trap(monkeypatch, lake.catalogs[0], step, Step.PUBLISHED, lambda: run(spark, world, lake.store()))
+    # The last step is after the swap: what it has committed counts, and its next transaction is refused.
+    limits = {"max_transaction_bytes": 1_000} if step == STEPS[-1] else {}
+    with pytest.raises(Fenced, match="a later owner has raised the fence"):
+        run(spark, world, zombie, trap, **limits)
+    assert trap.sprung
+    run(spark, world, lake.store())
+    lake.check(world, spark)
+
+
+@pytest.mark.parametrize(("step", "was_applied"), [("_write_metadata", False), ("_delete_old_metadata", True)])
+def test_an_unknown_outcome_is_found_out(step, was_applied, spark, world, lake, monkeypatch):
+    world.publish(10)
+    store = lake.store()
+
+    def fail() -> None:
+        raise ConnectionError("gone")
+
+    trap = Trap(monkeypatch, lake.catalogs[0], step, Step.MERGED, fail)
+    if was_applied:
+        assert run(spark, world, store, trap).transactions == 1
+    else:
+        with pytest.raises(SqlStoreError, match="the commit of delays was not applied"):
+            run(spark, world, store, trap)
+    assert trap.sprung
+    assert run(spark, world, lake.store()).transactions == (0 if was_applied else 1)
+    lake.check(world, spark)
+
+
+class ByDay:
+    """Keeps each day's last messages in a partition of its own, and the last message of each carrier."""
+
+    name = "by-day"
+    sources = "name:prefix=delays/events/"
+    value_schema = "n BIGINT, carrier STRING, day DATE, gone BOOLEAN"
+
+    def outputs(self, committed):
+        last = F.max_by(F.struct("n", "gone"), "_offset").alias("last")
+        latest = committed.groupBy("carrier").agg(last).select("carrier", "last.*")
+        return Outputs(
+            [
+                TableOutput("lake.days", committed.select("n", "day"), overwrite=True),
+                TableOutput("lake.latest", latest, ["carrier"], {"n": Replace()}, delete="gone"),
+            ]
+        )
+
+
+DAYS = Table(
+    "days", MetaData(), Column("n", BigInteger), Column("day", Date), schema="lake", info={"partition_by": ["day"]}
+)
+
+
+def test_rows_replace_partitions_and_rows_of_their_keys(spark, world, lake):
+    lake.store()
+    catalog = lake.catalogs[0]
+    store = IcebergStore(catalog, DAYS)
+    catalog.create_namespace_if_not_exists("lake")
+    catalog.create_table("lake.latest", duckdb.sql("SELECT 'AA' AS carrier, 0::BIGINT AS n").arrow().schema)
+    consumer = SparkConsumer(ByDay(), world.broker.config, store, spark)
+
+    def publish(*rows: tuple) -> None:
+        publisher = world.publisher()
+        for n, carrier, day, gone in rows:
+            publisher.add("delays/events/one", {"n": n, "carrier": carrier, "day": f"2026-01-0{day}", "gone": gone})
+        publisher.commit()
+        assert consumer.run_until_caught_up().transactions == 1
+
+    def found() -> tuple:
+        days = [(n, day.day) for n, day in lake.rows("lake.days", "n")]
+        return days, lake.rows("lake.latest", "carrier")
+
+    publish((1, "AA", 1, False), (2, "AA", 1, False), (3, "B6", 2, False))
+    assert found() == ([(1, 1), (2, 1), (3, 2)], [("AA", 2), ("B6", 3)])
+    publish((4, "AA", 2, False), (5, "UA", 3, False), (6, "B6", 3, True))
+    assert found() == ([(1, 1), (2, 1), (4, 2), (5, 3), (6, 3)], [("AA", 4), ("UA", 5)])
+    publish((7, "ZZ", 9, True))
+    assert found() == ([(1, 1), (2, 1), (4, 2), (5, 3), (6, 3), (7, 9)], [("AA", 4), ("UA", 5)])
+
+
+def test_what_a_table_cannot_hold_is_refused(spark, world, lake):
+    world.publish(3)
+
+    def failing(problem: str, *tables: TableOutput) -> None:
+        application = LoggedDelays()
+        application.outputs = lambda committed: Outputs(tables)
+        with pytest.raises(InvalidInput, match=problem):
+            SparkConsumer(application, world.broker.config, lake.store(), spark).run_until_caught_up()
+
+    rows = spark.range(3).selectExpr("id AS n")
+    failing("table lake.log: is not partitioned", TableOutput(LOG, rows, overwrite=True))
+    failing("there is no table lake.none", TableOutput("lake.none", rows))
+    failing("'none' has no namespace", TableOutput("none", rows))
+    failing("has no column 'm'", TableOutput("lake.log", rows.selectExpr("n AS m")))
+    failing("lake.log needs n, which is null", TableOutput(LOG, rows.selectExpr("nullif(n, 1) AS n")))
+    keyed = TableOutput("lake.log", rows, ["n"])
+    failing("is the table of several outputs", keyed, TableOutput("lake.log", rows))
+    failing("key 'n' is null in a row", TableOutput("lake.log", rows.selectExpr("nullif(n, 1) AS n"), ["n"]))
+    with pytest.raises(InvalidInput, match="needs its definition"):
+        SparkConsumer(ByDay(), world.broker.config, f"sqlite:///{lake.folder}/x.db", spark).run_until_caught_up()
+    assert lake.files("lake.log") == []

@@ -1,0 +1,84 @@
+"""Changes of a table: one snapshot each, and only the files that they are about."""
+
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table, Transaction
+
+from coranto.errors import InvalidInput
+from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwrite_partitions
+from coranto_consumers.stores.iceberg.tables import plan_for
+from coranto_consumers.stores.iceberg.writing import FileWriter
+from coranto_consumers.stores.merge import Add
+
+SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("day", pa.date32())])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Table]:
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
+    catalog.create_namespace("shop")
+    yield catalog.create_table("shop.days", SCHEMA, properties={"coranto.shard.x": "secret", "write.data.path": ""})
+    catalog.engine.dispose()
+
+
+def rows(*given: tuple[int, int, int]) -> pa.Table:
+    days = [{"key": key, "n": n, "day": dt.date(2026, 1, day)} for key, n, day in given]
+    return pa.Table.from_pylist(days, SCHEMA)
+
+
+def add(table: Table, change, *given: tuple[int, int, int]) -> None:
+    table.refresh()
+    files = list(FileWriter.of(table, "folder/1/").write(rows(*given).to_batches()))
+    transaction = Transaction(table)
+    change(transaction, {"by": "test"}, files)
+    transaction.commit_transaction()
+
+
+def found(table: Table) -> list[tuple[int, ...]]:
+    table.refresh()
+    return sorted((row["key"], row["n"], row["day"].day) for row in table.scan().to_arrow().to_pylist())
+
+
+def paths(table: Table) -> set[str]:
+    table.refresh()
+    return {task.file.file_path for task in table.scan().plan_files()}
+
+
+def test_rows_are_merged_in_the_files_that_have_their_keys(table: Table) -> None:
+    add(table, append, (1, 1, 1), (2, 1, 1))
+    add(table, append, (3, 1, 1), (8, 1, 1))
+    add(table, append, (900, 1, 1))
+    before = paths(table)
+    new = rows((2, 5, 2), (2, 6, 2), (7, 1, 2)).select(["key", "n"])
+    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()}, "")
+    transaction = Transaction(table)
+    written = merge_rows(transaction, {"by": "test"}, plan, new, FileWriter.of(table, "folder/2/"))
+    transaction.commit_transaction()
+    assert len(before & paths(table)) == 2, "one file had a key; those of others stay"
+    assert len(table.snapshots()) == 4
+    current = table.current_snapshot()
+    assert current is not None
+    assert (current.summary or {})["by"] == "test"
+    assert {each.file_path for each in written} == paths(table) - before
+    by_key = {row["key"]: (row["n"], row["day"]) for row in table.scan().to_arrow().to_pylist()}
+    first = dt.date(2026, 1, 1)
+    assert by_key == {1: (1, first), 2: (12, first), 3: (1, first), 7: (1, None), 8: (1, first), 900: (1, first)}
+
+
+def test_rows_replace_those_of_their_partitions(table: Table) -> None:
+    with table.update_spec() as spec:
+        spec.add_identity("day")
+    add(table, append, (1, 1, 1), (2, 1, 2), (3, 1, 3))
+    add(table, append, (4, 1, 2))
+    add(table, overwrite_partitions, (5, 1, 2), (6, 1, 4))
+    assert found(table) == [(1, 1, 1), (3, 1, 3), (5, 1, 2), (6, 1, 4)]
+    assert len(table.snapshots()) == 3
+    with table.update_spec() as spec:
+        spec.add_identity("key")
+    with pytest.raises(InvalidInput, match=r"table shop\.days: has files of an earlier partitioning"):
+        add(table, overwrite_partitions, (7, 1, 2))

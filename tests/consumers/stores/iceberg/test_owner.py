@@ -1,0 +1,173 @@
+"""An owner's commits to several tables, what it leaves behind, and who finds that."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Transaction
+
+from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput
+from coranto_consumers.stores.contract import SHARD, checkpoint
+from coranto_consumers.stores.iceberg.changes import append
+from coranto_consumers.stores.iceberg.files import place_of
+from coranto_consumers.stores.iceberg.owner import IcebergOwner
+from coranto_consumers.stores.iceberg.state import state_of
+from coranto_consumers.stores.iceberg.writing import FileWriter
+
+ONE, TWO = "shop.one", "shop.two"
+ROWS = pa.record_batch({"n": pa.array([1, 2], pa.int64())})
+
+
+class Warehouse:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.catalogs: list[SqlCatalog] = []
+        self.catalog().create_namespace("shop")
+        for name in (ONE, TWO):
+            self.catalogs[0].create_table(name, ROWS.schema)
+
+    def catalog(self) -> SqlCatalog:
+        uri = f"sqlite:///{self.folder}/catalog.db"
+        self.catalogs.append(SqlCatalog("lake", uri=uri, warehouse=f"file://{self.folder}"))
+        return self.catalogs[-1]
+
+    def owner(self) -> IcebergOwner:
+        owner = IcebergOwner(self.catalog(), ONE, folders=True, sleep=lambda seconds: None)
+        owner.raise_fence(SHARD)
+        owner.sweep()
+        return owner
+
+    def rows(self, name: str) -> list[int]:
+        found: list[int] = self.catalogs[0].load_table(name).scan().to_arrow().column("n").to_pylist()
+        return found
+
+    @property
+    def files(self) -> set[Path]:
+        return set(self.folder.rglob("*.parquet"))
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Iterator[Warehouse]:
+    warehouse = Warehouse(tmp_path)
+    yield warehouse
+    for catalog in warehouse.catalogs:
+        catalog.engine.dispose()
+
+
+def write(owner: IcebergOwner, name: str):
+    """Write rows to a file of a table, and return the change that adds it."""
+    owner.know(name)
+    files = list(FileWriter.of(owner.load(name), owner.name_of(owner.next_number)).write([ROWS]))
+
+    def add(transaction: Transaction, summary: Mapping[str, str]) -> None:
+        append(transaction, summary, files)
+
+    return add
+
+
+def commit(owner: IcebergOwner, offset: int, *names: str) -> None:
+    owner.commit(checkpoint(offset), {name: write(owner, name) for name in names}, owner.next_number)
+
+
+def test_tables_commit_together_or_not_at_all(warehouse: Warehouse) -> None:
+    old = warehouse.owner()
+    commit(old, 100, ONE, TWO)
+    zombie = {name: write(old, name) for name in (ONE, TWO)}
+    new = warehouse.owner()
+    with pytest.raises(Fenced):
+        old.commit(checkpoint(200), zombie, old.next_number)
+    commit(new, 300, TWO)  # Not the home: its checkpoint is committed, too.
+    assert (warehouse.rows(ONE), warehouse.rows(TWO)) == ([1, 2], [1, 2, 1, 2])
+    assert state_of(new.load(), SHARD).checkpoint == checkpoint(300)
+
+
+def test_a_table_that_another_writer_changed_keeps_all_back_until_the_next_attempt(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = warehouse.owner()
+    changes = {name: write(owner, name) for name in (ONE, TWO)}
+    catalog = warehouse.catalogs[-1]
+    original, attempts = catalog._write_metadata, []
+
+    def write_down(*arguments, **named) -> None:
+        attempts.append(1)
+        if len(attempts) == 2:  # One table's metadata are written, and another writer changes the other table.
+            warehouse.catalogs[0].load_table(TWO).append(pa.Table.from_batches([ROWS]))
+        original(*arguments, **named)
+
+    monkeypatch.setattr(catalog, "_write_metadata", write_down)
+    owner.commit(checkpoint(100), changes, owner.next_number)
+    assert len(attempts) == 4
+    assert (warehouse.rows(ONE), sorted(warehouse.rows(TWO))) == ([1, 2], [1, 1, 2, 2])
+
+
+def test_without_the_home_in_the_same_transaction_a_zombie_would_commit(warehouse: Warehouse) -> None:
+    """The planted bug: the fence of the home holds for other tables only because all commit together."""
+    old = warehouse.owner()
+    change = write(old, TWO)
+    stale = {ONE: old.load(), TWO: old.load(TWO)}
+    warehouse.owner()
+    old._stage({TWO: old.load(TWO)}, {TWO: change})[TWO].commit_transaction()
+    assert len(list(old.load(TWO).scan().plan_files())) == 1, "it names a file, which the new owner has swept"
+    with pytest.raises(CommitFailedException):
+        old._commit(old.state, old._stage(stale, {TWO: change}), [TWO])
+    assert len(old.load(TWO).snapshots()) == 1
+
+
+def test_the_next_owner_removes_what_no_commit_names(warehouse: Warehouse) -> None:
+    dead = warehouse.owner()
+    commit(dead, 100, ONE, TWO)
+    named = warehouse.files
+    table = dead.load(TWO)
+    for number in (1, 2):  # An attempt that lost, in the folder of what was committed; and what was never committed.
+        list(FileWriter.of(table, dead.name_of(number)).write([ROWS]))
+    assert len(warehouse.files - named) == 2
+    for _ in range(2):
+        new = warehouse.owner()
+        assert warehouse.files == named
+        list(FileWriter.of(table, dead.name_of(2)).write([ROWS]))  # The dead one was only hanging.
+    commit(new, 200, ONE)
+    named = warehouse.files - set(Path(place_of(table, dead.name_of(2)).removeprefix("file://")).rglob("*"))
+    warehouse.owner()
+    assert warehouse.files == named
+    assert (warehouse.rows(ONE), warehouse.rows(TWO)) == ([1, 2, 1, 2], [1, 2])
+
+
+def test_a_commit_that_is_under_way_cannot_arrive_after_it_was_called_off(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection broke, and the catalog's server still works on the commit."""
+    owner = warehouse.owner()
+    change = write(owner, ONE)
+    stale = owner.load()
+    under_way = owner._stage({ONE: stale}, {ONE: change})
+    with pytest.raises(Exception, match="was not applied"):
+        owner.resolve(owner.next_number, CommitOutcomeUnknown("broke"))
+    with pytest.raises(CommitFailedException):
+        under_way[ONE].commit_transaction()
+    assert warehouse.rows(ONE) == []
+
+    def away(*_: object) -> None:
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(warehouse.catalogs[-1], "load_table", away)
+    with pytest.raises(CommitOutcomeUnknown, match="broke"):
+        owner.resolve(owner.next_number, CommitOutcomeUnknown("broke"))
+
+
+def test_tables_that_were_rolled_back_or_dropped_are_refused(warehouse: Warehouse) -> None:
+    owner = warehouse.owner()
+    commit(owner, 100, TWO)
+    first = owner.load(TWO).metadata.snapshots[0].snapshot_id
+    commit(owner, 200, TWO)
+    owner.load(TWO).manage_snapshots().set_current_snapshot(first).commit()
+    with pytest.raises(CorruptData, match=r"shop\.two was rolled back behind the checkpoint"):
+        warehouse.owner()
+    warehouse.catalogs[0].drop_table(TWO)
+    with pytest.raises(CorruptData, match=r"table shop\.two is gone"):
+        warehouse.owner()
+    with pytest.raises(InvalidInput, match=r"there is no table shop\.three"):
+        IcebergOwner(warehouse.catalog(), "shop.three").raise_fence(SHARD)

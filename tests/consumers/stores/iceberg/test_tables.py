@@ -1,0 +1,91 @@
+"""Iceberg tables are made as SQLAlchemy defines them, and outputs are checked against those that are there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Date,
+    DateTime,
+    Double,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Numeric,
+    String,
+    Table,
+)
+
+from coranto.errors import InvalidInput
+from coranto_consumers.stores.iceberg.tables import find_or_create, plan_for
+from coranto_consumers.stores.merge import Add, Replace
+
+DEFINED = Table(
+    "orders",
+    MetaData(),
+    Column("id", BigInteger, primary_key=True),
+    Column("count", Integer),
+    Column("share", Double),
+    Column("cents", Numeric(12, 2)),
+    Column("paid", Boolean),
+    Column("customer", String(20)),
+    Column("raw", LargeBinary),
+    Column("day", Date),
+    Column("at", DateTime(timezone=True)),
+    Column("local", DateTime),
+    info={"partition_by": ["day", "bucket[4](id)"]},
+)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
+    yield catalog
+    catalog.engine.dispose()
+
+
+def test_a_definition_becomes_a_table_once(catalog: SqlCatalog) -> None:
+    table = find_or_create(catalog, "shop.orders", DEFINED)
+    assert [(each.name, str(each.field_type), each.required) for each in table.schema().fields] == [
+        ("id", "long", True),
+        ("count", "int", False),
+        ("share", "double", False),
+        ("cents", "decimal(12, 2)", False),
+        ("paid", "boolean", False),
+        ("customer", "string", False),
+        ("raw", "binary", False),
+        ("day", "date", False),
+        ("at", "timestamptz", False),
+        ("local", "timestamp", False),
+    ]
+    assert [str(each.transform) for each in table.spec().fields] == ["identity", "bucket[4]"]
+    assert find_or_create(catalog, "shop.orders", None).metadata_location == table.metadata_location
+
+
+def test_definitions_that_no_table_can_have_are_refused(catalog: SqlCatalog) -> None:
+    with pytest.raises(InvalidInput, match=r"there is no table shop\.none; create it"):
+        find_or_create(catalog, "shop.none", None)
+    with pytest.raises(InvalidInput, match="column 'any' is JSON"):
+        find_or_create(catalog, "shop.any", Table("any", MetaData(), Column("any", JSON)))
+    bad = Table("bad", MetaData(), Column("n", Integer), info={"partition_by": ["month(at)"]})
+    with pytest.raises(InvalidInput, match=r"partitioned by 'month\(at\)', and has no column 'at'"):
+        find_or_create(catalog, "shop.bad", bad)
+
+
+def test_outputs_are_checked_against_the_table(catalog: SqlCatalog) -> None:
+    table = find_or_create(catalog, "shop.orders", DEFINED)
+    plan = plan_for(table, None, ["customer", "count"], ["customer"], {"count": Add()}, "")
+    assert (plan.keys, plan.columns) == (("customer",), ("customer", "count"))
+    plan_for(table, DEFINED, ["id", "count"], ["id"], {"count": Replace()}, "")
+    with pytest.raises(InvalidInput, match="say how 'count' merges"):
+        plan_for(table, None, ["customer", "count"], ["customer"], {}, "")
+    with pytest.raises(InvalidInput, match="has no column 'nothing'"):
+        plan_for(table, None, ["nothing"], [], {}, "")
+    wider = Table("orders", MetaData(), Column("id", BigInteger), Column("later", String))
+    with pytest.raises(InvalidInput, match=r"table shop\.orders: has no column 'later'"):
+        plan_for(table, wider, ["id", "later"], [], {}, "")
