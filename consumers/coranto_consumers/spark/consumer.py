@@ -37,7 +37,7 @@ from coranto.messages.pruning import Pruning
 from coranto_consumers.spark.application import Application, DeclaresSql
 from coranto_consumers.spark.committing import acknowledge
 from coranto_consumers.spark.dead_letters import DeadLetters
-from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals
+from coranto_consumers.spark.discovery import ContentExtent, begins_of, cuts_of, extents, find_journals, heads_of
 from coranto_consumers.spark.framings import ReadFraming, chosen_framing
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions, MisfitPolicy
@@ -47,9 +47,9 @@ from coranto_consumers.spark.output_stores import OutputStore, output_store
 from coranto_consumers.spark.output_transactions import OutputTransactions, offsets_of
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range
-from coranto_consumers.spark.reading_ahead import InputAhead, PlannedInput
+from coranto_consumers.spark.reading_ahead import Foreseen, InputAhead, PlannedInput
 from coranto_consumers.spark.task_errors import errors_of_tasks
-from coranto_consumers.spark.unread import UnreadContent
+from coranto_consumers.spark.unread import UnreadContent, known_sources
 
 DEFAULT_TRANSACTION_BYTES = 256 << 20
 DEFAULT_PARTITION_BYTES = 32 << 20
@@ -127,10 +127,10 @@ class SparkConsumer:
 
         After any of them, the next run goes on from the last commit.
         """
-        with SyncJournalClient.of(self._config) as client, errors_of_tasks():
+        with SyncJournalClient.of(self._config) as client, errors_of_tasks(), InputAhead[Input]() as ahead:
             report, sources = self._begin(client)
-            report, _ = self._catch_up(client, report, sources, self._present(client), most=max_transactions)
-            return replace(report, heads=_heads(extents(client, list(report.heads))))
+            report, _ = self._catch_up(client, ahead, report, sources, self._present(client), most=max_transactions)
+            return replace(report, heads=heads_of(extents(client, list(report.heads))))
 
     def run_until_stopped(
         self, stop: Callable[[], bool], *, wait: Callable[[], object] = lambda: time.sleep(1.0)
@@ -140,16 +140,19 @@ class SparkConsumer:
         `stop` is asked before each transaction, and `wait` is called when there is nothing to read. Journals that the
         application's selector matches only later are read, too. Raises as `run_until_caught_up` does.
         """
-        with SyncJournalClient.of(self._config) as client, errors_of_tasks():
+        with SyncJournalClient.of(self._config) as client, errors_of_tasks(), InputAhead[Input]() as ahead:
             report, sources = self._begin(client)
             caught_up: Mapping[str, int] | None = None
             while not stop():
-                present = self._present(client)
-                if _heads(present) == caught_up:
+                # What there is may have been looked at already, and read, while the last transaction committed.
+                present = ahead.extents()
+                if present is None or heads_of(present) == caught_up:
+                    present = self._present(client)
+                if heads_of(present) == caught_up:
                     wait()
                     continue
-                report, sources = self._catch_up(client, report, sources, present, stop)
-                caught_up = _heads(present)
+                report, sources = self._catch_up(client, ahead, report, sources, present, stop)
+                caught_up = heads_of(present)
             return report
 
     def _present(self, client: SyncJournalClient) -> dict[str, ContentExtent]:
@@ -171,52 +174,52 @@ class SparkConsumer:
     def _catch_up(
         self,
         client: SyncJournalClient,
+        ahead: InputAhead[Input],
         report: ConsumeReport,
         sources: Mapping[str, Source],
         present: Mapping[str, ContentExtent],
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[], bool] | None = None,
         most: int | None = None,
     ) -> tuple[ConsumeReport, Mapping[str, Source]]:
-        """Process what is present, until there is none left, `stop`, or `most` transactions."""
-        # A source that is not known yet is read from its earliest offset.
-        sources = {**{journal: Source(extent.begin) for journal, extent in present.items()}, **sources}
-        heads, begins = _heads(present), {journal: extent.begin for journal, extent in present.items()}
+        """Process what is present, until there is none left, `most` transactions, or `stop`, if the run has no end."""
+        sources, heads, begins = known_sources(present, sources), heads_of(present), begins_of(present)
         for journal, extent in present.items():
             if lost := lost_before(journal, sources[journal].read_through, extent.begin, extent.head):
                 report, sources = self._pass_by(report, sources, lost, extent.begin)
         report = replace(report, offsets=offsets_of(heads, sources), heads=heads)
         self._on_progress(report)
         unread = UnreadContent(heads)
-        with InputAhead[Input]() as ahead:
-            while (most is None or report.transactions < most) and not stop():
-                for lost in unread.holes.due(sources):
-                    report, sources = self._pass_by(report, sources, lost)
-                if (due := unread.long.due(sources, self._max_transaction_bytes)) is not None:
-                    try:
-                        with errors_of_tasks():
-                            report, sources = self._replay(client, due, sources, heads, report)
-                    except OffsetJump as error:
-                        self._meet(unread.holes, error)
-                    else:
-                        self._on_progress(report)
-                    continue
-                if not (ranges := unread.plan(sources, self._max_transaction_bytes)):
-                    break
-                self._hooks.reached(Step.PLANNED)
-                is_last = most is not None and report.transactions + 1 >= most
-                written = _nothing if is_last else partial(self._read_on, client, ahead, unread, ranges, begins)
-                reading = ahead.take(PlannedInput.of(ranges, sources)) or self._reading(client, ranges, sources, begins)
+        while (most is None or report.transactions < most) and not (stop is not None and stop()):
+            for lost in unread.holes.due(sources):
+                report, sources = self._pass_by(report, sources, lost)
+            if (due := unread.long.due(sources, self._max_transaction_bytes)) is not None:
                 try:
                     with errors_of_tasks():
-                        report, sources = self._transactions.process(client, reading, report, written)
+                        report, sources = self._replay(client, due, sources, heads, report)
                 except OffsetJump as error:
                     self._meet(unread.holes, error)
-                    continue
-                except MetLongTransactions as met:
-                    unread.long.meet(met.found)
-                    continue
-                unread.processed(ranges, sources)
-                self._on_progress(report)
+                else:
+                    self._on_progress(report)
+                continue
+            if not (ranges := unread.plan(sources, self._max_transaction_bytes)):
+                break
+            self._hooks.reached(Step.PLANNED)
+            is_last = most is not None and report.transactions + 1 >= most
+            written = (
+                _nothing if is_last else partial(self._read_on, client, ahead, unread, ranges, begins, stop is not None)
+            )
+            reading = ahead.take(PlannedInput.of(ranges, sources)) or self._reading(client, ranges, sources, begins)
+            try:
+                with errors_of_tasks():
+                    report, sources = self._transactions.process(client, reading, report, written)
+            except OffsetJump as error:
+                self._meet(unread.holes, error)
+                continue
+            except MetLongTransactions as met:
+                unread.long.meet(met.found)
+                continue
+            unread.processed(ranges, sources)
+            self._on_progress(report)
         return report, sources
 
     def _read_on(
@@ -226,11 +229,29 @@ class SparkConsumer:
         unread: UnreadContent,
         ranges: Sequence[Range],
         begins: Mapping[str, int],
+        is_endless: bool,
         after: Mapping[str, Source],
     ) -> None:
         """Begin to read what follows the ranges of a transaction, which will leave sources in the states `after`."""
         if following := unread.plan_next(ranges, after, self._max_transaction_bytes):
-            ahead.begin(PlannedInput.of(following, after), self._reading(client, following, after, begins))
+            reading = self._reading(client, following, after, begins)
+            ahead.begin(lambda: Foreseen(PlannedInput.of(following, after), reading))
+        elif is_endless and unread.is_clear:
+            ahead.begin(partial(self._look_beyond, client, dict(unread.heads), after))
+
+    def _look_beyond(
+        self, client: SyncJournalClient, heads: Mapping[str, int], sources: Mapping[str, Source]
+    ) -> Foreseen[Input] | None:
+        """Return what follows once journals are processed up to `heads`, if something was written since."""
+        present = self._present(client)
+        if heads_of(present) == heads:
+            return None
+        known = known_sources(present, sources)
+        ranges = UnreadContent(heads_of(present)).plan(known, self._max_transaction_bytes)
+        if not ranges:
+            return None
+        reading = self._reading(client, ranges, known, begins_of(present))
+        return Foreseen(PlannedInput.of(ranges, known), reading, present)
 
     def _meet(self, holes: Holes, error: OffsetJump) -> None:
         """Take in that content is gone. Raises the error if that is not to be passed by."""
@@ -285,7 +306,3 @@ class SparkConsumer:
 
 def _nothing(after: Mapping[str, Source]) -> None:
     """Read nothing ahead."""
-
-
-def _heads(present: Mapping[str, ContentExtent]) -> dict[str, int]:
-    return {journal: extent.head for journal, extent in present.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -80,6 +80,16 @@ class ContentExtent:
     head: int
     created: int = 0
     """The etcd revision that created the journal; 0 means unknown."""
+
+
+def begins_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
+    """Return the offsets at which journals begin."""
+    return {journal: extent.begin for journal, extent in present.items()}
+
+
+def heads_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
+    """Return the offsets at which journals end."""
+    return {journal: extent.head for journal, extent in present.items()}
 
 
 def extents(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, ContentExtent]:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from coranto.messages.checkpoints import Source
+from coranto_consumers.spark.discovery import ContentExtent
 from coranto_consumers.spark.long_transactions import LongTransactions
 from coranto_consumers.spark.losses import Holes
 from coranto_consumers.spark.ranges import Range, plan_transaction
+
+
+def known_sources(present: Mapping[str, ContentExtent], sources: Mapping[str, Source]) -> dict[str, Source]:
+    """Return the states of sources. One that is not known yet is read from its earliest offset."""
+    return {**{journal: Source(extent.begin) for journal, extent in present.items()}, **sources}
 
 
 class UnreadContent:
@@ -29,12 +35,17 @@ class UnreadContent:
         # A journal may end in a line that its writer has not finished. That line is left to the next run.
         self._behind -= {journal for journal, offset in unread.items() if self.holes.stuck(journal, offset)}
 
+    @property
+    def is_clear(self) -> bool:
+        """True unless something that was met is not passed yet."""
+        return not (self.holes or self.long)
+
     def plan_next(self, ranges: Sequence[Range], after: Mapping[str, Source], max_bytes: int) -> list[Range]:
         """Return what `plan` will return once these ranges are processed. Empty if that is the end, or not known yet.
 
         It is not known while something that was met is not passed yet.
         """
-        if self.holes or self.long:
+        if not self.is_clear:
             return []
         return self._plan(self._behind - _unread(ranges, after).keys(), after, max_bytes)
 

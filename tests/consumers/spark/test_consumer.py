@@ -164,10 +164,9 @@ def consumer(spark, world, store_url, **options) -> SparkConsumer:
     return SparkConsumer(Delays(), world.broker.config, store_url, spark, **options)
 
 
-def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url, monkeypatch):
-    for _ in range(2):
-        world.publish(30)
-    reports, taken = [], []
+def takes_ahead(monkeypatch) -> list[bool]:
+    """Notes of each transaction from now on if its input was read ahead."""
+    taken = []
 
     def watched(ahead, wanted, take=InputAhead.take):
         found = take(ahead, wanted)
@@ -175,6 +174,14 @@ def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url, monke
         return found
 
     monkeypatch.setattr(InputAhead, "take", watched)
+    return taken
+
+
+def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url, monkeypatch):
+    for _ in range(2):
+        world.publish(30)
+    reports = []
+    taken = takes_ahead(monkeypatch)
     limits = {"max_transaction_bytes": 4_000, "max_partition_bytes": 1_500}
 
     report = consumer(spark, world, store_url, on_progress=reports.append, **limits).run_until_caught_up()
@@ -197,7 +204,8 @@ def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url, monke
     world.check(store_url)
 
 
-def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark, world, sqlite_url):
+def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark, world, sqlite_url, monkeypatch):
+    taken = takes_ahead(monkeypatch)
     new = "delays/events/three"
     waits = iter(range(10))
 
@@ -216,14 +224,22 @@ def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark,
         if turn == 2:
             world.broker.write(SOURCES[0], b'{"unfinished')
 
+    class Busy(Hooks):
+        """Others publish while the first two transactions have not committed yet."""
+
+        def reached(self, step: Step) -> None:
+            if step is Step.STAGED and len(taken) < 3:
+                world.publish(10)
+
     world.publish(10)
     idle = []
-    runner = consumer(spark, world, sqlite_url)
+    runner = consumer(spark, world, sqlite_url, hooks=Busy())
     report = runner.run_until_stopped(lambda: len(idle) == 6, wait=lambda: (idle.append(1), write_more()))
     world.check(sqlite_url)
-    assert (report.fence, report.messages) == (1, 25)
+    assert (report.fence, report.messages) == (1, 45)
     assert set(report.offsets) == {*SOURCES, new}
-    assert report.transactions == 4, "one for each writing, and none while nothing is written"
+    assert report.transactions == 6, "one for each writing, and none while nothing is written"
+    assert taken == [False, True, True, False, False, False], "what was written during a commit was read ahead"
     # Tasks use the producers of the transaction before again. So readers remember no more than run at once.
     envelopes = [each for name in ALERTS for each in iter_messages(JsonLines(), name, [world.broker.content(name)], 0)]
     assert len({envelope.producer for envelope in envelopes}) == 1

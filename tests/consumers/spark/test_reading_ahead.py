@@ -7,8 +7,9 @@ from contextlib import contextmanager
 import pytest
 
 from coranto.messages.checkpoints import Source
+from coranto_consumers.spark.discovery import ContentExtent
 from coranto_consumers.spark.ranges import Range
-from coranto_consumers.spark.reading_ahead import InputAhead, PlannedInput
+from coranto_consumers.spark.reading_ahead import Foreseen, InputAhead, PlannedInput
 
 FIRST = PlannedInput.of([Range("a", 0, 10, 50)], {"a": Source(0), "other": Source(7)})
 SECOND = PlannedInput.of([Range("a", 10, 20, 50)], {"a": Source(10)})
@@ -34,11 +35,15 @@ class Inputs:
             self.open.remove(name)
 
 
+def foresee(planned: PlannedInput, reading, extents=None):
+    return lambda: Foreseen(planned, reading, extents)
+
+
 def test_what_was_read_in_a_thread_is_taken_once_and_closed_by_its_taker():
     inputs = Inputs()
     with InputAhead[str]() as ahead:
         assert ahead.take(FIRST) is None
-        ahead.begin(FIRST, inputs.read("first"))
+        ahead.begin(foresee(FIRST, inputs.read("first")))
         taken = ahead.take(PlannedInput.of([Range("a", 0, 10, 50)], {"a": Source(0), "other": Source(8)}))
         assert taken is not None, "states of other journals play no part"
         assert ahead.take(FIRST) is None
@@ -51,28 +56,48 @@ def test_what_was_read_in_a_thread_is_taken_once_and_closed_by_its_taker():
 def test_what_nobody_wants_is_let_go():
     inputs = Inputs()
     with InputAhead[str]() as ahead:
-        ahead.begin(FIRST, inputs.read("first"))
+        ahead.begin(foresee(FIRST, inputs.read("first")))
         assert ahead.take(SECOND) is None
         assert inputs.open == []
-        ahead.begin(FIRST, inputs.read("first"))
-        ahead.begin(SECOND, inputs.read("second"))
+        ahead.begin(foresee(FIRST, inputs.read("first")))
+        ahead.begin(foresee(SECOND, inputs.read("second")))
     assert inputs.open == []
 
 
 def test_other_states_of_sources_are_another_input():
     inputs = Inputs()
     with InputAhead[str]() as ahead:
-        ahead.begin(FIRST, inputs.read("first"))
+        ahead.begin(foresee(FIRST, inputs.read("first")))
         assert ahead.take(PlannedInput(FIRST.ranges, {"a": Source(1)})) is None
+
+
+def test_a_plan_may_come_with_a_look_at_what_there_is_or_find_nothing():
+    inputs = Inputs()
+    with InputAhead[str]() as ahead:
+        assert ahead.extents() is None
+        ahead.begin(foresee(FIRST, inputs.read("first")))
+        assert ahead.extents() is None
+        ahead.begin(foresee(FIRST, inputs.read("first"), {"a": ContentExtent(0, 50)}))
+        assert ahead.extents() == {"a": ContentExtent(0, 50)}
+        assert ahead.take(FIRST) is not None
+        assert ahead.extents() is None
+        ahead.begin(lambda: None)
+        assert (ahead.extents(), ahead.take(FIRST)) == (None, None)
+
+
+def unplanned():
+    raise ValueError("nobody answers")
 
 
 def test_errors_are_raised_to_the_taker_and_to_nobody_else():
     inputs = Inputs()
     inputs.failing = True
     with InputAhead[str]() as ahead:
-        ahead.begin(FIRST, inputs.read("first"))
+        ahead.begin(foresee(FIRST, inputs.read("first")))
         taken = ahead.take(FIRST)
         assert taken is not None
         with pytest.raises(ValueError, match="first cannot be read"), taken:
             pass
-        ahead.begin(SECOND, inputs.read("second"))
+        ahead.begin(unplanned)
+        assert (ahead.extents(), ahead.take(FIRST)) == (None, None)
+        ahead.begin(foresee(SECOND, inputs.read("second")))
