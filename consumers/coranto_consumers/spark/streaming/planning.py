@@ -5,7 +5,9 @@ The planning process reads a batch's messages once, only for their UUIDs, and de
 there are, and a batch that is planned again after a restart has the same messages.
 
 A transaction that began before the batch, and is acknowledged in it, is delivered in this batch: the content since its
-begin is read again, for this producer's messages alone.
+begin is read again, for this producer's messages alone. If that is more than a batch may read, the transaction is
+delivered in parts, as consumers do it (`long_transactions.py`): a batch ends before the acknowledgement, and the next
+ones deliver a part each. Their positions have the same offset, and what is pending of the producer begins further on.
 """
 
 from __future__ import annotations
@@ -23,48 +25,22 @@ from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.columnar import replay_mask
 from coranto.messages.framing import JsonLines
-from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
+from coranto.messages.outlines import resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.framings import ReadFraming
+from coranto_consumers.spark.long_transactions import LongTransaction, find_long, sequence_part
 from coranto_consumers.spark.ranges import NumberedRange, Range, split
-from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
-from coranto_consumers.spark.scanning import RangeSummarizer, RangeSummary, piece_of, read_sequenced
+from coranto_consumers.spark.reading import JournalContent, read_lines
+from coranto_consumers.spark.scanning import RangeSummarizer, RangeSummary
 from coranto_consumers.spark.sequencing import Sequenced, sequence
 from coranto_consumers.spark.streaming.message_ends import count_messages, last_end
 from coranto_consumers.spark.streaming.offsets import Position, bounded
+from coranto_consumers.spark.streaming.parts import StreamPart, stream_parts
 
 _NO_BOUND: Final = (1 << 63) - 1
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPart:
-    """A range that a task reads, and what is not committed in it."""
-
-    numbered: NumberedRange
-    limits: tuple[Limit, ...] | None = None
-    """By segment. None in an uncommitted read, where every line counts."""
-    acknowledged: tuple[SegmentCommit, ...] | None = None
-    """The acknowledged segments, if lines are to tell where they became committed."""
-
-    @property
-    def length(self) -> int:
-        return self.numbered.range.length
-
-    def read(self, content: JournalContent, framing: ReadFraming) -> Iterator[Lines]:
-        """Yield the messages of the batch in this range. Raises CorruptMessage and OffsetJump."""
-        if self.limits is None:
-            yield from read_lines(content, self.numbered.range, framing)
-            return
-        first = piece_of(self.numbered.number, 0)
-        for lines, pieces in read_sequenced(content, self.numbered, framing):
-            segments = np.where(pieces < 0, pieces, pieces - first).astype(np.int32)
-            committed = limited_mask(segments, self.limits, lines.clocks)
-            if self.acknowledged is not None:
-                lines = replace(lines, commits=commit_offsets(segments, self.acknowledged, lines.begins))
-            yield lines.where(committed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +84,14 @@ class BatchPlanner:
         max_messages: int | None = None,
         listed: int = 0,
         first_offset: int = 0,
+        max_replay_bytes: int | None = None,
     ) -> JournalBatch:
         """Plan to read the messages that start in `whole`, and no more than `max_messages` of them.
 
-        `state` is that before the batch. `cuts` are offsets at which it is cheap to split the range, `listed` is the
-        number of producers to list in the position behind it. Messages of an uncommitted read are counted only if
-        `counted`. Raises CorruptMessage, CorruptData and OffsetJump.
+        If more than `max_replay_bytes` before them would be read again for a transaction, the batch ends before its
+        acknowledgement, or delivers a part of it. `state` is that before the batch. `cuts` are offsets at which it is
+        cheap to split the range, `listed` is the number of producers to list in the position behind it. Messages of an
+        uncommitted read are counted only if `counted`. Raises CorruptMessage, CorruptData and OffsetJump.
         """
         if not self.committed:
             if counted or max_messages:
@@ -137,24 +115,42 @@ class BatchPlanner:
         if not whole.aligned:  # Reading begins with the next line.
             source = Source(min(summary.first for summary in summaries.values()), source.producers)
         pruning = Pruning(time.time(), first_offsets={whole.journal: first_offset})
+        if max_replay_bytes is not None:
+            first = sequence(whole.journal, source, summaries, pruning=pruning)
+            long = find_long(whole.journal, source, first, max_replay_bytes)
+            if long is not None and long.acknowledged_at > source.read_through:
+                before = replace(whole, end=long.acknowledged_at)
+                return self.plan(
+                    before, state, cuts=cuts, max_messages=max_messages, listed=listed, first_offset=first_offset
+                )
+            if long is not None:
+                return self.plan_part(long, state, whole.limit, max_replay_bytes, cuts=cuts, listed=listed)
         sequenced, replayed, replays = self._sequence(whole.journal, source, summaries, pruning, cuts)
-        limits: dict[int, list[Limit]] = {}
-        for limit in sequenced.limits:
-            limits.setdefault(limit.piece >> 32, []).append(Limit(limit.piece & 0xFFFFFFFF, limit.lo, limit.hi))
-        acknowledged: dict[int, list[SegmentCommit]] = {}
-        for piece, offset in sequenced.commits:
-            acknowledged.setdefault(piece >> 32, []).append(SegmentCommit(piece & 0xFFFFFFFF, offset))
-        begins = {producer.hex(): state.begin for producer, state in replays.items()}
-        parts = tuple(
-            StreamPart(
-                NumberedRange(summary.number, part, begins if part in replayed else {}),
-                tuple(limits.get(summary.number, ())),
-                tuple(acknowledged.get(summary.number, ())) if self.commits else None,
-            )
-            for part, summary in [*replayed.items(), *summaries.items()]
-        )
-        after = _state_after(state, sequenced.source, tuple(summaries.values()), listed)
-        return JournalBatch(parts, rows, after)
+        both = [
+            *stream_parts(sequenced, replayed, replays, commits=self.commits),
+            *stream_parts(sequenced, summaries, commits=self.commits),
+        ]
+        anchors = _anchors(state.anchors, state.source.producers, sequenced.source.producers, tuple(summaries.values()))
+        return JournalBatch(tuple(both), rows, _state_after(state, sequenced.source, anchors, listed))
+
+    def plan_part(
+        self, long: LongTransaction, state: ReadState, head: int, max_bytes: int, *, cuts: Sequence[int], listed: int
+    ) -> JournalBatch:
+        """Plan to deliver the next part of a long transaction, whose acknowledgement is what is read next.
+
+        The part has `max_bytes` of content, and a line. `head` is that of the journal, at least. Raises CorruptMessage,
+        CorruptData and OffsetJump.
+        """
+        source = state.source
+        replays = {long.producer: source.producers[long.producer]}
+        acknowledgement = self._scan(long.acknowledgement(head), 0)
+        again = dict(self._scanned(long.part(source, max_bytes), cuts, first_number=1, replay=replays))
+        sequenced = sequence_part(long, source, acknowledgement, again)
+        rows = sum(summary.rows for summary in again.values())
+        # Without an anchor it is listed: no content tells how much of it is delivered.
+        anchors = {producer: at for producer, at in state.anchors.items() if producer != long.producer}
+        after = _state_after(state, sequenced.source, anchors, listed)
+        return JournalBatch(tuple(stream_parts(sequenced, again, replays, commits=self.commits)), rows, after)
 
     def restore(self, journal: str, position: Position) -> ReadState:
         """Return the state at a position from a checkpoint. Raises CorruptMessage and OffsetJump."""
@@ -242,11 +238,22 @@ class BatchPlanner:
         return scan.summary()
 
 
-def _state_after(before: ReadState, source: Source, summaries: Sequence[RangeSummary], listed: int) -> ReadState:
-    anchors = _anchors(before.anchors, before.source.producers, source.producers, summaries)
+def _state_after(before: ReadState, source: Source, anchors: Mapping[ProducerId, int], listed: int) -> ReadState:
     shown, others, rescan = bounded(source.producers, anchors, source.read_through, listed)
     position = Position(source.read_through, before.position.created, producers=shown, rescan=rescan)
     return ReadState(position, Source(source.read_through, {**shown, **others}), anchors)
+
+
+def part_between(journal: str, state: ReadState, after: Position) -> tuple[LongTransaction, int] | None:
+    """Return the long transaction of which a part lies between a state and a position, and the bytes of that part.
+
+    None if there is none: then nothing was read between them, as both have the same offset.
+    """
+    for producer, end in after.producers.items():
+        begin = state.source.producers.get(producer)
+        if begin is not None and begin.is_pending and end.is_pending and begin.begin < end.begin:
+            return LongTransaction(journal, producer, after.offset), end.begin - begin.begin
+    return None
 
 
 def _anchors(
@@ -287,4 +294,14 @@ def require_end(journal: str, batch: JournalBatch, end: int) -> None:
         raise CorruptData(
             f"journal {journal}: a batch of the checkpoint ends at {end}, and now at {batch.state.position.offset}: "
             "the journal has lost content, or is not the one that was read"
+        )
+
+
+def require_part(journal: str, batch: JournalBatch, after: Position) -> None:
+    """Raise CorruptData if a batch with a part of a transaction leaves another state than it did before."""
+    found = batch.state.source.producers
+    if any(found.get(producer) != state for producer, state in after.producers.items()):
+        raise CorruptData(
+            f"journal {journal}: a batch of the checkpoint delivers a part of a transaction, and now another one: the "
+            "journal has lost content, or is not the one that was read"
         )

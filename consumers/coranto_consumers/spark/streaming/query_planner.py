@@ -15,13 +15,21 @@ from typing import Any, Final
 from coranto.errors import OffsetJump
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.discovery import ContentExtent, fragment_begins
+from coranto_consumers.spark.long_transactions import LongTransaction
 from coranto_consumers.spark.losses import LostContent, warn_of
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.streaming.journals import QueryJournals, require
 from coranto_consumers.spark.streaming.losses import beginning_at, lost_at, without_lost_part
 from coranto_consumers.spark.streaming.offsets import MAX_LISTED, Position, Positions, begin_of, loads
 from coranto_consumers.spark.streaming.options import StreamOptions
-from coranto_consumers.spark.streaming.planning import BatchPlanner, JournalBatch, ReadState, require_end
+from coranto_consumers.spark.streaming.planning import (
+    BatchPlanner,
+    JournalBatch,
+    ReadState,
+    part_between,
+    require_end,
+    require_part,
+)
 
 _LEAST_LISTED: Final = 8
 _THREADS: Final = 8
@@ -79,6 +87,7 @@ class QueryPlanner:
                 max_messages=share,
                 listed=self._listed(len(states)),
                 first_offset=head.begin,
+                max_replay_bytes=options.max_bytes if limited else None,
             )
             return self._tried(work, state)
 
@@ -92,9 +101,9 @@ class QueryPlanner:
         batches = {}
         for name, position in ended.items():
             begin = begin_of(begun.get(name), position)
-            if begin == position.offset:
-                continue
             before = begun.get(name)
+            if begin == position.offset and (before is None or before.producers == position.producers):
+                continue
             at = before if before is not None and before.offset == begin else Position(begin)
             named = replace(at, created=position.created)
             if self._options.source.fail_on_data_loss:
@@ -105,6 +114,12 @@ class QueryPlanner:
                     continue  # Nothing is left of this journal's part of the batch.
                 at = Position(lost.end)
             begin, state = at.offset, self._known(name, at)
+            if begin == position.offset:
+                if (found := part_between(name, state, position)) is not None:
+                    batches[name] = self._part_again(found, state, heads[name].head, len(ended))
+                    require_part(name, batches[name], position)
+                    self.keep(name, replace(batches[name].state, position=position))
+                continue
             whole = self._range(name, begin, position.offset, heads[name], position.since is not None)
             plan = partial(
                 self._planner().plan,
@@ -116,6 +131,17 @@ class QueryPlanner:
             require_end(name, batches[name], position.offset)
             self.keep(name, replace(batches[name].state, position=position))
         return batches
+
+    def _part_again(
+        self, found: tuple[LongTransaction, int], state: ReadState, head: int, journals: int
+    ) -> JournalBatch:
+        long, length = found
+        cuts = self._cuts(long.part(state.source, length))
+
+        def planned(state: ReadState) -> JournalBatch:
+            return self._planner().plan_part(long, state, head, length, cuts=cuts, listed=self._listed(journals))
+
+        return self._tried(planned, state)
 
     def _at(self, journal: str, position: Position, head: ContentExtent) -> ReadState:
         """Return the state at a position; or a new one, where content is gone and the query goes on without it."""

@@ -36,7 +36,8 @@ from coranto_consumers.spark.rows import BatchBuilder, RowLayout
 from coranto_consumers.spark.streaming.journals import QueryJournals
 from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
 from coranto_consumers.spark.streaming.options import StreamOptions
-from coranto_consumers.spark.streaming.planning import JournalBatch, StreamPart
+from coranto_consumers.spark.streaming.parts import StreamPart
+from coranto_consumers.spark.streaming.planning import JournalBatch
 from coranto_consumers.spark.streaming.query_planner import QueryPlanner
 from coranto_consumers.spark.task_errors import told_to_driver
 
@@ -139,7 +140,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {**begun}
         for name, state in states.items():
             batch = batches.get(name)
-            if batch is not None and batch.state.position.offset > state.position.offset:
+            if batch is not None and batch.parts:
                 after = replace(batch.state.position, created=heads[name].created)
                 end[name] = after if state.position.created else replace(after, since=state.position.offset)
                 self._planner.keep(name, replace(batch.state, position=end[name]))

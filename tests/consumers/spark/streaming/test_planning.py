@@ -15,7 +15,7 @@ from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
-from coranto_consumers.spark.streaming.planning import BatchPlanner, ReadState, require_end
+from coranto_consumers.spark.streaming.planning import BatchPlanner, ReadState, part_between, require_end, require_part
 from tests.consumers.spark.folding import FRAMING, Memory
 from tests.consumers.spark.histories import expected, histories
 
@@ -55,19 +55,24 @@ def test_batches_over_restarts_deliver_each_committed_message_once(history, rng,
         if rng.random() < 0.5:
             state = restarted(planner, state)
         end = min(len(history), begin + rng.randint(1, 2000))
-        messages = rng.choice([None, 1, 2, 7])
+        messages, replay = rng.choice([None, 1, 2, 7]), rng.choice([None, 1, 300, 1000])
         whole = Range(J, begin, end, len(history))
-        batch = planner.plan(whole, state, cuts=(), max_messages=messages, listed=listed)
-        assert messages is None or batch.rows <= messages
-        again = planner.plan(
-            replace(whole, end=batch.state.position.offset, limit=batch.state.position.offset),
-            restarted(planner, state),
-            cuts=(),
-            listed=listed,
-        )
+        batch = planner.plan(whole, state, cuts=(), max_messages=messages, listed=listed, max_replay_bytes=replay)
+        replayed = sum(part.length for part in batch.parts if part.numbered.replay)
+        assert replay is None or replayed <= replay
+        after = batch.state.position
+        if after.offset == begin:
+            assert replayed, "a batch delivers a part of a transaction, or goes on"
+            known = restarted(planner, state)
+            long, length = part_between(J, known, after)
+            again = planner.plan_part(long, known, len(history), length, cuts=(), listed=listed)
+            require_part(J, again, after)
+        else:
+            assert messages is None or batch.rows <= messages
+            ended = replace(whole, end=after.offset, limit=after.offset)
+            again = planner.plan(ended, restarted(planner, state), cuts=(), listed=listed)
         found += delivered(content, batch)
         assert delivered(content, again) == delivered(content, batch)
-        assert batch.state.position.offset > begin
         state = batch.state
     assert found == expected(J, history)
 

@@ -143,6 +143,36 @@ def test_limits_of_bytes_and_messages_hold_and_once_means_all(broker, publisher,
     assert len(read(reader, start, reader.latestOffset(as_kept(start), ReadAllAvailable()))) == 20
 
 
+def test_a_transaction_larger_than_a_batch_is_delivered_in_parts_over_restarts(broker, publisher, new_reader):
+    broker.create(ONE)
+    open_for_long, other = publisher(), publisher()
+    for n in range(40):
+        open_for_long.add(ONE, {"n": n})
+        open_for_long.flush()
+        if n == 20:
+            other.publish(ONE, {"n": 100})
+            other.flush()
+    open_for_long.commit()
+    other.publish(ONE, {"n": 101})
+    other.flush()
+    options = {"maxBytesPerTrigger": "1000", "startingOffsets": "earliest"}
+    reader, batches = new_reader(**options), []
+    reader.prepareForTriggerAvailableNow()
+    at = reader.initialOffset()
+    while True:
+        end, rows = next_batch(reader, at)
+        if as_kept(end) == as_kept(at):
+            break
+        assert read(new_reader(**options), at, end) == rows, "as after a restart"
+        batches.append([n for _, n in rows])
+        at = end
+
+    delivered = [n for batch in batches for n in batch]
+    assert sorted(delivered) == [*range(40), 100, 101]
+    assert [n for n in delivered if n < 100] == list(range(40))
+    assert max(len(batch) for batch in batches) < 20
+
+
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 def test_a_batch_waits_for_enough_messages_but_not_for_ever(broker, publisher, new_reader, isolation):
     broker.create(ONE)
