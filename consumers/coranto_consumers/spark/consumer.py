@@ -47,7 +47,7 @@ from coranto_consumers.spark.output_stores import OutputStore, output_store
 from coranto_consumers.spark.output_transactions import OutputTransactions, offsets_of
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range
-from coranto_consumers.spark.reading_ahead import Foreseen, InputAhead, PlannedInput
+from coranto_consumers.spark.reading_ahead import InputAhead, NextInput, PlannedInput
 from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.spark.unread import UnreadContent, known_sources
 
@@ -235,13 +235,13 @@ class SparkConsumer:
         """Begin to read what follows the ranges of a transaction, which will leave sources in the states `after`."""
         if following := unread.plan_next(ranges, after, self._max_transaction_bytes):
             reading = self._reading(client, following, after, begins)
-            ahead.begin(lambda: Foreseen(PlannedInput.of(following, after), reading))
+            ahead.begin(lambda: NextInput(PlannedInput.of(following, after), reading))
         elif is_endless and unread.is_clear:
             ahead.begin(partial(self._look_beyond, client, dict(unread.heads), after))
 
     def _look_beyond(
         self, client: SyncJournalClient, heads: Mapping[str, int], sources: Mapping[str, Source]
-    ) -> Foreseen[Input] | None:
+    ) -> NextInput[Input] | None:
         """Return what follows once journals are processed up to `heads`, if something was written since."""
         present = self._present(client)
         if heads_of(present) == heads:
@@ -251,7 +251,7 @@ class SparkConsumer:
         if not ranges:
             return None
         reading = self._reading(client, ranges, known, begins_of(present))
-        return Foreseen(PlannedInput.of(ranges, known), reading, present)
+        return NextInput(PlannedInput.of(ranges, known), reading, present)
 
     def _meet(self, holes: Holes, error: OffsetJump) -> None:
         """Take in that content is gone. Raises the error if that is not to be passed by."""

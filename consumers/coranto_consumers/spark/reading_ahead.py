@@ -36,7 +36,7 @@ class PlannedInput(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen(Generic[T]):
+class NextInput(Generic[T]):
     """An input that is expected to be the next one. Entering `reading` reads it."""
 
     planned: PlannedInput
@@ -53,20 +53,20 @@ class InputAhead(Generic[T]):
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="coranto-read-ahead")
-        self._ahead: tuple[Future[Foreseen[T] | None], Future[tuple[T, ExitStack] | None]] | None = None
+        self._ahead: tuple[Future[NextInput[T] | None], Future[tuple[T, ExitStack] | None]] | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def begin(self, foresee: Callable[[], Foreseen[T] | None]) -> None:
+    def begin(self, plan: Callable[[], NextInput[T] | None]) -> None:
         """Begin to plan an input by a function, and to read it if there is one. What was read before is let go."""
         self._let_go()
-        foreseen = self._pool.submit(foresee)
-        self._ahead = foreseen, self._pool.submit(_entered, foreseen)
+        following = self._pool.submit(plan)
+        self._ahead = following, self._pool.submit(_entered, following)
 
     def extents(self) -> Mapping[str, ContentExtent] | None:
         """Return the content that there was when the input ahead was planned, if it was looked at for that."""
-        found = self._foreseen()
+        found = self._next()
         return None if found is None else found.extents
 
     def take(self, wanted: PlannedInput) -> AbstractContextManager[T] | None:
@@ -77,14 +77,14 @@ class InputAhead(Generic[T]):
         if self._ahead is None:
             return None
         _, read = self._ahead
-        found = self._foreseen()
+        found = self._next()
         if found is None or found.planned != wanted:
             self._let_go()
             return None
         self._ahead = None
         return _taken(read)
 
-    def _foreseen(self) -> Foreseen[T] | None:
+    def _next(self) -> NextInput[T] | None:
         """Return what was planned. Nobody wants what planning has met; it is met again in its own turn."""
         if self._ahead is None or self._ahead[0].exception() is not None:
             return None
@@ -107,8 +107,8 @@ class InputAhead(Generic[T]):
             self._pool.shutdown()
 
 
-def _entered(foreseen: Future[Foreseen[T] | None]) -> tuple[T, ExitStack] | None:
-    found = foreseen.result()  # It was planned before, in the same thread.
+def _entered(following: Future[NextInput[T] | None]) -> tuple[T, ExitStack] | None:
+    found = following.result()  # It was planned before, in the same thread.
     if found is None:
         return None
     stack = ExitStack()

@@ -9,7 +9,7 @@ import pytest
 from coranto.messages.checkpoints import Source
 from coranto_consumers.spark.discovery import ContentExtent
 from coranto_consumers.spark.ranges import Range
-from coranto_consumers.spark.reading_ahead import Foreseen, InputAhead, PlannedInput
+from coranto_consumers.spark.reading_ahead import InputAhead, NextInput, PlannedInput
 
 FIRST = PlannedInput.of([Range("a", 0, 10, 50)], {"a": Source(0), "other": Source(7)})
 SECOND = PlannedInput.of([Range("a", 10, 20, 50)], {"a": Source(10)})
@@ -35,15 +35,15 @@ class Inputs:
             self.open.remove(name)
 
 
-def foresee(planned: PlannedInput, reading, extents=None):
-    return lambda: Foreseen(planned, reading, extents)
+def following(planned: PlannedInput, reading, extents=None):
+    return lambda: NextInput(planned, reading, extents)
 
 
 def test_what_was_read_in_a_thread_is_taken_once_and_closed_by_its_taker():
     inputs = Inputs()
     with InputAhead[str]() as ahead:
         assert ahead.take(FIRST) is None
-        ahead.begin(foresee(FIRST, inputs.read("first")))
+        ahead.begin(following(FIRST, inputs.read("first")))
         taken = ahead.take(PlannedInput.of([Range("a", 0, 10, 50)], {"a": Source(0), "other": Source(8)}))
         assert taken is not None, "states of other journals play no part"
         assert ahead.take(FIRST) is None
@@ -56,18 +56,18 @@ def test_what_was_read_in_a_thread_is_taken_once_and_closed_by_its_taker():
 def test_what_nobody_wants_is_let_go():
     inputs = Inputs()
     with InputAhead[str]() as ahead:
-        ahead.begin(foresee(FIRST, inputs.read("first")))
+        ahead.begin(following(FIRST, inputs.read("first")))
         assert ahead.take(SECOND) is None
         assert inputs.open == []
-        ahead.begin(foresee(FIRST, inputs.read("first")))
-        ahead.begin(foresee(SECOND, inputs.read("second")))
+        ahead.begin(following(FIRST, inputs.read("first")))
+        ahead.begin(following(SECOND, inputs.read("second")))
     assert inputs.open == []
 
 
 def test_other_states_of_sources_are_another_input():
     inputs = Inputs()
     with InputAhead[str]() as ahead:
-        ahead.begin(foresee(FIRST, inputs.read("first")))
+        ahead.begin(following(FIRST, inputs.read("first")))
         assert ahead.take(PlannedInput(FIRST.ranges, {"a": Source(1)})) is None
 
 
@@ -75,9 +75,9 @@ def test_a_plan_may_come_with_a_look_at_what_there_is_or_find_nothing():
     inputs = Inputs()
     with InputAhead[str]() as ahead:
         assert ahead.extents() is None
-        ahead.begin(foresee(FIRST, inputs.read("first")))
+        ahead.begin(following(FIRST, inputs.read("first")))
         assert ahead.extents() is None
-        ahead.begin(foresee(FIRST, inputs.read("first"), {"a": ContentExtent(0, 50)}))
+        ahead.begin(following(FIRST, inputs.read("first"), {"a": ContentExtent(0, 50)}))
         assert ahead.extents() == {"a": ContentExtent(0, 50)}
         assert ahead.take(FIRST) is not None
         assert ahead.extents() is None
@@ -93,11 +93,11 @@ def test_errors_are_raised_to_the_taker_and_to_nobody_else():
     inputs = Inputs()
     inputs.failing = True
     with InputAhead[str]() as ahead:
-        ahead.begin(foresee(FIRST, inputs.read("first")))
+        ahead.begin(following(FIRST, inputs.read("first")))
         taken = ahead.take(FIRST)
         assert taken is not None
         with pytest.raises(ValueError, match="first cannot be read"), taken:
             pass
         ahead.begin(unplanned)
         assert (ahead.extents(), ahead.take(FIRST)) == (None, None)
-        ahead.begin(foresee(SECOND, inputs.read("second")))
+        ahead.begin(following(SECOND, inputs.read("second")))
