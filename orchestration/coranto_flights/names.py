@@ -11,6 +11,22 @@ TABLE: Final = "carrier_delays"
 """The SQL table of the carriers' delays, and its asset."""
 
 
+LAKE: Final = "flights_lake"
+"""The asset of the Iceberg table of all flights."""
+NAMESPACE: Final = "demo"
+"""The namespace of Iceberg tables."""
+
+
+def lake_table(table: str) -> str:
+    """Return the name of the Iceberg table that stands beside a SQL table, whose name begins with `TABLE`."""
+    return f"flights{table.removeprefix(TABLE)}"
+
+
+def lake_consumer_name(prefix: str) -> str:
+    """Return the name of the consumer that copies flights below `prefix` into the lake."""
+    return f"{prefix}flights-lake"
+
+
 def consumer_name(prefix: str) -> str:
     """Return the name of the consumer of flights below `prefix`. Its fence and checkpoint are kept under this name."""
     return f"{prefix}carrier-delays"

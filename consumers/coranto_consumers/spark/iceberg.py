@@ -24,6 +24,7 @@ from typing import Final
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction
@@ -167,6 +168,14 @@ class IcebergStore(OutputStore[Written]):
             raise self._failure(f"the commit of {shard} could not be made", error) from error
         self._recent.append(done)
         self._sweep_losers()
+
+    def load(self, table: Table | str) -> IcebergTable | None:
+        """Return a table as it is now, None if there is none. A name without a namespace is in that of the store."""
+        name = f"{self._namespace}.{table}" if isinstance(table, str) and "." not in table else self._name_of(table)
+        try:
+            return self._owner.catalog.load_table(name)
+        except NoSuchTableError:
+            return None
 
     def _change(self, name: str, outputs: Sequence[Written], done: _Transaction) -> Change:
         """Return what changes a table, and note the files that it names."""

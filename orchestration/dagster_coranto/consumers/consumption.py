@@ -11,6 +11,7 @@ from coranto.telemetry import Log
 from dagster_coranto.consumers.definition import ConsumerSettings, Materialized, SparkConsumerDefinition
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
+from dagster_coranto.translation.iceberg_tables import iceberg_facts
 from dagster_coranto.translation.metadata import (
     ConsumerMetadataSet,
     GroupMetadataSet,
@@ -95,9 +96,14 @@ class Consumption:
 
     def states(self, report: ConsumeReport, *, count_rows: bool = True) -> Iterator[Materialized]:
         """Yield the state of each asset after what the report tells of. Counting rows reads the tables."""
-        keep_vector(self._settings.store_url, self._settings.application.name, report.offsets)
+        store = self._settings.store
+        if isinstance(store, str):
+            keep_vector(store, self._settings.application.name, report.offsets)
         for spec in self._definition.tables:
-            facts = table_facts(self._settings.store_url, spec, count_rows=count_rows)
+            if isinstance(store, str):
+                facts = table_facts(store, spec, count_rows=count_rows)
+            else:
+                facts = iceberg_facts(store, spec)
             yield Materialized(spec.key, vector_version(report.offsets), {**consumer_metadata(report), **facts})
         for spec, group in self._definition.outputs:
             heads = heads_of(self._journals.positions(group))
@@ -117,7 +123,7 @@ class Consumption:
         return SparkConsumer(
             self._settings.application,
             self._journals.client_config(),
-            self._settings.store_url,
+            self._settings.store,
             self._spark.session,
             max_transaction_bytes=self._settings.max_transaction_bytes or DEFAULT_TRANSACTION_BYTES,
             on_progress=show,

@@ -15,6 +15,7 @@ from coranto.errors import InvalidInput
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.application import Application
+    from coranto_consumers.spark.iceberg import IcebergStore
 
 
 class ConsumerMode(enum.Enum):
@@ -28,11 +29,23 @@ class ConsumerMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """The settings of one run: the application, its SQL store, and the size of transactions (0: the default)."""
+    """The settings of one run: the application, its store, and the size of transactions (0: the default).
+
+    The store is a database, by its URL, or an `IcebergStore`.
+    """
 
     application: Application
-    store_url: str = field(repr=False)  # It may hold a password.
+    store: str | IcebergStore = field(repr=False)  # It may hold a password.
     max_transaction_bytes: int = 0
+
+    @property
+    def database_url(self) -> str:
+        """The URL of the database. Raises InvalidInput for an `IcebergStore`."""
+        if not isinstance(self.store, str):
+            raise InvalidInput(
+                f"{self.store.name} is no database, and windows are kept in one; give a URL", field="store"
+            )
+        return self.store
 
 
 @dataclass(frozen=True, slots=True)

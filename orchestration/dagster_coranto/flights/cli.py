@@ -30,6 +30,7 @@ def run(
     data_dir: DataDir = _DATA,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Only so many flights; 0 takes all.")] = 0,
     brokers: Brokers = 1,
+    lake: Annotated[bool, typer.Option("--lake", help="Also copy every flight into an Iceberg table.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run left, and begin anew.")] = False,
 ) -> None:
     """Start a cluster, publish the flights, consume them exactly once, kill the consumer, prove the result.
@@ -49,7 +50,7 @@ def run(
             forget(data_dir)
         shutil.rmtree(data_dir)
     try:
-        outcome = Demo(data_dir, limit=limit, brokers=brokers, console=console).run()
+        outcome = Demo(data_dir, limit=limit, brokers=brokers, lake=lake, console=console).run()
     except KeyboardInterrupt:
         console.print("\nStopped, and everything that was started with it. Run it again to go on.")
         raise typer.Exit(130) from None

@@ -37,12 +37,16 @@ _KEPT: Final = "flights-kept.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run: the prefix of its journals, its table, the number of flights (0: all), and the size of transactions."""
+    """One run: the prefix of its journals, its table, the number of flights (0: all), and the size of transactions.
+
+    With `lake`, all flights also go into an Iceberg table.
+    """
 
     prefix: str = ""
     table: str = TABLE
     limit: int = 0
     max_transaction_bytes: int = TRANSACTION_BYTES
+    lake: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -60,6 +64,7 @@ class Job:
         """The job as Dagster's run configuration."""
         settings = asdict(self)
         prefix = settings.pop("prefix")
+        del settings["lake"]
         return {"resources": {"journals": {"config": {"prefix": prefix}}, "flights": {"config": settings}}}
 
 
@@ -70,7 +75,10 @@ def consumer_name(job: Job) -> str:
 
 def materialize(job: Job, selection: Sequence[str] = (), *, log_level: str = "INFO") -> bool:
     """Materialise assets (such as `flights/events`; all when none is named), and return whether that succeeded."""
-    from dagster_coranto.flights.definitions import defs
+    if job.lake:
+        from dagster_coranto.flights.lake import defs
+    else:
+        from dagster_coranto.flights.definitions import defs
 
     remember(job, JournalResource().located_data_dir())
     keys = [dg.AssetKey.from_user_string(name) for name in selection]

@@ -56,12 +56,18 @@ class DemoResult:
 
 
 class Demo:
-    """One run of the main job below `data_dir`. `limit` is the number of flights to take (0: all)."""
+    """One run of the main job below `data_dir`. `limit` is the number of flights to take (0: all).
 
-    def __init__(self, data_dir: Path, *, limit: int = 0, brokers: int = 1, console: Console | None = None) -> None:
+    With `lake`, another consumer copies them into an Iceberg table.
+    """
+
+    def __init__(
+        self, data_dir: Path, *, limit: int = 0, brokers: int = 1, lake: bool = False, console: Console | None = None
+    ) -> None:
         self._data_dir = data_dir
         self._limit = limit
         self._brokers = brokers
+        self._lake = lake
         self._console = console or Console()
         self._children: list[subprocess.Popen[bytes]] = []
 
@@ -98,7 +104,7 @@ class Demo:
         return dagster_environment(self._data_dir)
 
     def _start(self, job: Job, selection: Sequence[str]) -> subprocess.Popen[bytes]:
-        job = replace(job, limit=self._limit)
+        job = replace(job, limit=self._limit, lake=self._lake)
         command = [sys.executable, "-m", "dagster_coranto.flights.materialize", job.to_json(), *selection]
         child = subprocess.Popen(command, env=self._environment())
         self._children.append(child)
@@ -133,7 +139,12 @@ class Demo:
 
     def prove(self, config: ClientConfig, job: Job, flights: pd.DataFrame) -> list[CheckedClaim]:
         """Compare the results of a finished job with the flights."""
-        return prove(config, store_url(self._data_dir), flights, prefix=job.prefix, table=job.table)
+        claims = prove(config, store_url(self._data_dir), flights, prefix=job.prefix, table=job.table)
+        if self._lake:
+            from coranto_flights.lake import prove_lake
+
+            claims.append(prove_lake(self._data_dir, job.table, flights))
+        return claims
 
     def audit(self, config: ClientConfig, jobs: Sequence[Job]) -> CheckedClaim:
         """Audit all journals and the consumers of finished jobs, and keep the signed report."""

@@ -94,7 +94,7 @@ def build_windowed_consumer(
             name,
             chosen.application,
             resource_of(context.resources, resource_key, JournalResource).client_config(),
-            chosen.store_url,
+            chosen.database_url,
             resource_of(context.resources, spark_resource_key, SparkResource).session,
         )
         try:
@@ -102,9 +102,9 @@ def build_windowed_consumer(
         except Fenced as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         window = report.window
-        keep_offsets(chosen.store_url, name, window)
+        keep_offsets(chosen.database_url, name, window)
         for spec in specs:
-            facts = table_facts(chosen.store_url, spec, count_rows=False)
+            facts = table_facts(chosen.database_url, spec, count_rows=False)
             metadata = {**window_metadata(window, report.messages, report.rows, report.fence), **facts}
             if window.name != context.partition_key:
                 context.log.info(f"Window {context.partition_key} is a part of {window.name} now, which was read.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from coranto.client.committed import committed_messages
 from coranto.messages import JsonLines
 from coranto_consumers.stores.sql import SqlStore
 from coranto_flights.data import ALERT_COLUMNS, expected_alerts, expected_carrier_delays, load_flights
+from coranto_flights.lake import prove_lake
 from dagster_coranto import JournalResource
 from dagster_coranto.flights.definitions import EVENTS, defs
 from dagster_coranto.flights.materialize import Job, consumer_name, forget, materialize, store_url
@@ -163,3 +165,19 @@ def test_forgetting_drops_tables_and_checkpoints_of_this_cluster_only(materializ
     assert store.read(consumer_name(FIRST)) is None
     assert not sa.inspect(store.engine).has_table("carrier_delays")
     assert store.read("somebody-elses") == kept
+
+
+def test_with_the_lake_every_flight_is_in_an_iceberg_table_once(materialized: Path) -> None:
+    job = replace(Job("lake/", "carrier_delays_lake", 1500, 100_000), lake=True)
+    assert materialize(job, log_level="WARNING")
+    read = latest("flights_lake")
+    assert (read["dagster/table_name"], read["dagster/row_count"]) == ("demo.flights_lake", 1500)
+    assert read["dagster-coranto/transactions"] > 1
+    assert [each.name for each in read["dagster/column_schema"].columns][:3] == ["year", "month", "day"]
+    assert materialize(job, log_level="WARNING")
+    assert latest("flights_lake")["dagster-coranto/messages"] == 0
+    claim = prove_lake(materialized, job.table, load_flights(1500))
+    assert claim.holds, claim.detail
+    assert not prove_lake(materialized, job.table, load_flights(1501)).holds
+    assert not prove_lake(materialized, "carrier_delays_none", load_flights(1)).holds
+    assert delays(materialized, "carrier_delays_lake") == expected_delays(1500)
