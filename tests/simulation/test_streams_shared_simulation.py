@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 
 from coranto.streams.control.decisions import Decisions, Gate
+from coranto.streams.control.transaction_ends import TransactionEnd
 from coranto.streams.groups.group_reader import GroupReader
 from coranto.streams.groups.group_state import CheckpointPassed, GroupState, Positions, Released
+from coranto.streams.model import lanes
 from coranto.streams.model.frontier import Completion, Frontier
+from coranto.streams.model.lanes import LaneChange, LaneStep, LaneUse
 from coranto.streams.model.positions import SegmentPosition
 from coranto.streams.model.stream import Stream
 from coranto.streams.writer.multi_key.writer import MultiKeyWriter
@@ -76,10 +80,10 @@ def test_what_is_planted_below_is_not_there_otherwise(options: dict[str, Any]) -
 
 def test_decisions_that_ask_for_no_open_gate_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def decide(
-        self: Decisions, txn: str, acks: Mapping[str, bytes], token: str, done: Iterable[str] = ()
+        self: Decisions, use: LaneUse, acks: Mapping[str, bytes], token: str, done: Iterable[str] = ()
     ) -> None:
         gate = await self.gate()
-        await right(self, txn, acks, gate.token or token, done)
+        await right(self, use, acks, gate.token or token, done)
 
     right = Decisions.decide
     monkeypatch.setattr(Decisions, "decide", decide)
@@ -113,6 +117,36 @@ def test_acknowledgements_before_the_decision_are_caught(monkeypatch: pytest.Mon
     right = MultiKeyWriter._append
     monkeypatch.setattr(MultiKeyWriter, "_append", append)
     assert caught("undecided", "partial", **SEVERAL)
+
+
+def slow_recovery(patch: pytest.MonkeyPatch) -> None:
+    """Have processes that recover the stream stand still after they have read what was decided."""
+
+    async def acknowledge(self: Decisions, journal: str, ends: list[TransactionEnd]) -> None:
+        await asyncio.sleep(3.0)
+        await right(self, journal, ends)
+
+    right = Decisions._acknowledge
+    patch.setattr(Decisions, "_acknowledge", acknowledge)
+
+
+def test_acknowledgements_that_come_late_for_any_transaction_of_their_lane_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def careless(changes: Iterable[LaneChange]) -> dict[str, Any]:
+        given = list(changes)
+        found = lanes.parameters(given)
+        if any(change.step is LaneStep.END for change in given):
+            found.pop("check_registers")
+        return found
+
+    slow_recovery(monkeypatch)
+    for seed in range(2):
+        report = run(shared_options_of(seed, **FEW | SEVERAL))
+        assert report.sound, str(report)
+    monkeypatch.setattr("coranto.streams.control.transaction_ends.parameters", careless)
+    monkeypatch.setattr("coranto.streams.writer.multi_key.writer.parameters", careless)
+    assert caught("lost", "partial", "undelivered", **SEVERAL)
 
 
 def test_readers_that_record_read_instead_of_consumed_events_are_caught(

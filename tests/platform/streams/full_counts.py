@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import resource
 import time
 from collections import Counter
@@ -21,8 +22,12 @@ from coranto.client import JournalClient
 from coranto.client.config import ClientConfig
 from coranto.client.connection import Connection
 from coranto.effects import Clock
-from coranto.messages.uuids import Flags
+from coranto.messages import JsonLines
+from coranto.messages.framing import Envelope
+from coranto.messages.sequencer import Sequencer
+from coranto.messages.uuids import CLOCK_TICK, Flags, new_producer_id
 from coranto.security.call_tokens import CallTokens
+from coranto.streams.model.lanes import LanePool, LaneUse
 from coranto.streams.model.registers import Registers, WriterEntry, enter
 from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.streams.writer.units import CommitResult
@@ -233,6 +238,32 @@ async def come_and_go(writers: int, *, most: int = 16) -> list[int]:
     return sizes
 
 
+# --------------------------------------------------------------------------- what readers remember of multi-key writers
+
+
+def remembered(transactions: int, *, at_once: int) -> list[int]:
+    """The producers in a checkpoint at each tenth of so many transactions of one writer, by the rules alone."""
+    sequencer: Sequencer[Any] = Sequencer(ring_size=1 << 10)
+    framing = JsonLines()
+    pool = LanePool(lambda: new_producer_id(os.urandom))
+    found, offset, clock = [], 0, 1 << 40
+    for begin in range(0, transactions, at_once):
+        uses = [LaneUse(pool.take(), "", 0) for _ in range(at_once)]
+        for flags in (Flags.CONTINUE_TXN, Flags.ACK_TXN):
+            for use in uses:
+                clock += CLOCK_TICK
+                sequencer.queue(Envelope("a", offset, offset + 100, use.producer, clock, flags, b"", framing))
+                while sequencer.step() is not None:
+                    pass
+                offset += 100
+        pool.recorded(pool.to_record())  # With the decision on the last of these.
+        for use in uses:
+            pool.ended(use)
+        if begin // at_once % max(1, transactions // at_once // 10) == 1:
+            found.append(len(sequencer.checkpoint()["a"].seen_producers))
+    return found
+
+
 def _resident() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
@@ -278,6 +309,13 @@ def t22(count: Count = 1_000_000) -> None:
     began = time.process_time()
     sizes = asyncio.run(come_and_go(count))
     _tell("MiB: " + ", ".join(f"{size / (1 << 20):.1f}" for size in sizes), began)
+
+
+@app.command()
+def lanes(count: Count = 10_000_000, at_once: Annotated[int, typer.Option(help="Transactions at once.")] = 32) -> None:
+    """What readers remember of a multi-key writer, at each tenth of its transactions."""
+    began = time.process_time()
+    _tell(f"producers: {remembered(count, at_once=at_once)}", began)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from coranto.client.values import AppendResult
+
+C = TypeVar("C")
 
 MAX_BATCH_BYTES: Final = 1 << 20
 """The most bytes in one batch. A single content may be longer."""
@@ -19,22 +21,24 @@ class ContentRange(NamedTuple):
     end: int
 
 
-class Batches:
+class Batches(Generic[C]):
     """Appends content with `send`, in the order given, one append after the other.
+
+    `send` gets the content of a batch, and what was given with each.
 
     Without load, each content is an append of its own. Content that arrives while an append is under way is batched
     into the next one. All content of a batch is appended, or all of it fails with the same error.
     """
 
-    def __init__(self, send: Callable[[Sequence[bytes]], Awaitable[AppendResult]]) -> None:
+    def __init__(self, send: Callable[[Sequence[bytes], Sequence[C]], Awaitable[AppendResult]]) -> None:
         self._send = send
-        self._waiting: list[tuple[bytes, asyncio.Future[ContentRange]]] = []
+        self._waiting: list[tuple[bytes, C, asyncio.Future[ContentRange]]] = []
         self._runner: asyncio.Task[None] | None = None
 
-    async def append(self, content: bytes) -> ContentRange:
+    async def append(self, content: bytes, condition: C) -> ContentRange:
         """Append content and return its place. Cancelling does not stop the append. Raises what `send` raises."""
         done: asyncio.Future[ContentRange] = asyncio.get_running_loop().create_future()
-        self._waiting.append((content, done))
+        self._waiting.append((content, condition, done))
         if self._runner is None:
             self._runner = asyncio.create_task(self._run())
         return await done
@@ -44,28 +48,28 @@ class Batches:
             while self._waiting:
                 batch = self._take()
                 try:
-                    result = await self._send([content for content, _ in batch])
+                    result = await self._send([each[0] for each in batch], [each[1] for each in batch])
                 except BaseException as error:
-                    for _, done in batch:
+                    for _, _, done in batch:
                         if not done.done():
                             done.set_exception(error)
                     if not isinstance(error, Exception):
                         raise
                     continue
                 at = result.begin
-                for content, done in batch:
+                for content, _, done in batch:
                     if not done.done():
                         done.set_result(ContentRange(at, at + len(content)))
                     at += len(content)
         finally:
             self._runner = None
-            for _, done in self._waiting:  # Not empty only if this task was cancelled.
+            for _, _, done in self._waiting:  # Not empty only if this task was cancelled.
                 done.cancel()
             self._waiting.clear()
 
-    def _take(self) -> list[tuple[bytes, asyncio.Future[ContentRange]]]:
+    def _take(self) -> list[tuple[bytes, C, asyncio.Future[ContentRange]]]:
         size = count = 0
-        for content, _ in self._waiting:
+        for content, _, _ in self._waiting:
             if count and size + len(content) > MAX_BATCH_BYTES:
                 break
             size += len(content)

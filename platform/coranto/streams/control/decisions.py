@@ -2,13 +2,14 @@
 
 A multi-key transaction appends its events to several segments. In each segment, readers treat the events as uncommitted
 until an acknowledgement follows. One record in the journal `<stream>/transactions` holds all acknowledgements together.
-It is appended before any of them is, and it *decides* the transaction. Any process that finds the record appends the
-acknowledgements again, which does no harm. So one append decides the transaction.
+It is appended before any of them is, and it *decides* the transaction. Any process that finds the record appends those
+acknowledgements that are missing. So one append decides the transaction.
 
 The journal is JSON lines:
 
 ====================================  ===============================================================================
-`{"decided": txn, "acks": {…}}`       the transaction is committed; by journal, its acknowledgements in base64
+`{"decided": txn, "acks": {…}}`       the transaction is committed; by journal, its acknowledgements in base64; `lane`
+                                      is its producer id and the clock at which it began (`lanes.py`)
 `{"void": txn}`                       it is not committed, unless an earlier record decided it
 `{"done": txn}`                       its acknowledgements are in their segments
 `{"settled": offset}`                 so are those of all transactions that were decided below the offset
@@ -27,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
@@ -37,7 +39,10 @@ from coranto.client.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.effects import Entropy
 from coranto.errors import CorruptData, JournalNotFound, NotAllowed, RegisterMismatch
+from coranto.messages.uuids import ProducerId
 from coranto.streams.control.batches import Batches
+from coranto.streams.control.transaction_ends import TransactionEnd, end_transactions
+from coranto.streams.model.lanes import LaneUse
 from coranto.streams.model.stream import HELD_LABEL, MAX_RECORD_BYTES, transactions_journal
 from coranto.wire import protocol_pb2 as pb
 
@@ -73,11 +78,15 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A decided transaction: the acknowledgements to append, by journal, and the offset of its record."""
+    """A decided transaction: the acknowledgements to append, by journal, and the offset of its record.
+
+    `use` is None for a transaction of an earlier version, whose producer id made no other.
+    """
 
     txn: str
     acks: Mapping[str, bytes]
     offset: int
+    use: LaneUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,7 @@ def replay(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Recorded:
                 txn = str(record["decided"])
                 acks = {str(journal): base64.b64decode(ack, validate=True) for journal, ack in record["acks"].items()}
                 if txn not in void:
-                    decided.setdefault(txn, Decided(txn, acks, offset))
+                    decided.setdefault(txn, Decided(txn, acks, offset, _lane_in(record)))
             elif "void" in record:
                 txn = str(record["void"])
                 if txn not in decided:
@@ -115,13 +124,20 @@ def replay(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Recorded:
     return Recorded(decided, frozenset(void), frozenset(done))
 
 
+def _lane_in(record: Mapping[str, Any]) -> LaneUse | None:
+    if "lane" not in record:
+        return None
+    producer, begin = record["lane"]
+    return LaneUse(ProducerId(bytes.fromhex(producer)), str(record["decided"]), int(begin))
+
+
 class Decisions:
     """The journal of a stream's decisions. Safe for use by many tasks at once."""
 
     def __init__(self, client: JournalClient, stream: str, entropy: Entropy) -> None:
         self._client = client
         self._entropy = entropy
-        self._batches: tuple[str, Batches] | None = None  # For the token of the last call.
+        self._batches: tuple[str, Batches[None]] | None = None  # For the token of the last call.
         self.journal = transactions_journal(stream)
 
     # -- The gate --------------------------------------------------------------------------------------------------
@@ -151,18 +167,22 @@ class Decisions:
 
     # -- Decisions -------------------------------------------------------------------------------------------------
 
-    async def decide(self, txn: str, acks: Mapping[str, bytes], token: str, done: Iterable[str] = ()) -> None:
-        """Commit a transaction, if the gate still has this `token`. Transactions that wait together share an append.
+    async def decide(self, use: LaneUse, acks: Mapping[str, bytes], token: str, done: Iterable[str] = ()) -> None:
+        """Commit the transaction that uses a lane, if the gate still has this `token`.
+
+        Transactions that wait together share an append.
 
         `done` are earlier transactions whose acknowledgements are in their segments. Raises RegisterMismatch if nothing
         was decided. Raises AppendOutcomeUnknown if that is not known; then call `was_decided`.
         """
         in_text = {name: base64.b64encode(ack).decode() for name, ack in acks.items()}
-        records: list[Mapping[str, object]] = [{"decided": txn, "acks": in_text}, *({"done": each} for each in done)]
+        decision = {"decided": use.txn, "acks": in_text, "lane": [use.producer.hex(), use.begin]}
+        records: list[Mapping[str, object]] = [decision, *({"done": each} for each in done)]
         if self._batches is None or self._batches[0] != token:
             check = labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: token})
-            self._batches = token, Batches(lambda each: self._client.append(self.journal, each, check_registers=check))
-        await self._batches[1].append(b"".join(map(_line, records)))
+            append = self._client.append
+            self._batches = token, Batches(lambda each, _: append(self.journal, each, check_registers=check))
+        await self._batches[1].append(b"".join(map(_line, records)), None)
 
     async def was_decided(self, txn: str, begin: int) -> bool:
         """Return True if a transaction was decided. If it was not, it never will be.
@@ -190,10 +210,10 @@ class Decisions:
         if gate.settled >= gate.end:
             return 0
         undone = (await self.read(gate.settled, gate.end)).undone()
-        by_journal: dict[str, list[bytes]] = {}
+        by_journal: dict[str, list[TransactionEnd]] = {}
         for each in undone:
             for journal, ack in each.acks.items():
-                by_journal.setdefault(journal, []).append(ack)
+                by_journal.setdefault(journal, []).append(TransactionEnd(each.use, ack))
         await asyncio.gather(*(self._acknowledge(journal, acks) for journal, acks in by_journal.items()))
         settled = {SETTLED_LABEL: str(gate.end)}
         # If the registers were lost and restored since, they must not claim that later decisions are settled.
@@ -204,11 +224,9 @@ class Decisions:
             return len(undone)  # Another process is doing this, and finds the same work.
         return len(undone)
 
-    async def _acknowledge(self, journal: str, acks: list[bytes]) -> None:
-        try:
-            await self._client.append(journal, acks, retry_unknown=True)
-        except (NotAllowed, JournalNotFound):
-            return
+    async def _acknowledge(self, journal: str, ends: list[TransactionEnd]) -> None:
+        with contextlib.suppress(NotAllowed, JournalNotFound):
+            await end_transactions(self._client, journal, ends)
 
     async def _record(
         self,

@@ -21,6 +21,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -41,10 +42,14 @@ from coranto.errors import (
     StreamExists,
     StreamNotFound,
 )
+from coranto.messages.framing import Framing
+from coranto.messages.uuids import ProducerClock
 from coranto.names import nests
 from coranto.specs import durability
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.scaling import MAX_CHANGES, Change, ScalingPolicy, format_policy, transition
+from coranto.streams.control.transaction_ends import drop_open_lanes
+from coranto.streams.model.events import format_of
 from coranto.streams.model.keys import KEY_SPACE, KeyRange
 from coranto.streams.model.registers import MAX_WRITERS
 from coranto.streams.model.stream import (
@@ -338,6 +343,28 @@ class Streams:
             if await self._attempt([_touch(view.transactions, {})]) and await decisions.open(gate.token):
                 return await self.describe(name)
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
+
+    async def drop_lanes(self, name: str, format: Framing[Any] | None = None) -> int:
+        """Remove what multi-key writers that died left in the registers of segments. Returns the number of lanes.
+
+        Transactions that are open meanwhile start again. `format` is the format of events, by default that of the
+        stream's content type. Raises as `resume` does.
+        """
+        view = await self._finish(name)
+        if view.transactions is None:
+            return 0
+        decisions = Decisions(self._client, name, self._entropy)
+        gate = await decisions.close()
+        await decisions.finish(gate)
+        # Transactions that have not ended now depend on an earlier gate, so they can never be decided.
+        events = format or format_of(view.stream.content_type)
+        ticks = ProducerClock(lambda: int(self._clock.now() * 1e9))
+        journals = [each.journal for each in view.stream.active()]
+        dropped = await asyncio.gather(*(drop_open_lanes(self._client, each, events, ticks) for each in journals))
+        if await self._attempt([_touch(view.transactions, {})]):
+            await decisions.open(gate.token)
+        await self.resume(name)
+        return sum(dropped)
 
     async def _finish(self, name: str) -> _View:
         """Determine the final offsets of segments that are being sealed, and record them."""

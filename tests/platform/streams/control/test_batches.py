@@ -22,7 +22,8 @@ class Journal:
         self.gate = asyncio.Event()
         self.broken = False
 
-    async def send(self, contents: Sequence[bytes]) -> AppendResult:
+    async def send(self, contents: Sequence[bytes], notes: Sequence[int]) -> AppendResult:
+        assert list(notes) == [len(each) for each in contents]
         self.sent.append(len(contents))
         await self.gate.wait()
         if self.broken:
@@ -35,9 +36,9 @@ class Journal:
 async def test_what_comes_meanwhile_goes_together() -> None:
     journal = Journal()
     batches = Batches(journal.send)
-    tasks = [asyncio.create_task(batches.append(b"x" * size)) for size in (1, 2, 3)]
+    tasks = [asyncio.create_task(batches.append(b"x" * size, size)) for size in (1, 2, 3)]
     await asyncio.sleep(0)
-    tasks += [asyncio.create_task(batches.append(b"y" * size)) for size in (4, 5)]
+    tasks += [asyncio.create_task(batches.append(b"y" * size, size)) for size in (4, 5)]
     await asyncio.sleep(0)
     journal.gate.set()
     assert await asyncio.gather(*tasks) == [
@@ -49,14 +50,14 @@ async def test_what_comes_meanwhile_goes_together() -> None:
     ]
     assert sum(journal.sent) == 5
     assert len(journal.sent) == 2
-    assert await batches.append(b"z") == ContentRange(15, 16)
+    assert await batches.append(b"z", 1) == ContentRange(15, 16)
 
 
 async def test_an_append_is_bounded_and_one_that_is_given_up_is_not_recalled() -> None:
     journal = Journal()
     batches = Batches(journal.send)
-    big = [asyncio.create_task(batches.append(b"x" * (MAX_BATCH_BYTES - 1))) for _ in range(2)]
-    big.append(asyncio.create_task(batches.append(b"x" * (2 * MAX_BATCH_BYTES))))
+    big = [asyncio.create_task(batches.append(b"x" * (MAX_BATCH_BYTES - 1), MAX_BATCH_BYTES - 1)) for _ in range(2)]
+    big.append(asyncio.create_task(batches.append(b"x" * (2 * MAX_BATCH_BYTES), 2 * MAX_BATCH_BYTES)))
     await asyncio.sleep(0)
     big[1].cancel()
     journal.gate.set()
@@ -70,18 +71,18 @@ async def test_those_that_go_together_fail_together_and_later_ones_do_not() -> N
     journal = Journal()
     batches = Batches(journal.send)
     journal.broken = True
-    tasks = [asyncio.create_task(batches.append(b"x")) for _ in range(3)]
+    tasks = [asyncio.create_task(batches.append(b"x", 1)) for _ in range(3)]
     await asyncio.sleep(0)
     journal.gate.set()
     assert [type(each) for each in await asyncio.gather(*tasks, return_exceptions=True)] == [NotAllowed] * 3
     journal.broken = False
-    assert await batches.append(b"x") == ContentRange(0, 1)
+    assert await batches.append(b"x", 1) == ContentRange(0, 1)
 
 
 async def test_waiters_get_an_error_when_the_loop_ends() -> None:
     journal = Journal()
     batches = Batches(journal.send)
-    tasks = [asyncio.create_task(batches.append(b"x" * MAX_BATCH_BYTES)) for _ in range(2)]
+    tasks = [asyncio.create_task(batches.append(b"x" * MAX_BATCH_BYTES, MAX_BATCH_BYTES)) for _ in range(2)]
     await asyncio.sleep(0)
     (runner,) = [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == "Batches._run"]
     await asyncio.sleep(0)

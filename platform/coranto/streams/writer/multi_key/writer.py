@@ -2,8 +2,8 @@
 
 A transaction on one key takes one append. A multi-key transaction takes more, because several segments must agree:
 
-1. The events are appended to each segment as CONTINUE_TXN, under a producer id of the transaction's own: one append per
-   segment, all at the same time. Readers see the events, but do not treat them as committed.
+1. The events are appended to each segment as CONTINUE_TXN, under a producer id that no other open transaction has: one
+   append per segment, all at the same time. Readers see the events, but do not treat them as committed.
 2. The decision, with the acknowledgements of all segments, is appended to `<stream>/transactions`: one append, on the
    condition that the stream's segments have not changed since the transaction looked at them (`decisions.py`). This
    commits the transaction, whatever happens to this process.
@@ -13,10 +13,11 @@ So a transaction over n segments costs 2n + 1 appends in three consecutive steps
 share appends. The events need not be contiguous in a segment, and readers of different segments meet them at different
 times; but every reader gets all events of its segments or none.
 
-Each transaction has a new producer id, because acknowledgements may be appended again at any time (by a process that
-recovers the stream), and a repeated acknowledgement must not end another transaction. Events are never appended twice
-under one producer id: a reader that resumes after the transaction would take them for new events, and a repeated
-acknowledgement for their end. If the answer to an append of events is lost, the whole transaction starts again.
+A writer uses a producer id, or *lane*, again once the transaction before has ended and the journal of decisions says
+so. The registers of each segment name the transaction in progress on a lane, so that a late acknowledgement of an
+earlier one is refused (`coranto.streams.model.lanes`). Events are never appended twice under one producer id: a reader
+that resumes after the transaction would take them for new events. If the answer to an append of events is lost, the
+whole transaction starts again on another lane, and this one is given up.
 """
 
 from __future__ import annotations
@@ -47,11 +48,22 @@ from coranto.errors import (
     TransactionTimeout,
     Unavailable,
 )
-from coranto.messages.uuids import Flags, ProducerClock, ProducerId, build_uuid, new_producer_id
+from coranto.messages.uuids import Flags, ProducerClock, build_uuid, new_producer_id
 from coranto.streams.control.batches import Batches, ContentRange
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.lifecycle import Streams
+from coranto.streams.control.transaction_ends import TransactionEnd, drop_transaction, dropping, end_transactions
 from coranto.streams.model.events import EventFormat, format_of
+from coranto.streams.model.lanes import (
+    CROWDED_LANES,
+    MAX_LANES,
+    LaneChange,
+    LanePool,
+    LaneStep,
+    LaneUse,
+    lanes_in,
+    parameters,
+)
 from coranto.streams.model.registers import Registers
 from coranto.streams.model.stream import Segment, Stream, validate_stream
 from coranto.streams.writer.handshake import hold_registers
@@ -86,6 +98,7 @@ class _Part:
     """A transaction's part in one segment: the events, and the acknowledgements that commit or drop them."""
 
     segment: Segment
+    use: LaneUse
     content: bytes
     ack: bytes
     drop: bytes
@@ -135,8 +148,9 @@ class MultiKeyWriter(Generic[E]):
         self._ticks = ProducerClock(lambda: int(self._clock.now() * 1e9))
         self._cached_snapshot: _StreamSnapshot | None = None
         self._held: set[str] = set()
-        self._batches: dict[str, Batches] = {}
-        self._done: list[str] = []
+        self._batches: dict[str, Batches[LaneChange]] = {}
+        self._at_once = asyncio.Semaphore(MAX_LANES)
+        self._lanes = LanePool(lambda: new_producer_id(entropy))
         self._committed = 0
         self._closed = False
 
@@ -159,8 +173,7 @@ class MultiKeyWriter(Generic[E]):
     async def close(self) -> None:
         """Record which transactions are carried out. Open transactions stay open, but can no longer be committed."""
         self._closed = True
-        done, self._done = self._done, []
-        await self._decisions.done(done)
+        await self._decisions.done(each.txn for each in self._lanes.to_record())
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT) -> MultiKeyTransaction[E]:
         """Return a transaction: `async with writer.transaction() as txn: txn.write(key, event)`.
@@ -189,12 +202,17 @@ class MultiKeyWriter(Generic[E]):
         """Commit events, each given with its key's place. Starts again as a whole if segments change meanwhile."""
         if self._closed:
             raise InvalidInput("the writer is closed; make another one")
+        async with self._at_once:
+            return await self._attempts(events)
+
+    # -- Its parts -----------------------------------------------------------------------------------------------------
+
+    async def _attempts(self, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
         retry = Retry(self._patience)
         while True:
-            txn = self._entropy(12).hex()
             snapshot = await self._snapshot()
             try:
-                return await self._attempt(txn, snapshot, events)
+                return await self._attempt(snapshot, events)
             except _StartAgain as error:
                 if self._cached_snapshot is snapshot and isinstance(error, _SegmentsChanged):
                     self._cached_snapshot = None
@@ -209,8 +227,6 @@ class MultiKeyWriter(Generic[E]):
                         "committed. Try again"
                     ) from None
                 await self._clock.sleep(delay)
-
-    # -- Its parts -----------------------------------------------------------------------------------------------------
 
     async def _snapshot(self) -> _StreamSnapshot:
         """Return the state to depend on. It is cached until an attempt finds that it has changed."""
@@ -236,37 +252,43 @@ class MultiKeyWriter(Generic[E]):
         self._cached_snapshot = _StreamSnapshot(gate.token, stream, gate.end)
         return self._cached_snapshot
 
-    async def _attempt(
-        self, txn: str, snapshot: _StreamSnapshot, events: Sequence[tuple[int, bytes]]
-    ) -> MultiKeyResult:
-        parts = self._parts(snapshot.stream, events)
+    async def _attempt(self, snapshot: _StreamSnapshot, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
+        """Make one attempt. Its lane is used again only if the transaction is committed and ends everywhere."""
+        use = LaneUse(self._lanes.take(), self._entropy(12).hex(), self._ticks.tick())
+        parts = self._parts(snapshot.stream, use, events)
         outcomes = await asyncio.gather(*map(self._append, parts), return_exceptions=True)
         failures = [each for each in outcomes if isinstance(each, BaseException)]
         if failures:
             await self._roll_back(parts)
             raise _worst(failures)
-        done, self._done = self._done, []
+        done = self._lanes.to_record()
+        acks = {each.segment.journal: each.ack for each in parts}
         try:
-            await self._decisions.decide(txn, {each.segment.journal: each.ack for each in parts}, snapshot.token, done)
+            await self._decisions.decide(use, acks, snapshot.token, [each.txn for each in done])
+            self._lanes.recorded(done)
         except AppendOutcomeUnknown as error:
-            self._done += done
-            if not await self._was_decided(txn, snapshot.begin, error):
+            self._not_recorded(done)
+            if not await self._was_decided(use.txn, snapshot.begin, error):
                 await self._roll_back(parts)
                 raise _SegmentsChanged from None
         except CorantoError as error:
-            self._done += done
+            self._not_recorded(done)
             await self._roll_back(parts)
             raise _SegmentsChanged if isinstance(error, RegisterMismatch) else error from None
         acknowledged = await asyncio.gather(*map(self._acknowledge, parts))
         positions = [each for each in outcomes if isinstance(each, MultiKeyPosition)]
         if all(acknowledged):
-            self._done.append(txn)
+            self._lanes.ended(use)
         self._committed += 1
         if self._committed % _FINISH_EVERY == 0:
             await self._decisions.finish(await self._decisions.gate())
-        return MultiKeyResult(txn, tuple(positions), all(acknowledged))
+        return MultiKeyResult(use.txn, tuple(positions), all(acknowledged))
 
-    def _parts(self, stream: Stream, events: Sequence[tuple[int, bytes]]) -> list[_Part]:
+    def _not_recorded(self, done: Sequence[LaneUse]) -> None:
+        for use in done:
+            self._lanes.ended(use)
+
+    def _parts(self, stream: Stream, use: LaneUse, events: Sequence[tuple[int, bytes]]) -> list[_Part]:
         """Group the events by segment and stamp them. Events of a segment keep their order."""
         by_segment: dict[int, list[bytes]] = {}
         for place, encoded in events:
@@ -274,58 +296,51 @@ class MultiKeyWriter(Generic[E]):
             if segment is None:
                 raise StreamSealed(f"stream {self.stream} is sealed: it takes no more events. Write to another stream")
             by_segment.setdefault(segment.number, []).append(encoded)
-        producer = new_producer_id(self._entropy)
-        return [self._part(stream.segments[number], producer, each) for number, each in sorted(by_segment.items())]
+        return [self._part(stream.segments[number], use, each) for number, each in sorted(by_segment.items())]
 
-    def _part(self, segment: Segment, producer: ProducerId, events: Sequence[bytes]) -> _Part:
+    def _part(self, segment: Segment, use: LaneUse, events: Sequence[bytes]) -> _Part:
         format: Any = self._format
-        first = self._ticks.tick()
-        clocks = [first, *(self._ticks.tick() for _ in events[1:])]
         content = b"".join(
-            format.stamp(event, build_uuid(producer, clock, Flags.CONTINUE_TXN))
-            for event, clock in zip(events, clocks, strict=True)
+            format.stamp(event, build_uuid(use.producer, self._ticks.tick(), Flags.CONTINUE_TXN)) for event in events
         )
-        last = self._ticks.tick()
-        ack = format.acknowledgement(build_uuid(producer, last, Flags.ACK_TXN))
-        # The first acknowledgement drops pending events. Because of the second, events that a doubtful append adds
-        # later count as duplicates.
-        drop = format.acknowledgement(build_uuid(producer, first - 1, Flags.ACK_TXN)) + ack
-        return _Part(segment, content, ack, drop)
+        ack = format.acknowledgement(build_uuid(use.producer, self._ticks.tick(), Flags.ACK_TXN))
+        return _Part(segment, use, content, ack, dropping(format, use, ack))
 
     async def _append(self, part: _Part) -> MultiKeyPosition:
         journal = part.segment.journal
         await self._hold(journal)
-        return MultiKeyPosition(part.segment.number, journal, *await self._send(journal, part.content))
+        try:
+            found = await self._send(part, part.content, LaneStep.BEGIN)
+        except RegisterMismatch:
+            self._held.discard(journal)  # The registers may be lost.
+            raise
+        return MultiKeyPosition(part.segment.number, journal, *found)
 
-    async def _send(self, journal: str, content: bytes) -> ContentRange:
-        """Append messages with UUIDs, batched with those of other waiting transactions. Not retried."""
+    async def _send(self, part: _Part, content: bytes, step: LaneStep) -> ContentRange:
+        """Append a step of a transaction, batched with those of others that wait. Lost answers are not repeated."""
+        journal, change = part.segment.journal, LaneChange(step, part.use)
+        append, patience = self._client.append, self._patience
         batches = self._batches.get(journal)
         if batches is None:
-            append = self._client.append
-            batches = self._batches[journal] = Batches(lambda each: append(journal, each, patience=self._patience))
-        return await batches.append(content)
-
-    async def _send_again(self, journal: str, content: bytes) -> None:
-        """Append acknowledgements, and retry lost answers: an acknowledgement may be appended any number of times."""
-        retry = Retry(self._patience)
-        while True:
-            try:
-                await self._send(journal, content)
-                return
-            except AppendOutcomeUnknown:
-                delay = retry.failed(self._clock.monotonic())
-                if delay is None:
-                    raise
-                await self._clock.sleep(delay)
+            batches = self._batches[journal] = Batches(
+                lambda contents, changes: append(journal, contents, patience=patience, **parameters(changes))
+            )
+        try:
+            return await batches.append(content, change)
+        except RegisterMismatch:  # Perhaps because of another transaction.
+            alone = await append(journal, content, patience=patience, **parameters([change]))
+            return ContentRange(alone.begin, alone.end)
 
     async def _hold(self, journal: str) -> None:
-        """Mark the registers of a segment without content as held, so that other writers do not take them for lost."""
+        """Have the registers of a segment held, with room for lanes. Checks that use lanes fail on lost registers."""
         if journal in self._held:
             return
         found = await self._client.append(journal, b"", retry_unknown=True, patience=self._patience)
-        if not Registers.of(found.registers).held and found.end == 0:
+        if not Registers.of(found.registers).held:
             format: Any = self._format
-            await hold_registers(self._client, journal, 0, format, self._ticks, self._patience)
+            await hold_registers(self._client, journal, found.end, format, self._ticks, self._patience)
+        elif len(lanes_in(found.registers)) >= CROWDED_LANES:
+            await self._streams.drop_lanes(self.stream, self._format)
         self._held.add(journal)
 
     async def _was_decided(self, txn: str, begin: int, error: AppendOutcomeUnknown) -> bool:
@@ -343,7 +358,7 @@ class MultiKeyWriter(Generic[E]):
     async def _acknowledge(self, part: _Part) -> bool:
         """Make the events of a segment visible to readers. Returns False if that failed."""
         try:
-            await self._send_again(part.segment.journal, part.ack)
+            await self._end(part)
         except (NotAllowed, JournalNotFound):
             return True  # The process that sealed the segment did this before.
         except CorantoError as error:
@@ -351,12 +366,19 @@ class MultiKeyWriter(Generic[E]):
             return False
         return True
 
+    async def _end(self, part: _Part) -> None:
+        try:
+            await self._send(part, part.ack, LaneStep.END)
+        except (AppendOutcomeUnknown, RegisterMismatch):
+            end = TransactionEnd(part.use, part.ack)
+            await end_transactions(self._client, part.segment.journal, [end], patience=self._patience)
+
     async def _roll_back(self, parts: Sequence[_Part]) -> None:
         """Make readers drop events that were not decided. Failures are ignored, because no reader waits for this."""
 
         async def drop(part: _Part) -> None:
             with contextlib.suppress(CorantoError):
-                await self._send_again(part.segment.journal, part.drop)
+                await drop_transaction(self._client, part.segment.journal, part.use, part.drop, patience=self._patience)
 
         await asyncio.gather(*map(drop, parts))
 
@@ -364,10 +386,10 @@ class MultiKeyWriter(Generic[E]):
 def _worst(failures: Sequence[BaseException]) -> BaseException:
     """Choose the error to raise when events could not be appended, so that nothing is committed."""
     for each in failures:
-        if not isinstance(each, NotAllowed | JournalNotFound | AppendOutcomeUnknown):
+        if not isinstance(each, NotAllowed | JournalNotFound | AppendOutcomeUnknown | RegisterMismatch):
             return each
     for each in failures:
-        if isinstance(each, AppendOutcomeUnknown):
+        if isinstance(each, AppendOutcomeUnknown | RegisterMismatch):
             again = _StartAgain()
             again.__cause__ = each
             return again

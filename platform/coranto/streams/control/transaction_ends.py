@@ -1,0 +1,80 @@
+"""The acknowledgements that end multi-key transactions in a segment: each is applied once, whoever appends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from coranto.client.client import JournalClient
+from coranto.errors import RegisterMismatch
+from coranto.messages.framing import Framing
+from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerClock, build_uuid
+from coranto.streams.model.lanes import LaneChange, LaneStep, LaneUse, after_refusal, lanes_in, parameters
+
+
+class TransactionEnd(NamedTuple):
+    """The acknowledgement that makes a transaction's events visible in a segment.
+
+    Without `use`, which is for transactions of earlier versions, it may be appended any number of times.
+    """
+
+    use: LaneUse | None
+    ack: bytes
+
+
+async def end_transactions(
+    client: JournalClient, journal: str, ends: Sequence[TransactionEnd], *, patience: float | None = None
+) -> None:
+    """End decided transactions in a segment, as far as they have not ended. Repeats lost answers for
+    `patience` seconds, by default the client's.
+
+    Raises NotAllowed and JournalNotFound if the segment takes nothing any more, and errors of the client.
+    """
+    changes = [LaneChange(LaneStep.END, each.use) for each in ends if each.use is not None]
+    try:
+        await client.append(
+            journal, [each.ack for each in ends], retry_unknown=True, patience=patience, **parameters(changes)
+        )
+    except RegisterMismatch:  # Some have ended.
+        for each in ends:
+            await _end(client, journal, each, patience)
+
+
+async def _end(client: JournalClient, journal: str, end: TransactionEnd, patience: float | None) -> None:
+    step: LaneStep | None = LaneStep.END
+    while step is not None:
+        changes = [] if end.use is None else [LaneChange(step, end.use)]
+        try:
+            await client.append(journal, end.ack, retry_unknown=True, patience=patience, **parameters(changes))
+        except RegisterMismatch as error:
+            assert end.use is not None
+            step = after_refusal(error.registers, end.use)
+        else:
+            return
+
+
+def dropping(format: Framing[Any], use: LaneUse, last: bytes) -> bytes:
+    """Return content that makes readers drop a transaction's events. `last` is an acknowledgement after all of them.
+
+    The first acknowledgement drops pending events. Because of the second, events that a doubtful append adds later
+    count as duplicates.
+    """
+    return format.acknowledgement(build_uuid(use.producer, use.begin, Flags.ACK_TXN)) + last
+
+
+async def drop_transaction(
+    client: JournalClient, journal: str, use: LaneUse, content: bytes, *, patience: float | None = None
+) -> None:
+    """Append what `dropping` returned, of a transaction that can never be decided. Raises errors of the client."""
+    change = LaneChange(LaneStep.DROP, use)
+    await client.append(journal, content, retry_unknown=True, patience=patience, **parameters([change]))
+
+
+async def drop_open_lanes(client: JournalClient, journal: str, format: Framing[Any], ticks: ProducerClock) -> int:
+    """Drop all transactions in progress in a segment, none of which can be decided. Returns their number."""
+    uses = lanes_in((await client.append(journal, b"", retry_unknown=True)).registers)
+    for use in uses:
+        last = max(ticks.tick(), use.begin + CLOCK_TICK)
+        ack = format.acknowledgement(build_uuid(use.producer, last, Flags.ACK_TXN))
+        await drop_transaction(client, journal, use, dropping(format, use, ack))
+    return len(uses)

@@ -1,0 +1,159 @@
+"""Lanes: producer ids under which a multi-key writer makes one transaction after the other. Pure.
+
+A reader remembers each producer of a segment. So a writer uses few, and uses a producer id again once the transaction
+before has ended in all of its segments. A late acknowledgement of an earlier transaction must then not end the next
+one: a process that recovers the stream may have stood still for hours before it appends what was decided.
+
+Therefore the registers of a segment name the transaction that is in progress on a lane:
+
+===============================  =====================================================================================
+`coranto.dev/lane-<producer>`    the transaction of that producer whose events are there, and whose end is not
+===============================  =====================================================================================
+
+The append of a transaction's events adds the register, on the condition that it is absent. The append of its end
+removes it, on the condition that it still names this transaction. So each end is applied once, and registers hold only
+lanes with transactions in progress.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from coranto import labels
+from coranto.errors import CorruptData
+from coranto.messages.uuids import ProducerId
+from coranto.streams.model.stream import HELD_LABEL, RESTORED_LABEL
+from coranto.wire import protocol_pb2 as pb
+
+LANE_PREFIX: Final = "coranto.dev/lane-"
+MAX_LANES: Final = 32
+"""The most transactions that one writer has in progress at once. A lane takes some 100 of the 64 KiB of registers."""
+CROWDED_LANES: Final = 256
+"""The number of lanes in a segment from which on a writer removes those of writers that have died."""
+
+
+class LaneUse(NamedTuple):
+    """The use of a lane by one transaction. `begin` is a clock below those of its events."""
+
+    producer: ProducerId
+    txn: str
+    begin: int
+
+    @property
+    def label(self) -> str:
+        return LANE_PREFIX + self.producer.hex()
+
+    @property
+    def value(self) -> str:
+        return f"{self.txn}.{self.begin:x}"
+
+    @classmethod
+    def decode(cls, label: str, value: str) -> LaneUse:
+        """Decode a register. Raises CorruptData."""
+        txn, _, begin = value.partition(".")
+        try:
+            return cls(ProducerId(bytes.fromhex(label.removeprefix(LANE_PREFIX))), txn, int(begin, 16))
+        except ValueError as error:
+            raise CorruptData(f"{label}={value} is not a register of a lane: {error}") from error
+
+
+class LanePool:
+    """The lanes of one writer. A lane goes to another transaction only when the one before is recorded as ended.
+
+    Until then a process that recovers the stream may take the transaction for one that has not ended. A lane that is
+    never told to have ended is given up, as after a failure.
+    """
+
+    def __init__(self, new: Callable[[], ProducerId]) -> None:
+        self._new = new
+        self._free: deque[ProducerId] = deque()
+        self._ended: list[LaneUse] = []
+
+    def take(self) -> ProducerId:
+        """Return a lane for a transaction."""
+        return self._free.popleft() if self._free else self._new()
+
+    def ended(self, use: LaneUse) -> None:
+        """Note that a transaction has ended in all of its segments."""
+        self._ended.append(use)
+
+    def to_record(self) -> list[LaneUse]:
+        """Return the transactions to record as ended. Then call `recorded`, or `ended` for each if that failed."""
+        found, self._ended = self._ended, []
+        return found
+
+    def recorded(self, uses: Iterable[LaneUse]) -> None:
+        """Note that these transactions are recorded as ended."""
+        self._free.extend(each.producer for each in uses)
+
+
+class LaneStep(Enum):
+    """The step of a transaction in a segment that an append makes."""
+
+    BEGIN = "begin"
+    """Append the events. The lane must be free."""
+    END = "end"
+    """Append the acknowledgement. The lane must name this transaction."""
+    END_AFTER_LOSS = "end after loss"
+    """Append the acknowledgement although the registers were lost. The lane must not name another transaction."""
+    DROP = "drop"
+    """Append what makes readers drop the events of a transaction that can never be decided."""
+
+
+class LaneChange(NamedTuple):
+    """What an append does to a lane."""
+
+    step: LaneStep
+    use: LaneUse
+
+
+def parameters(changes: Iterable[LaneChange]) -> dict[str, Any]:
+    """Return the arguments of `JournalClient.append` with which one append makes all these changes, or none."""
+    include: dict[str, str] = {}
+    exclude: dict[str, str] = {}
+    union: dict[str, str] = {}
+    subtract: dict[str, str] = {}
+    for step, use in changes:
+        if step in (LaneStep.BEGIN, LaneStep.END):
+            include[HELD_LABEL] = ""
+        if step is LaneStep.BEGIN:
+            exclude[use.label] = ""
+            union[use.label] = use.value
+        elif step is LaneStep.END:
+            include[use.label] = use.value
+            subtract[use.label] = use.value
+        elif step is LaneStep.END_AFTER_LOSS:
+            exclude[use.label] = ""
+        else:
+            subtract[use.label] = use.value
+    found: dict[str, Any] = {}
+    if include or exclude:
+        found["check_registers"] = labels.label_selector(include=include, exclude=exclude)
+    if union:
+        found["union_registers"] = labels.label_set(union)
+    if subtract:
+        found["subtract_registers"] = labels.label_set(subtract)
+    return found
+
+
+def after_refusal(registers: pb.LabelSet, use: LaneUse) -> LaneStep | None:
+    """Return the step with which to append a refused acknowledgement; None if the transaction has ended.
+
+    `registers` are those that refused it. If they were lost, nobody knows whether the transaction has ended. To end it
+    once more does no harm while its lane is free.
+    """
+    found = labels.value_of(registers, use.label)
+    if found:  # Another value means that the lane has gone on to a later transaction.
+        return LaneStep.END if found == use.value else None
+    lost = not labels.value_of(registers, HELD_LABEL) or labels.value_of(registers, RESTORED_LABEL)
+    return LaneStep.END_AFTER_LOSS if lost else None
+
+
+def lanes_in(registers: pb.LabelSet) -> tuple[LaneUse, ...]:
+    """Return the lanes with transactions in progress. Raises CorruptData."""
+    return tuple(
+        LaneUse.decode(label.name, label.value) for label in registers.labels if label.name.startswith(LANE_PREFIX)
+    )

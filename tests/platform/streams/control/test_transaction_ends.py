@@ -1,0 +1,161 @@
+"""The ends of multi-key transactions: each is applied once, and never ends another transaction of its producer id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from coranto import labels
+from coranto.client import JournalClient
+from coranto.errors import Unavailable
+from coranto.streams.control.decisions import Decided, Decisions
+from coranto.streams.control.lifecycle import Streams, default_template
+from coranto.streams.control.transaction_ends import TransactionEnd, end_transactions
+from coranto.streams.model.lanes import lanes_in
+from coranto.streams.model.registers import Registers
+from coranto.streams.model.stream import segment_journal
+from coranto.streams.reader.stream_reader import StreamReader
+from coranto.streams.writer.multi_key.writer import MultiKeyWriter
+from coranto.testing.cluster import STORE_URL, Cluster
+
+TEMPLATE = default_template(stores=[STORE_URL])
+SEGMENT = segment_journal("orders", 0)
+
+
+class Watched:
+    """A client that calls `meanwhile` before each append of a decision."""
+
+    def __init__(self, client: JournalClient, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        self._client = client
+        self._meanwhile = meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def append(self, journal: str, content: Any, **options: Any) -> Any:
+        if b'"decided"' in (content if isinstance(content, bytes) else b"".join(content)):
+            await self._meanwhile()
+        return await self._client.append(journal, content, **options)
+
+
+async def decided(client: JournalClient) -> list[Decided]:
+    decisions = Decisions(client, "orders", lambda size: bytes(size))
+    return list((await decisions.read(0, await client.head(decisions.journal))).decided.values())
+
+
+async def write(writer: MultiKeyWriter[Any], number: int) -> None:
+    async with writer.transaction() as txn:
+        for at, key in enumerate(("a", "customer-1")):
+            txn.write(key, {"txn": number, "at": at})
+
+
+async def committed(client: JournalClient) -> Counter[int]:
+    async with StreamReader[Any](client, "orders") as reader:
+        return Counter([event.data["txn"] async for event in reader])
+
+
+async def test_ends_that_come_hours_later_end_no_other_transaction(streams: Streams, client: JournalClient) -> None:
+    await streams.create("orders", 1, template=TEMPLATE)
+
+    async def late() -> None:  # As a process that recovers the stream, and stood still since it read the decisions.
+        for each in await decided(client):
+            assert each.use is not None
+            await end_transactions(client, SEGMENT, [TransactionEnd(each.use, each.acks[SEGMENT])])
+
+    watched: Any = Watched(client, late)
+    async with MultiKeyWriter[Any](watched, "orders") as writer:
+        for number in range(8):
+            await write(writer, number)
+    found = await decided(client)
+    producers = Counter(each.use.producer for each in found if each.use is not None)
+    assert max(producers.values()) > 2, "lanes are used again"
+    assert await committed(client) == dict.fromkeys(range(8), 2)
+    content = await client.read_all(SEGMENT, 0, await client.head(SEGMENT))
+    assert content.count(b"\n") == 8 * 3 + 1, "no end is there twice; one no-op holds the registers"
+
+
+async def test_what_readers_remember_does_not_grow_with_transactions(streams: Streams, client: JournalClient) -> None:
+    await streams.create("orders", 2, template=TEMPLATE)
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        for number in range(60):
+            await write(writer, number)
+        assert len({each.use.producer for each in await decided(client) if each.use is not None}) <= 3
+        for begin in range(60, 180, 40):
+            await asyncio.gather(*(write(writer, begin + number) for number in range(40)))
+    producers = {each.use.producer for each in await decided(client) if each.use is not None}
+    assert len(producers) <= 2 * 32
+    async with StreamReader[Any](client, "orders") as reader:
+        count = len([event async for event in reader])
+    assert count == 360
+    for number in (0, 1):
+        barrier = await client.append(segment_journal("orders", number), b"")
+        assert lanes_in(barrier.registers) == (), "all have ended"
+
+
+@pytest.mark.parametrize("restored", [False, True])
+async def test_decided_transactions_end_although_all_registers_were_lost(
+    restored: bool, streams: Streams, client: JournalClient, cluster: Cluster
+) -> None:
+    await streams.create("orders", 1, template=TEMPLATE)
+
+    class Dying:
+        """A client of a process that reaches nobody any more when it is about to end a transaction."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(client, name)
+
+        async def append(self, journal: str, content: Any, **options: Any) -> Any:
+            if journal == SEGMENT and options.get("subtract_registers") is not None:
+                raise Unavailable("nobody answers")
+            return await client.append(journal, content, **options)
+
+    dying: Any = Dying()
+    writer: MultiKeyWriter[Any] = MultiKeyWriter(dying, "orders")
+    await writer.open()
+    await write(writer, 0)
+    registers = (await client.append(SEGMENT, b"")).registers
+    assert len(lanes_in(registers)) == 1
+    left = labels.label_set({"coranto.dev/held": "1", "coranto.dev/restored": "1"}) if restored else None
+    noop = b'{"_meta":{"uuid":"00000000-0000-0000-0000-000000000000"},"txn":-1}\n'
+    await client.append(SEGMENT, noop, subtract_registers=registers, union_registers=left)
+    assert (await committed(client))[0] == 0
+    await streams.resume("orders")
+    assert (await committed(client))[0] == 2
+    async with MultiKeyWriter[Any](client, "orders") as another:
+        await write(another, 1)
+    assert (await committed(client))[1] == 2
+    assert Registers.of((await client.append(SEGMENT, b"")).registers).held
+
+
+async def test_lanes_of_dead_writers_are_dropped_when_a_segment_has_many(
+    streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await streams.create("orders", 1, template=TEMPLATE)
+
+    async def die() -> None:
+        raise Unavailable("the process is killed")
+
+    killed: Any = Watched(client, die)
+
+    class Deserted(MultiKeyWriter[Any]):
+        async def _roll_back(self, parts: Any) -> None:
+            """Do nothing, as a process does that is gone."""
+
+    for number in range(3):
+        async with Deserted(killed, "orders", patience=0.1) as writer:
+            with pytest.raises(Unavailable):
+                await write(writer, number)
+    assert len(lanes_in((await client.append(SEGMENT, b"")).registers)) == 3
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        await write(writer, 10)
+        assert len(lanes_in((await client.append(SEGMENT, b"")).registers)) == 3
+    monkeypatch.setattr("coranto.streams.writer.multi_key.writer.CROWDED_LANES", 3)
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        await write(writer, 11)
+    assert lanes_in((await client.append(SEGMENT, b"")).registers) == ()
+    assert await committed(client) == {10: 2, 11: 2}
+    assert await streams.drop_lanes("orders") == 0
