@@ -5,12 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from coranto import labels
 from coranto.client.handover import QueuedFace
 from coranto.client.loop import Face
 from coranto.errors import CorruptData
+from coranto.messages.framing import Framing
 from coranto.streams.control.lifecycle import Streams
 from coranto.streams.control.scaling import Change, ScalingPolicy
 from coranto.streams.groups.group_reader import GroupReader
@@ -88,6 +89,10 @@ class StreamsFace(Face):
     def resume(self, name: str) -> Stream:
         """Finish interrupted changes of the stream's segments and interrupted multi-key transactions. Idempotent."""
         return self._run(self._inner.resume(name))
+
+    def drop_lanes(self, name: str, format: Framing[Any] | None = None) -> int:
+        """Remove what multi-key writers that died left in the registers of segments. Returns the number of lanes."""
+        return self._run(self._inner.drop_lanes(name, format))
 
     def truncate(self, name: str, cut: StreamCut) -> Stream:
         """Truncate the stream at a cut, so that readers begin there. Segments wholly before it are deleted."""
