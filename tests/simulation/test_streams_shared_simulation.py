@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coranto.streams.control.decisions import Decisions, Gate
-from coranto.streams.control.transaction_ends import TransactionEnd
+from coranto.streams.control.transaction_ends import LaneEnd
 from coranto.streams.groups.group_reader import GroupReader
 from coranto.streams.groups.group_state import CheckpointPassed, GroupState, Positions, Released
 from coranto.streams.model import lanes
@@ -122,7 +122,7 @@ def test_acknowledgements_before_the_decision_are_caught(monkeypatch: pytest.Mon
 def slow_recovery(patch: pytest.MonkeyPatch) -> None:
     """Have processes that recover the stream stand still after they have read what was decided."""
 
-    async def acknowledge(self: Decisions, journal: str, ends: list[TransactionEnd]) -> None:
+    async def acknowledge(self: Decisions, journal: str, ends: list[LaneEnd]) -> None:
         await asyncio.sleep(3.0)
         await right(self, journal, ends)
 

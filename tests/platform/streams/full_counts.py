@@ -313,7 +313,7 @@ def t22(count: Count = 1_000_000) -> None:
 
 @app.command()
 def lanes(count: Count = 10_000_000, at_once: Annotated[int, typer.Option(help="Transactions at once.")] = 32) -> None:
-    """What readers remember of a multi-key writer, at each tenth of its transactions."""
+    """Count the producers that readers remember of a multi-key writer, at each tenth of its transactions."""
     began = time.process_time()
     _tell(f"producers: {remembered(count, at_once=at_once)}", began)
 

@@ -41,7 +41,7 @@ from coranto.effects import Entropy
 from coranto.errors import CorruptData, JournalNotFound, NotAllowed, RegisterMismatch
 from coranto.messages.uuids import ProducerId
 from coranto.streams.control.batches import Batches
-from coranto.streams.control.transaction_ends import TransactionEnd, end_transactions
+from coranto.streams.control.transaction_ends import LaneEnd, end_transactions
 from coranto.streams.model.lanes import LaneUse
 from coranto.streams.model.stream import HELD_LABEL, MAX_RECORD_BYTES, transactions_journal
 from coranto.wire import protocol_pb2 as pb
@@ -210,10 +210,10 @@ class Decisions:
         if gate.settled >= gate.end:
             return 0
         undone = (await self.read(gate.settled, gate.end)).undone()
-        by_journal: dict[str, list[TransactionEnd]] = {}
+        by_journal: dict[str, list[LaneEnd]] = {}
         for each in undone:
             for journal, ack in each.acks.items():
-                by_journal.setdefault(journal, []).append(TransactionEnd(each.use, ack))
+                by_journal.setdefault(journal, []).append(LaneEnd(each.use, ack))
         await asyncio.gather(*(self._acknowledge(journal, acks) for journal, acks in by_journal.items()))
         settled = {SETTLED_LABEL: str(gate.end)}
         # If the registers were lost and restored since, they must not claim that later decisions are settled.
@@ -224,7 +224,7 @@ class Decisions:
             return len(undone)  # Another process is doing this, and finds the same work.
         return len(undone)
 
-    async def _acknowledge(self, journal: str, ends: list[TransactionEnd]) -> None:
+    async def _acknowledge(self, journal: str, ends: list[LaneEnd]) -> None:
         with contextlib.suppress(NotAllowed, JournalNotFound):
             await end_transactions(self._client, journal, ends)
 

@@ -12,7 +12,7 @@ from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerClock, build_uuid
 from coranto.streams.model.lanes import LaneChange, LaneStep, LaneUse, after_refusal, lanes_in, parameters
 
 
-class TransactionEnd(NamedTuple):
+class LaneEnd(NamedTuple):
     """The acknowledgement that makes a transaction's events visible in a segment.
 
     Without `use`, which is for transactions of earlier versions, it may be appended any number of times.
@@ -23,7 +23,7 @@ class TransactionEnd(NamedTuple):
 
 
 async def end_transactions(
-    client: JournalClient, journal: str, ends: Sequence[TransactionEnd], *, patience: float | None = None
+    client: JournalClient, journal: str, ends: Sequence[LaneEnd], *, patience: float | None = None
 ) -> None:
     """End decided transactions in a segment, as far as they have not ended. Repeats lost answers for
     `patience` seconds, by default the client's.
@@ -40,7 +40,7 @@ async def end_transactions(
             await _end(client, journal, each, patience)
 
 
-async def _end(client: JournalClient, journal: str, end: TransactionEnd, patience: float | None) -> None:
+async def _end(client: JournalClient, journal: str, end: LaneEnd, patience: float | None) -> None:
     step: LaneStep | None = LaneStep.END
     while step is not None:
         changes = [] if end.use is None else [LaneChange(step, end.use)]

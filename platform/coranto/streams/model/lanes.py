@@ -104,7 +104,7 @@ class LaneStep(Enum):
 
 
 class LaneChange(NamedTuple):
-    """What an append does to a lane."""
+    """A step of the transaction that uses a lane."""
 
     step: LaneStep
     use: LaneUse

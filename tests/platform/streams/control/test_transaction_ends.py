@@ -14,7 +14,7 @@ from coranto.client import JournalClient
 from coranto.errors import Unavailable
 from coranto.streams.control.decisions import Decided, Decisions
 from coranto.streams.control.lifecycle import Streams, default_template
-from coranto.streams.control.transaction_ends import TransactionEnd, end_transactions
+from coranto.streams.control.transaction_ends import LaneEnd, end_transactions
 from coranto.streams.model.lanes import lanes_in
 from coranto.streams.model.registers import Registers
 from coranto.streams.model.stream import segment_journal
@@ -64,7 +64,7 @@ async def test_ends_that_come_hours_later_end_no_other_transaction(streams: Stre
     async def late() -> None:  # As a process that recovers the stream, and stood still since it read the decisions.
         for each in await decided(client):
             assert each.use is not None
-            await end_transactions(client, SEGMENT, [TransactionEnd(each.use, each.acks[SEGMENT])])
+            await end_transactions(client, SEGMENT, [LaneEnd(each.use, each.acks[SEGMENT])])
 
     watched: Any = Watched(client, late)
     async with MultiKeyWriter[Any](watched, "orders") as writer:

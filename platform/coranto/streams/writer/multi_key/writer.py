@@ -52,7 +52,7 @@ from coranto.messages.uuids import Flags, ProducerClock, build_uuid, new_produce
 from coranto.streams.control.batches import Batches, ContentRange
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.lifecycle import Streams
-from coranto.streams.control.transaction_ends import TransactionEnd, drop_transaction, dropping, end_transactions
+from coranto.streams.control.transaction_ends import LaneEnd, drop_transaction, dropping, end_transactions
 from coranto.streams.model.events import EventFormat, format_of
 from coranto.streams.model.lanes import (
     CROWDED_LANES,
@@ -370,7 +370,7 @@ class MultiKeyWriter(Generic[E]):
         try:
             await self._send(part, part.ack, LaneStep.END)
         except (AppendOutcomeUnknown, RegisterMismatch):
-            end = TransactionEnd(part.use, part.ack)
+            end = LaneEnd(part.use, part.ack)
             await end_transactions(self._client, part.segment.journal, [end], patience=self._patience)
 
     async def _roll_back(self, parts: Sequence[_Part]) -> None:
