@@ -166,6 +166,7 @@ REVIEWED: Final = {
     "coranto_consumers.spark.parsers": {"_INTEGER", "_NUMBER"},
     "coranto_consumers.spark.task_errors": {"_LINE", "_LACKING"},
     "coranto.publication.batch_ledger": {"_WRITER", "_VALUE"},
+    "coranto.streams.writer.multi_key.bulk": {"_WRITER", "_VALUE"},
     "coranto_consumers.stores.mysql": {"_ENDS_TRANSACTION"},
     "coranto_consumers.stores.urls": {"_SECRET"},
     "dagster_coranto.resources.spark": {"_SECRET"},

@@ -26,10 +26,17 @@ def for_tasks(
     Keys are replaced by a token that grants no more than that, for `seconds`. A token that somebody else has signed is
     passed on. Where there are too many journals for a token to name, it grants the folders that hold them.
     """
+    return for_selector(config, capability, _scope(journals), seconds)
+
+
+def for_selector(
+    config: ClientConfig, capability: Capability, scope: pb.LabelSelector, seconds: float = DEFAULT_TOKEN_SECONDS
+) -> ClientConfig:
+    """Return the configuration for tasks like `for_tasks`, for the journals that a selector matches."""
     if not isinstance(config.auth, Keys):
         return config
     now = time.time()
-    token = sign(Claims(capability, _scope(journals), now, now + seconds), config.auth)
+    token = sign(Claims(capability, scope, now, now + seconds), config.auth)
     return replace(config, auth=BearerToken(Secret(token)))
 
 

@@ -60,6 +60,7 @@ from coranto_consumers.spark.streaming.reader import JournalStreamReader
 from coranto_consumers.spark.task_errors import told_to_driver
 
 if TYPE_CHECKING:
+    from coranto_consumers.spark.sink.stream_writer import StreamBatchWriter, StreamQueryWriter
     from coranto_consumers.spark.sink.writer import JournalStreamWriter, JournalWriter
 
 
@@ -113,19 +114,23 @@ class JournalDataSource(DataSource):
             source, layout = _layout(schema, options.source)
             return JournalStreamReader(replace(options, source=source), layout)
 
-    def writer(self, schema: StructType, overwrite: bool) -> JournalWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> JournalWriter | StreamBatchWriter:
         from coranto_consumers.spark.sink.options import SinkOptions
+        from coranto_consumers.spark.sink.stream_writer import StreamBatchWriter
         from coranto_consumers.spark.sink.writer import JournalWriter
 
         with told_to_driver():
-            return JournalWriter(SinkOptions.parse(self.options, streaming=False), schema, overwrite)
+            options = SinkOptions.parse(self.options, streaming=False)
+            return (StreamBatchWriter if options.stream else JournalWriter)(options, schema, overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> JournalStreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> JournalStreamWriter | StreamQueryWriter:
         from coranto_consumers.spark.sink.options import SinkOptions
+        from coranto_consumers.spark.sink.stream_writer import StreamQueryWriter
         from coranto_consumers.spark.sink.writer import JournalStreamWriter
 
         with told_to_driver():
-            return JournalStreamWriter(SinkOptions.parse(self.options, streaming=True), schema, overwrite)
+            options = SinkOptions.parse(self.options, streaming=True)
+            return (StreamQueryWriter if options.stream else JournalStreamWriter)(options, schema, overwrite)
 
 
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:

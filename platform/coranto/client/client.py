@@ -125,6 +125,11 @@ class JournalClient:
         """Close all connections for good; calls under way fail."""
         await self._dispatcher.close()
 
+    @property
+    def applied_revision(self) -> int:
+        """The etcd revision of the last change of specs that this client has made; 0 without any."""
+        return self._applied_revision
+
     # -- Journals and their specs ----------------------------------------------------------------------------------
 
     async def list(self, selector: str | pb.LabelSelector = "") -> Listing:

@@ -21,20 +21,24 @@ from coranto_consumers.spark.option_values import flag_option, require_known
 from coranto_consumers.spark.options import OPTIONS, SourceOptions
 from coranto_consumers.spark.sink.encoding import encode_rows, encode_structs, require_encodable
 
-_SHARED: Final = (
-    *client_options.OPTIONS,
-    *(name for name in selections.OPTIONS if name != "stream"),
-    "uuidPointer",
-)
+_SHARED: Final = (*client_options.OPTIONS, *selections.OPTIONS, "uuidPointer")
 """The options that reads have, too."""
 SINK_OPTIONS: Final[Mapping[str, str]] = {
     **{name: OPTIONS[name] for name in _SHARED},
-    "ledger": "journal that records which writes are decided; it is created if it is missing (required)",
+    "stream": "name of a stream, to whose segments messages go by their keys, through splits and merges: shop/orders",
+    "ledger": "journal that records which writes are decided; it is created if it is missing (required, but for a "
+    "stream, which has its own)",
     "mapping": "journal of a message by its key: rendezvous (default), modulo or random",
     "keyColumn": "column that messages are mapped by: key (default)",
     "writerId": "name of a batch write; a write of a name that was written already adds nothing",
     "acceptLoss": "true: write although the ledger may have lost records, and perhaps write something twice",
     "checkpointLocation": "Spark's own, of a streaming query",
+}
+_OF_JOURNALS: Final = {
+    "ledger": "a stream records itself which writes are decided",
+    "mapping": "keys are mapped to segments by the stream's own rule",
+    "writerId": "batch writes to a stream have no names, so a job that is repeated writes again",
+    "uuidPointer": "events of a stream have their UUIDs at /_meta/uuid",
 }
 _VALUE: Final = "value"
 _JOURNAL: Final = "journal"
@@ -47,6 +51,8 @@ class SinkOptions:
     client: ClientConfig
     target: SourceOptions
     """The journals to write to, as those of a read are selected."""
+    stream: str
+    """The stream to write to; empty for journals."""
     ledger: str
     mapping: MappingName
     key_column: str
@@ -61,7 +67,11 @@ class SinkOptions:
         given = {key.lower(): value for key, value in options.items()}
         for key in options:
             require_known(key, SINK_OPTIONS)
-        if not given.get("ledger"):
+        if "stream" in given:
+            for name, why in _OF_JOURNALS.items():
+                if name.lower() in given:
+                    raise InvalidInput(f"{why}: leave it out", field=f"option {name}")
+        elif not given.get("ledger"):
             raise InvalidInput(f"is required: {SINK_OPTIONS['ledger']}", field="option ledger")
         mapping = given.get("mapping", "rendezvous").lower()
         names = get_args(MappingName)
@@ -74,7 +84,8 @@ class SinkOptions:
         return cls(
             target.client,
             target,
-            given["ledger"],
+            given.get("stream", ""),
+            given.get("ledger", ""),
             cast(MappingName, mapping),
             given.get("keycolumn", "key"),
             checked_writer_id(given["writerid"]) if "writerid" in given else "",
@@ -103,11 +114,15 @@ class RowForm:
     value: int | None
 
     @classmethod
-    def of(cls, schema: StructType, options: SinkOptions, journals: int) -> RowForm:
-        """Return the form of rows of a schema. Raises InvalidInput for rows that cannot be written."""
+    def of(cls, schema: StructType, options: SinkOptions, journals: int = 0) -> RowForm:
+        """Return the form of rows of a schema, for so many journals or a stream.
+
+        Raises InvalidInput for rows that cannot be written.
+        """
         names = schema.names
         key = names.index(options.key_column) if options.key_column in names else None
-        if key is not None and not isinstance(schema[key].dataType, StringType | BinaryType):
+        kinds = (StringType,) if options.stream else (StringType, BinaryType)
+        if key is not None and not isinstance(schema[key].dataType, kinds):
             raise InvalidInput(
                 f"the key {options.key_column} is {schema[key].dataType.simpleString()}: cast it to STRING",
                 field="schema",
@@ -119,7 +134,15 @@ class RowForm:
             form = cls(tuple(schema.fields), False, key, None, None)
         else:
             form = cls._of_value(schema, options, key)
-        if key is None and form.journal is None and journals > 1 and options.mapping != "random":
+        if options.stream and form.journal is not None:
+            raise InvalidInput("a stream maps messages itself: leave the column journal out", field="schema")
+        if options.stream and key is None:
+            raise InvalidInput(
+                f"there is no column {options.key_column} with the messages' routing keys: add it, or name another one "
+                "(keyColumn)",
+                field="schema",
+            )
+        if not options.stream and key is None and form.journal is None and journals > 1 and options.mapping != "random":
             raise InvalidInput(
                 f"there is no column {options.key_column} to map messages to {journals} journals by: add it, name "
                 "another one (keyColumn), or set mapping=random",
@@ -152,6 +175,10 @@ class RowForm:
             f"the column value is {kind.simpleString()}, and a message is a struct or the text of a JSON object{hint}",
             field="schema",
         )
+
+    def is_checked(self, framing: JsonLines) -> bool:
+        """Return True if the messages are made from columns, and have no value where the UUID comes."""
+        return not self.text and framing.path[0] not in {each.name for each in self.fields}
 
     def texts(self, batch: Any) -> Any:
         """Return the messages of an Arrow batch as texts of JSON objects. Raises InvalidInput."""

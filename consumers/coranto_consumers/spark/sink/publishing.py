@@ -125,7 +125,7 @@ class PendingPublisher:
             present.tolist(), begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True
         ):
             part = lines if whole else lines.take(pa.array(order[begin:end]))
-            self._append(self._journals[number], _content(part), clock, end - begin)
+            self._append(self._journals[number], content_of(part), clock, end - begin)
 
     def finish(self) -> Pending:
         """Return once all messages are in their journals."""
@@ -181,7 +181,8 @@ class PendingPublisher:
         return np.array(found, dtype=np.int64)
 
 
-def _content(lines: Any) -> bytes:
+def content_of(lines: Any) -> bytes:
+    """Return the bytes of an Arrow binary array of lines."""
     _, borders, data = lines.buffers()
     ends = np.frombuffer(borders, dtype=np.int32)
     begin, end = int(ends[lines.offset]), int(ends[lines.offset + len(lines)])

@@ -58,13 +58,7 @@ class _Writer:
     """The common part of both writers. Spark pickles it, and uses it in tasks and in the driver."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, streaming: bool) -> None:
-        if overwrite:
-            raise InvalidInput(
-                "journals are only appended to: use mode('append')"
-                if not streaming
-                else "journals are only appended to: use outputMode('append') or ('update')",
-                field="mode",
-            )
+        refuse_overwriting(overwrite, streaming=streaming)
         with SyncJournalClient.of(options.client) as client:
             self._journals = options.journals(client)
             if options.ledger in self._journals:
@@ -94,7 +88,7 @@ class _Writer:
                         form.texts(batch),
                         None if form.key is None else batch.column(form.key),
                         None if form.journal is None else batch.column(form.journal),
-                        checked=not form.text and options.framing.path[0] not in {each.name for each in form.fields},
+                        checked=form.is_checked(options.framing),
                     )
                 return publisher.finish()
 
@@ -169,15 +163,11 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
         super().__init__(options, schema, overwrite, streaming=True)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        query = (context.getLocalProperty(_QUERY) if context is not None else None) or ""
-        return WrittenPartition(self._publish(iterator), query)
+        return WrittenPartition(self._publish(iterator), query_of_task())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _written(messages)
-        [query] = {each.query for each in written} or {""}
-        if not query:
-            raise InvalidInput("Spark did not tell the query's id; this version of Spark is not supported")
+        query = query_of(each.query for each in written)
         options = self._options
         mine = self._decision(f"spark/{query}/{batchId}", written)
         with told_to_driver(), SyncJournalClient.of(self._config) as client:
@@ -211,3 +201,24 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPartition]:
     return [each for each in messages if isinstance(each, WrittenPartition)]
+
+
+def refuse_overwriting(overwrite: bool, *, streaming: bool) -> None:
+    """Raise InvalidInput for a write in place of what is there."""
+    if overwrite:
+        mode = "outputMode('append') or ('update')" if streaming else "mode('append')"
+        raise InvalidInput(f"journals are only appended to: use {mode}", field="mode")
+
+
+def query_of_task() -> str:
+    """Return the id of the streaming query that this task is part of; empty if there is none."""
+    context = TaskContext.get()
+    return (context.getLocalProperty(_QUERY) if context is not None else None) or ""
+
+
+def query_of(told: Iterable[str]) -> str:
+    """Return the one id that all tasks of a query have told. Raises InvalidInput."""
+    [query] = set(told) or {""}
+    if not query:
+        raise InvalidInput("Spark did not tell the query's id; this version of Spark is not supported")
+    return query

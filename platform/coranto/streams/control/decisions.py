@@ -20,7 +20,8 @@ A segment must not be sealed between a decision and its acknowledgements. The jo
 prevents that. It is a token, `open-…` or `closed-…`. A transaction reads the gate when it begins, before it lists the
 segments; the append that decides is conditioned on the gate being open with the same token. A process that changes the
 segments first closes the gate, then appends the acknowledgements of all decided transactions, and opens the gate with
-another token once the segments are sealed.
+another token once the segments are sealed. The register `coranto.dev/gate-revision` then tells the revision of etcd at
+which the segments changed, because some brokers may still list what was there before.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from coranto.wire import protocol_pb2 as pb
 
 GATE_LABEL: Final = "coranto.dev/gate"
 SETTLED_LABEL: Final = "coranto.dev/settled"
+REVISION_LABEL: Final = "coranto.dev/gate-revision"
 _OPEN, _CLOSED = "open-", "closed-"
 _TOKEN_BYTES: Final = 8
 
@@ -56,12 +58,15 @@ _TOKEN_BYTES: Final = 8
 class Gate:
     """The state of the gate at an append. `token` is None if the gate was never opened, or the registers were lost.
 
-    All decisions below the offset `settled` of the journal are carried out. `end` is the end of the journal.
+    All decisions below the offset `settled` of the journal are carried out. `end` is the end of the journal. `revision`
+    is that of etcd at which the segments last changed, as far as who opened the gate told it, or 0.
     """
 
     token: str | None
     settled: int
     end: int
+    registers: pb.LabelSet
+    revision: int
 
     @property
     def is_open(self) -> bool:
@@ -73,6 +78,8 @@ class Gate:
             labels.value_of(result.registers, GATE_LABEL) or None,
             int(labels.value_of(result.registers, SETTLED_LABEL) or "0"),
             result.end,
+            result.registers,
+            int(labels.value_of(result.registers, REVISION_LABEL) or "0"),
         )
 
 
@@ -80,7 +87,7 @@ class Gate:
 class Decided:
     """A decided transaction: the acknowledgements to append, by journal, and the offset of its record.
 
-    `use` is None for a transaction of an earlier version, whose producer id made no other.
+    `use` is None for a bulk transaction, and for one of an earlier version: their producer ids make no other.
     """
 
     txn: str
@@ -151,8 +158,12 @@ class Decisions:
         state = _CLOSED + self._entropy(_TOKEN_BYTES).hex()
         return Gate.of(await self._record({"gate": state}, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True))
 
-    async def open(self, before: str | None) -> bool:
-        """Open the gate if it still is in the state `before`. Returns False if somebody has changed it."""
+    async def open(self, before: str | None, revision: int = 0) -> bool:
+        """Open the gate if it still is in the state `before`. Returns False if somebody has changed it.
+
+        `revision` is that of etcd at which the segments were changed. Who reads the gate does not take an older listing
+        for the segments.
+        """
         state = _OPEN + self._entropy(_TOKEN_BYTES).hex()
         selector = (
             labels.label_selector(exclude={GATE_LABEL: ""})
@@ -160,7 +171,8 @@ class Decisions:
             else labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: before})
         )
         try:
-            await self._record({"gate": state}, check=selector, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True)
+            union = {HELD_LABEL: "1", GATE_LABEL: state, **({REVISION_LABEL: str(revision)} if revision else {})}
+            await self._record({"gate": state}, check=selector, union=union, again=True)
         except RegisterMismatch as error:
             return labels.value_of(error.registers, GATE_LABEL) == state  # Applied by an attempt whose answer was lost.
         return True

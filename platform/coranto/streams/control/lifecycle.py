@@ -318,7 +318,7 @@ class Streams:
                 "change was applied: look at its segments, and try again"
             )
         await self._finish(name)
-        if token is not None and not await decisions.open(token):
+        if token is not None and not await decisions.open(token, self._client.applied_revision):
             return await self.resume(name)
         return await self.describe(name)
 
@@ -340,7 +340,9 @@ class Streams:
             if gate.is_open or gate.token is None:
                 return view.stream
             # Make the Apply of the process that closed the gate fail, unless it has happened.
-            if await self._attempt([_touch(view.transactions, {})]) and await decisions.open(gate.token):
+            if not await self._attempt([_touch(view.transactions, {})]):
+                continue
+            if await decisions.open(gate.token, self._client.applied_revision):
                 return await self.describe(name)
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
 

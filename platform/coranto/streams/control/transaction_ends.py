@@ -15,7 +15,8 @@ from coranto.streams.model.lanes import LaneChange, LaneStep, LaneUse, after_ref
 class LaneEnd(NamedTuple):
     """The acknowledgement that makes a transaction's events visible in a segment.
 
-    Without `use`, which is for transactions of earlier versions, it may be appended any number of times.
+    Without `use` it may be appended any number of times: its producer id makes no other transaction, as those of bulk
+    transactions and of earlier versions.
     """
 
     use: LaneUse | None

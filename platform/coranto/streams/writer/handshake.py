@@ -54,3 +54,12 @@ async def hold_registers(
             retry_unknown=True,
             patience=patience,
         )
+
+
+async def ensure_held(
+    client: JournalClient, journal: str, events: Framing[Any], ticks: ProducerClock, patience: float
+) -> None:
+    """Mark the registers of a segment as held, unless they are, so that no writer takes them for lost later."""
+    found = await client.append(journal, b"", retry_unknown=True, patience=patience)
+    if not Registers.of(found.registers).held:
+        await hold_registers(client, journal, found.end, events, ticks, patience)

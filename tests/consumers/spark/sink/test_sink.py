@@ -21,7 +21,9 @@ from pyspark.sql import functions as F
 from coranto.client.committed import committed_messages
 from coranto.errors import Fenced, InvalidInput
 from coranto.messages import JsonLines
+from coranto.streams import Merge, Split, SyncStreams, default_template
 from coranto.testing import SyncCluster
+from coranto.testing.cluster import STORE_URL
 from coranto_consumers.spark import error_of_task
 
 pytestmark = pytest.mark.integration
@@ -302,3 +304,33 @@ def test_of_two_queries_with_one_checkpoint_each_batch_is_written_by_one(
     with contextlib.suppress(PySparkException):
         run(spark, sink, source, two)
     assert numbers(sink.messages()) == list(range(60))
+
+
+def test_a_stream_takes_batches_and_queries_once_while_it_is_scaled(
+    spark: SparkSession, sink: Sink, source: Source, tmp_path: Path
+):
+    name = f"{sink.folder}-shop/orders"
+    with SyncStreams(sink.client) as streams:
+        streams.create(name, 2, template=default_template(stores=[STORE_URL]))
+
+        def run() -> None:
+            frame = spark.readStream.schema("n BIGINT, key STRING").option("maxFilesPerTrigger", 1)
+            writer = frame.json(str(source.folder)).writeStream.format("journal")
+            writer = writer.options(
+                endpoint=sink.endpoint, stream=name, checkpointLocation=str(tmp_path / "checkpoint")
+            )
+            writer.trigger(availableNow=True).start().awaitTermination()
+
+        frame = spark.range(40).selectExpr("id AS n", "concat('k', id % 20) AS key")
+        frame.repartition(3).write.format("journal").mode("append").options(endpoint=sink.endpoint, stream=name).save()
+        source.add(40, 70)
+        run()
+        streams.scale(name, [Split(0)])
+        source.add(70, 100)
+        run()
+        forget(tmp_path / "checkpoint", 1)
+        streams.scale(name, [Merge((1, 3))])
+        run()
+
+    rows = spark.read.format("journal").options(endpoint=sink.endpoint, stream=name).schema("n BIGINT").load().collect()
+    assert sorted(row.n for row in rows) == list(range(100))

@@ -67,6 +67,7 @@ from coranto.streams.model.lanes import (
 from coranto.streams.model.registers import Registers
 from coranto.streams.model.stream import Segment, Stream, validate_stream
 from coranto.streams.writer.handshake import hold_registers
+from coranto.streams.writer.multi_key.snapshot import StreamSnapshot, take_snapshot
 from coranto.streams.writer.multi_key.transaction import MultiKeyPosition, MultiKeyResult, MultiKeyTransaction
 
 E = TypeVar("E")
@@ -74,23 +75,10 @@ E = TypeVar("E")
 MAX_MULTI_KEY_BYTES: Final = 16 << 20
 DEFAULT_TIMEOUT: Final = 30.0
 DEFAULT_PATIENCE: Final = 60.0
-_GATE_SECONDS: Final = 5.0
-"""Seconds to wait at a closed gate before the process that closed it is taken for dead."""
-_POLL_SECONDS: Final = 0.05
 _FINISH_EVERY: Final = 256
 """Transactions of a writer after which it records that all decisions are carried out, so that recovery reads little."""
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamSnapshot:
-    """The state that a transaction depends on: the gate, which is read first, and the segments then or later."""
-
-    token: str
-    stream: Stream
-    begin: int
-    """The end of the journal of decisions when the gate was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +134,7 @@ class MultiKeyWriter(Generic[E]):
         self._streams = Streams(client, clock=self._clock, entropy=entropy)
         self._decisions = Decisions(client, stream, entropy)
         self._ticks = ProducerClock(lambda: int(self._clock.now() * 1e9))
-        self._cached_snapshot: _StreamSnapshot | None = None
+        self._cached_snapshot: StreamSnapshot | None = None
         self._held: set[str] = set()
         self._batches: dict[str, Batches[LaneChange]] = {}
         self._at_once = asyncio.Semaphore(MAX_LANES)
@@ -228,31 +216,18 @@ class MultiKeyWriter(Generic[E]):
                     ) from None
                 await self._clock.sleep(delay)
 
-    async def _snapshot(self) -> _StreamSnapshot:
+    async def _snapshot(self) -> StreamSnapshot:
         """Return the state to depend on. It is cached until an attempt finds that it has changed."""
         if self._cached_snapshot is not None:
             return self._cached_snapshot
-        gate = await self._decisions.gate()
-        since = self._clock.monotonic()
-        while not gate.is_open:
-            if gate.token is None:
-                await self._decisions.open(None)
-            elif self._clock.monotonic() - since < _GATE_SECONDS:
-                await self._clock.sleep(_POLL_SECONDS)
-            else:
-                _log.warning("multi_key_writer.scaling_unfinished", stream=self.stream)
-                await self._streams.resume(self.stream)
-                since = self._clock.monotonic()
-            gate = await self._decisions.gate()
-        assert gate.token is not None
-        stream = await self._streams.describe(self.stream)
-        there = {segment.journal for segment in stream.segments.values()}
+        snapshot = await take_snapshot(self.stream, self._streams, self._decisions, self._clock)
+        there = {segment.journal for segment in snapshot.stream.segments.values()}
         self._held &= there
         self._batches = {journal: batches for journal, batches in self._batches.items() if journal in there}
-        self._cached_snapshot = _StreamSnapshot(gate.token, stream, gate.end)
-        return self._cached_snapshot
+        self._cached_snapshot = snapshot
+        return snapshot
 
-    async def _attempt(self, snapshot: _StreamSnapshot, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
+    async def _attempt(self, snapshot: StreamSnapshot, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
         """Make one attempt. Its lane is used again only if the transaction is committed and ends everywhere."""
         use = LaneUse(self._lanes.take(), self._entropy(12).hex(), self._ticks.tick())
         parts = self._parts(snapshot.stream, use, events)
@@ -268,7 +243,7 @@ class MultiKeyWriter(Generic[E]):
             self._lanes.recorded(done)
         except AppendOutcomeUnknown as error:
             self._not_recorded(done)
-            if not await self._was_decided(use.txn, snapshot.begin, error):
+            if not await self._was_decided(use.txn, snapshot.gate.end, error):
                 await self._roll_back(parts)
                 raise _SegmentsChanged from None
         except CorantoError as error:

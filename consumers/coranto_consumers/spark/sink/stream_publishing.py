@@ -1,0 +1,293 @@
+"""Publishing of a task's rows to the segments of a stream, as pending events that the driver commits.
+
+Each attempt of a task is a producer of its own. Its events go to the segments that have their routing keys. A segment
+may be sealed at any time. Then what is not appended to it yet goes to its successors, with new clocks. What is in it
+already stays there: the driver moves it to the successors when it commits (`coranto.streams.writer.multi_key.bulk`).
+
+If the answer to an append is lost, the attempt's part in that segment ends before it. What was in the append is
+published again, under another producer id, so that it counts once whenever it comes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+
+from coranto.client import JournalClient, SyncJournalClient
+from coranto.client.append_service import Appended
+from coranto.client.loop import run_blocking
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CorantoError,
+    InvalidInput,
+    JournalNotFound,
+    NotAllowed,
+    StreamChanged,
+    StreamSealed,
+)
+from coranto.messages.columnar import Int64s, UInt64s
+from coranto.messages.columnar_stamps import stamped_lines
+from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerClock, ProducerId, new_producer_id
+from coranto.streams.model.keys import key_hash
+from coranto.streams.model.stream import Stream, decode, segments_selector
+from coranto.streams.writer.multi_key.bulk import hold_segment
+from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, restamped, roll_back
+from coranto_consumers.spark.sink.publishing import content_of
+
+KEPT_PLACES: Final = 1 << 18
+"""The events of a task whose places it tells the driver, 8 bytes each. Those of more cannot be moved after the task."""
+_APPEND_BYTES: Final = 1 << 20
+_HELD_BYTES: Final = 16 << 20
+_PENDING_BYTES: Final = 32 << 20
+_POLL_SECONDS: Final = 0.05
+_MOST_LOST: Final = 100
+"""The appends of an attempt whose answers may be lost."""
+
+
+def places_of(keys: Any) -> UInt64s:
+    """Return the places in the key space of an Arrow array of texts without nulls."""
+    encoded = keys.cast(pa.string()).dictionary_encode()
+    places: UInt64s = np.array([key_hash(key) for key in encoded.dictionary.to_pylist()], dtype=np.uint64)
+    found: UInt64s = places[encoded.indices.to_numpy(zero_copy_only=False)]
+    return found
+
+
+@dataclass(slots=True)
+class _Block:
+    """Events of one append."""
+
+    content: bytes
+    last_clock: int
+    places: UInt64s
+    done: Future[Appended]
+
+
+@dataclass(slots=True)
+class _Segment:
+    """The events of one producer in one segment: those that are held back, under way and durable."""
+
+    producer: ProducerId
+    first_clock: int
+    held: list[bytes] = field(default_factory=list)
+    size: int = 0
+    last_clock: int = 0
+    held_places: list[UInt64s] = field(default_factory=list)
+    sent: deque[_Block] = field(default_factory=deque)
+    begin: int = -1
+    durable_clock: int = 0
+    events: int = 0
+    places: list[UInt64s] = field(default_factory=list)
+
+
+class SegmentPublisher:
+    """Publishes events of one attempt. Leaving its context after an error tells readers to drop them.
+
+    `prepared` are the journals of segments that are known to be ready for events.
+    """
+
+    def __init__(self, client: SyncJournalClient, stream: str, prepared: Iterable[str] = ()) -> None:
+        self._client = client
+        self._name = stream
+        self._prepared = set(prepared)
+        self._producer = new_producer_id(os.urandom)
+        self._own: dict[str, ProducerId] = {}  # Of journals that refused something.
+        self._lost = 0
+        self._clock = ProducerClock(time.time_ns)
+        self._service = client.append_service(
+            batch_bytes=_APPEND_BYTES, pending_bytes=_PENDING_BYTES, retry_unknown=False
+        )
+        self._ended: list[tuple[str, _Segment]] = []
+        self._segments: dict[str, _Segment] = {}
+        self._events = 0
+        self._look()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._service.cancel()
+            parts = [replace(self._part(*each), last_clock=self._clock.tick()) for each in self._all()]
+            run_blocking(self._rolled_back(parts))
+
+    async def _rolled_back(self, parts: list[BulkPart]) -> None:
+        async with JournalClient.of(self._client.config) as client:
+            await roll_back(client, parts)
+
+    def add(self, texts: Any, keys: Any, *, checked: bool = False) -> None:
+        """Publish events, given as an Arrow array of texts of JSON objects, by their routing keys, which are texts.
+
+        `checked` is that of `stamped_lines`. Raises InvalidInput, StreamSealed, and errors of appends.
+        """
+        if not len(texts):
+            return
+        for column, name in ((texts, "value"), (keys, "routing key")):
+            if column.null_count:
+                raise InvalidInput(f"a row has no {name}; fill it, or filter such rows out", field="stream output")
+        clock = self._clock.ticks(len(texts))
+        clocks = np.uint64(clock) + np.arange(len(texts), dtype=np.uint64) * np.uint64(CLOCK_TICK)
+        lines = stamped_lines(texts, EVENTS, self._producer, clock, Flags.CONTINUE_TXN, checked=checked)
+        places = places_of(keys)
+        for journal, rows in self._routed(places):
+            first, last = int(clocks[rows[0]]), int(clocks[rows[-1]])
+            if (own := self._own.get(journal)) is not None:
+                first = self._clock.ticks(len(rows))
+                last = first + (len(rows) - 1) * CLOCK_TICK
+                mine = texts.take(pa.array(rows))
+                part = stamped_lines(mine, EVENTS, own, first, Flags.CONTINUE_TXN, checked=checked)
+            else:
+                part = lines if len(rows) == len(texts) else lines.take(pa.array(rows))
+            self._hold(journal, content_of(part), first, last, places[rows])
+
+    def finish(self) -> tuple[BulkPart, ...]:
+        """Return the parts once all events are in their segments."""
+        while unsent := [journal for journal, each in self._segments.items() if each.held or each.sent]:
+            for journal in unsent:
+                self._send(journal)
+            for journal in unsent:
+                self._settle(journal, wait=True)
+        return tuple(self._part(journal, each) for journal, each in self._all() if each.events)
+
+    def _all(self) -> list[tuple[str, _Segment]]:
+        return [*self._ended, *self._segments.items()]
+
+    # -- Segments ------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> Stream:
+        """Learn the active segments. Raises StreamSealed, StreamNotFound and CorruptData."""
+        stream = decode(self._client.list(segments_selector(self._name)))
+        active = stream.active()
+        if not active:
+            raise StreamSealed(f"stream {self._name} is sealed: it takes no more events. Write to another stream")
+        self._journals = [segment.journal for segment in active]
+        self._ends: UInt64s = np.array([segment.range.end for segment in active], dtype=np.uint64)
+        return stream
+
+    def _routed(self, places: UInt64s) -> list[tuple[str, Int64s]]:
+        """Return the journals of events, each with the numbers of its events, in their order."""
+        numbers = np.searchsorted(self._ends, places, side="right")
+        order: Int64s = np.argsort(numbers, kind="stable")
+        present, begins = np.unique(numbers[order], return_index=True)
+        rows = np.split(order, begins[1:])
+        return [(self._journals[number], each) for number, each in zip(present.tolist(), rows, strict=True)]
+
+    # -- Events --------------------------------------------------------------------------------------------------------
+
+    def _hold(self, journal: str, content: bytes, first_clock: int, last_clock: int, places: UInt64s) -> None:
+        segment = self._segments.get(journal)
+        if segment is None:
+            segment = self._segments[journal] = _Segment(self._own.get(journal, self._producer), first_clock)
+        segment.held.append(content)
+        segment.held_places.append(places)
+        segment.last_clock = last_clock
+        segment.size += len(content)
+        if segment.size >= _APPEND_BYTES:
+            self._send(journal)
+        elif sum(each.size for each in self._segments.values()) > _HELD_BYTES:
+            self._send(max(self._segments, key=lambda name: self._segments[name].size))
+
+    def _send(self, journal: str) -> None:
+        segment = self._segments.get(journal)
+        if segment is None:
+            return  # What it had has gone elsewhere.
+        if segment.held:
+            if journal not in self._prepared:
+                try:
+                    run_blocking(self._prepare(journal))
+                except (NotAllowed, JournalNotFound) as error:
+                    self._go_elsewhere(journal, segment, error)
+                    return
+                self._prepared.add(journal)
+            content, places = b"".join(segment.held), np.concatenate(segment.held_places)
+            segment.held, segment.held_places, segment.size = [], [], 0
+            segment.sent.append(_Block(content, segment.last_clock, places, self._service.append(journal, content)))
+        self._settle(journal, wait=False)
+
+    async def _prepare(self, journal: str) -> None:
+        async with JournalClient.of(self._client.config) as client:
+            await hold_segment(client, journal, self._clock, client.config.patience)
+
+    def _settle(self, journal: str, *, wait: bool) -> None:
+        """Take note of appends that are done, in their order. What a sealed segment refused goes to others."""
+        segment = self._segments.get(journal)
+        while segment is not None and segment.sent and (wait or segment.sent[0].done.done()):
+            block = segment.sent[0]
+            try:
+                appended = block.done.result()
+            except (NotAllowed, JournalNotFound, AppendOutcomeUnknown) as error:
+                self._go_elsewhere(journal, segment, error)
+                return
+            segment.sent.popleft()
+            segment.begin = appended.begin if segment.begin < 0 else segment.begin
+            segment.durable_clock = block.last_clock
+            segment.events += len(block.places)
+            self._events += len(block.places)
+            if self._events <= KEPT_PLACES:
+                segment.places.append(block.places)
+
+    def _go_elsewhere(self, journal: str, segment: _Segment, error: CorantoError) -> None:
+        """Publish again what a segment has perhaps not, and what is held back for it, by the segments of now."""
+        self._ended.append((journal, self._segments.pop(journal)))
+        self._own[journal] = new_producer_id(os.urandom)
+        refused = list(segment.sent)
+        segment.sent.clear()
+        for block in refused:
+            block.done.exception()  # All that follow have failed, too.
+        lines = [line for block in refused for line in block.content.split(b"\n")[:-1]]
+        lines += [line for content in segment.held for line in content.split(b"\n")[:-1]]
+        places: UInt64s = np.concatenate([*(block.places for block in refused), *segment.held_places])
+        segment.held, segment.held_places, segment.size = [], [], 0
+        if isinstance(error, AppendOutcomeUnknown):
+            self._lost += 1
+            if self._lost > _MOST_LOST:
+                raise error
+        else:
+            self._await_change(journal, error)
+        self._service.reset(journal)
+        first = self._clock.ticks(len(lines))
+        for name, rows in self._routed(places):
+            clocks = [first + int(row) * CLOCK_TICK for row in rows]
+            stamped = [
+                restamped(lines[row] + b"\n", self._own.get(name, self._producer), clock)
+                for row, clock in zip(rows.tolist(), clocks, strict=True)
+            ]
+            self._hold(name, b"".join(stamped), clocks[0], clocks[-1], places[rows])
+
+    def _await_change(self, journal: str, error: CorantoError) -> None:
+        """Learn the active segments, once a segment that refuses events is none of them.
+
+        A broker that does not know a new segment yet says that it does not exist.
+        """
+        deadline = time.monotonic() + self._client.config.patience
+        while True:
+            self._look()
+            if journal not in self._journals:
+                return
+            if time.monotonic() > deadline:
+                raise StreamChanged(f"segment {journal} is active and takes no events: {error}") from error
+            time.sleep(_POLL_SECONDS)
+            if isinstance(error, JournalNotFound):
+                return
+
+    def _part(self, journal: str, segment: _Segment) -> BulkPart:
+        places = b"".join(each.tobytes() for each in segment.places) if self._events <= KEPT_PLACES else None
+        return BulkPart(
+            journal,
+            segment.producer,
+            segment.begin,
+            segment.first_clock,
+            segment.durable_clock,
+            segment.events,
+            places,
+        )

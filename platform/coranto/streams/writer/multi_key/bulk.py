@@ -1,0 +1,256 @@
+"""Bulk transactions: transactions of any size over a stream, whose events several processes append.
+
+The processes append events as pending to the segments of their keys, each under producer ids of its own, and tell one
+process what they have appended (`BulkPart`). That process commits, as a multi-key transaction is committed: it appends
+a decision with all acknowledgements to `<stream>/transactions`, on the condition that the gate is still as it was, and
+then the acknowledgements to the segments. Segments may be split, merged and sealed meanwhile:
+
+- before the decision: parts in sealed segments are moved to the successors (`bulk_parts.py`), and the decision is tried
+  again with the new gate;
+- after it: whoever seals a segment appends its acknowledgements first.
+
+**Batches.** A writer that numbers its transactions, such as a streaming query, commits each number once. A register of
+the journal of decisions holds the number and the name of its last transaction,
+`coranto.dev/batch/<writer>` = `<batch>.<transaction>`, and `.done` behind it once the acknowledgements are in their
+segments. The decision and the register are one append, on the condition that the register is as it was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from coranto import labels
+from coranto.client.client import JournalClient
+from coranto.client.retry import Retry
+from coranto.effects import Clock, Entropy, SystemClock
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CorantoError,
+    CorruptData,
+    Fenced,
+    InvalidInput,
+    JournalNotFound,
+    NotAllowed,
+    RegisterMismatch,
+    StreamChanged,
+    StreamSealed,
+)
+from coranto.messages.uuids import ProducerClock
+from coranto.streams.control.decisions import GATE_LABEL, Decisions
+from coranto.streams.control.lifecycle import Streams
+from coranto.streams.model.events import JsonEvents, format_of
+from coranto.streams.model.stream import HELD_LABEL, Stream, validate_stream
+from coranto.streams.writer.handshake import ensure_held
+from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, PartMover, acknowledgements, roll_back
+from coranto.streams.writer.multi_key.snapshot import StreamSnapshot, take_snapshot
+from coranto.wire import protocol_pb2 as pb
+
+DEFAULT_PATIENCE: Final = 60.0
+_REGISTER: Final = "coranto.dev/batch/"
+_WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
+_VALUE: Final = re.compile(r"(\d{1,18})\.([0-9a-f]{1,64})(\.done)?")
+_AT_ONCE: Final = 16
+
+_log = structlog.get_logger(__name__)
+
+
+class _Known(NamedTuple):
+    """A writer's last transaction."""
+
+    batch: int
+    txn: str
+    is_done: bool
+
+
+class BulkCommitter:
+    """Commits the bulk transactions of one stream, whose events are lines of JSON."""
+
+    def __init__(
+        self,
+        client: JournalClient,
+        stream: str,
+        *,
+        patience: float = DEFAULT_PATIENCE,
+        clock: Clock | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> None:
+        self.stream = validate_stream(stream)
+        self._client = client
+        self._clock: Clock = clock or SystemClock()
+        self._entropy = entropy
+        self._patience = patience
+        self._streams = Streams(client, clock=self._clock, entropy=entropy)
+        self._decisions = Decisions(client, stream, entropy)
+        self._ticks = ProducerClock(lambda: int(self._clock.now() * 1e9))
+        self._mover = PartMover(client, self._ticks, patience, entropy)
+
+    async def prepare(self) -> Stream:
+        """Return the stream, ready to be appended to. Carries out what other writers decided but did not finish.
+
+        Raises StreamNotFound, StreamSealed, InvalidInput for a stream whose events are not lines of JSON, and errors of
+        the client.
+        """
+        snapshot = await self._snapshot()
+        stream = snapshot.stream
+        if not isinstance(format_of(stream.content_type), JsonEvents):
+            raise InvalidInput(f"the events of {self.stream} are {stream.content_type}, not lines of JSON")
+        if stream.is_sealed:
+            raise StreamSealed(f"stream {self.stream} is sealed: it takes no more events. Write to another stream")
+        await self._decisions.finish(snapshot.gate)
+        at_once = asyncio.Semaphore(_AT_ONCE)
+
+        async def hold(journal: str) -> None:
+            async with at_once:
+                await hold_segment(self._client, journal, self._ticks, self._patience)
+
+        await asyncio.gather(*(hold(segment.journal) for segment in stream.active()))
+        return stream
+
+    async def commit(
+        self, parts: Sequence[BulkPart], *, writer: str = "", batch: int = 0, accept_loss: bool = False
+    ) -> bool:
+        """Commit parts as one transaction. Returns False if the `batch` of a `writer` was committed before.
+
+        Without a writer, each call is a transaction. Raises Fenced if a later batch of the writer is committed, and
+        InvalidInput for a batch above 0 if none is known, unless `accept_loss`: the stream, or all brokers of its
+        decisions, are not those of before. Raises StreamChanged if a part cannot be moved to the successors of its
+        segment, or the stream is changed for all of `patience`; StreamSealed, and errors of the client. After these,
+        nothing is committed, but for AppendOutcomeUnknown: then commit the batch again to learn the outcome.
+        """
+        if writer and not _WRITER.fullmatch(writer):
+            raise InvalidInput(f"{writer[:100]!r} is no writer of batches; give up to 40 letters, digits, - and _")
+        placed = list(parts)
+        try:
+            mine = await self._decided(placed, writer, batch, accept_loss)
+        except AppendOutcomeUnknown:
+            raise  # The parts may be committed.
+        except CorantoError:
+            await roll_back(self._client, placed)
+            raise
+        if not mine:
+            await roll_back(self._client, placed)
+        return mine
+
+    async def _decided(self, parts: list[BulkPart], writer: str, batch: int, accept_loss: bool) -> bool:
+        """Decide, and acknowledge. Returns False if the batch was committed before. Moved parts replace others."""
+        txn, retry = self._entropy(12).hex(), Retry(self._patience)
+        while True:
+            snapshot = await self._snapshot()
+            value = labels.value_of(snapshot.gate.registers, _REGISTER + writer) if writer else ""
+            known = _parsed(value) if value else None
+            if known is not None and known.batch > batch:
+                raise Fenced(
+                    f"batch {batch} of {writer} is old: batch {known.batch} is in stream {self.stream}. Another "
+                    "process goes on with its work, or this one was restored from an outdated checkpoint"
+                )
+            if known is not None and not known.is_done:
+                await self._decisions.finish(snapshot.gate)
+            if known is not None and known.batch == batch:
+                return known.txn == txn
+            if writer and known is None and batch and not accept_loss:
+                raise InvalidInput(
+                    f"stream {self.stream} knows no batch of this writer, whose next one is {batch}: is it another "
+                    "stream than before? If loss is accepted, the writer goes on, and what was interrupted may be "
+                    "there twice",
+                    field="batch",
+                )
+            try:
+                await self._place(parts, snapshot.stream)
+                await self._decide(txn, parts, snapshot, writer, batch, value or "")
+            except (RegisterMismatch, NotAllowed) as error:  # The segments have changed, or another process decided.
+                delay = retry.failed(self._clock.monotonic())
+                if delay is None:
+                    raise StreamChanged(
+                        f"stream {self.stream} was being changed for all of {self._patience:g} s; nothing is written. "
+                        "Try again"
+                    ) from error
+                await self._clock.sleep(delay)
+                continue
+            except AppendOutcomeUnknown:
+                if writer:
+                    if retry.failed(self._clock.monotonic()) is None:
+                        raise
+                    continue  # The register tells the outcome, and the condition on it prevents a second one.
+                if not await self._decisions.was_decided(txn, snapshot.gate.end):
+                    txn = self._entropy(12).hex()
+                    continue
+            await self._acknowledge(txn, parts, writer, f"{batch}.{txn}")
+            return True
+
+    async def _snapshot(self) -> StreamSnapshot:
+        return await take_snapshot(self.stream, self._streams, self._decisions, self._clock)
+
+    async def _place(self, parts: list[BulkPart], stream: Stream) -> None:
+        """Replace the parts of sealed segments by what is moved to active ones. They keep their order."""
+        active = {segment.journal for segment in stream.active()}
+        at = 0
+        while at < len(parts):
+            moved = [parts[at]] if parts[at].journal in active else await self._mover.move(parts[at], stream)
+            parts[at : at + 1] = moved
+            at += len(moved)
+
+    async def _decide(
+        self, txn: str, parts: Sequence[BulkPart], snapshot: StreamSnapshot, writer: str, batch: int, value: str
+    ) -> None:
+        acks = {journal: base64.b64encode(ack).decode() for journal, ack in acknowledgements(parts).items()}
+        include, exclude, union = [(HELD_LABEL, ""), (GATE_LABEL, snapshot.token)], list[tuple[str, str]](), None
+        if writer:
+            (include if value else exclude).append((_REGISTER + writer, value))
+            union = labels.label_set({_REGISTER + writer: f"{batch}.{txn}"})
+        await self._record(
+            {"decided": txn, "acks": acks}, labels.label_selector(include=include, exclude=exclude), union
+        )
+
+    async def _acknowledge(self, txn: str, parts: Sequence[BulkPart], writer: str, value: str) -> None:
+        """Make decided events visible. What fails here is done by the next writer, or when the segment is sealed."""
+        contents = acknowledgements(parts)
+        at_once = asyncio.Semaphore(_AT_ONCE)
+
+        async def append(journal: str) -> None:
+            async with at_once:
+                try:
+                    await self._client.append(journal, contents[journal], retry_unknown=True, patience=self._patience)
+                except (NotAllowed, JournalNotFound):
+                    return  # Who sealed the segment did this before.
+
+        outcomes = await asyncio.gather(*map(append, contents), return_exceptions=True)
+        if failures := [each for each in outcomes if isinstance(each, BaseException)]:
+            for each in failures:
+                if not isinstance(each, CorantoError):
+                    raise each
+            _log.warning("bulk_transaction.not_visible_yet", stream=self.stream, error=str(failures[0]))
+            return
+        check, union = None, None
+        if writer:
+            check = labels.label_selector(include=[(HELD_LABEL, ""), (_REGISTER + writer, value)])
+            union = labels.label_set({_REGISTER + writer: f"{value}.done"})
+        try:
+            await self._record({"done": txn}, check, union)
+        except CorantoError as error:  # Acknowledgements may be appended again.
+            _log.info("bulk_transaction.not_recorded_as_done", stream=self.stream, error=str(error))
+
+    async def _record(
+        self, record: Mapping[str, object], check: pb.LabelSelector | None, union: pb.LabelSet | None
+    ) -> None:
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        await self._client.append(self._decisions.journal, line, check_registers=check, union_registers=union)
+
+
+async def hold_segment(client: JournalClient, journal: str, ticks: ProducerClock, patience: float) -> None:
+    """Prepare a segment for events of a bulk transaction."""
+    await ensure_held(client, journal, EVENTS, ticks, patience)
+
+
+def _parsed(value: str) -> _Known:
+    found = _VALUE.fullmatch(value)
+    if found is None:
+        raise CorruptData(f"the register of a writer's last batch is {value!r}")
+    return _Known(int(found[1]), found[2], bool(found[3]))

@@ -1,0 +1,312 @@
+"""The writers to a stream, called as Spark calls them: streams are scaled at any step, and drivers die at any step."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
+
+from coranto.client import JournalClient
+from coranto.client.append_service import AppendService
+from coranto.errors import AppendOutcomeUnknown, Fenced, InvalidInput, NotAllowed, StreamChanged, StreamSealed
+from coranto.streams import Merge, Split, SyncStreamReader, SyncStreams, default_template, key_hash
+from coranto.streams.writer.multi_key import bulk
+from coranto.testing import SyncCluster
+from coranto.testing.cluster import STORE_URL
+from coranto_consumers.spark.sink import stream_publishing
+from coranto_consumers.spark.source import JournalDataSource
+
+pytestmark = pytest.mark.integration
+SCHEMA = StructType().add("n", IntegerType()).add("key", StringType())
+QUERY = "11111111-2222-3333-4444-555555555555"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SyncCluster]:
+    with SyncCluster(brokers=1) as cluster:
+        yield cluster
+
+
+class Shop:
+    """A stream of two segments, and writes to it, as a driver and its tasks make them."""
+
+    def __init__(self, cluster: SyncCluster, streams: SyncStreams) -> None:
+        self.client = cluster.client()
+        self.streams = streams
+        self.name = f"shop-{uuid.uuid4().hex[:8]}/orders"
+        streams.create(self.name, 2, template=default_template(stores=[STORE_URL]))
+        self.options = {"endpoint": cluster.endpoint, "stream": self.name}
+
+    def batch_writer(self, schema=SCHEMA, **options: str):
+        return pickle.loads(pickle.dumps(JournalDataSource({**self.options, **options}).writer(schema, False)))
+
+    def query_writer(self, **options: str):
+        return pickle.loads(pickle.dumps(JournalDataSource({**self.options, **options}).streamWriter(SCHEMA, False)))
+
+    def scale(self, *changes: Split | Merge) -> None:
+        self.streams.scale(self.name, changes)
+
+    def numbers(self) -> list[int]:
+        """All numbers that readers have. Each key's are in their order, and in segments that have the key."""
+        stream = self.streams.describe(self.name)
+        found: dict[str, list[int]] = {}
+        with SyncStreamReader(self.client, self.name) as reader:
+            for event in reader:
+                assert key_hash(event.data["key"]) in stream.segments[event.segment].range
+                found.setdefault(event.data["key"], []).append(event.data["n"])
+        for key, numbers in found.items():
+            assert numbers == sorted(numbers), key
+        return sorted(n for numbers in found.values() for n in numbers)
+
+
+@pytest.fixture
+def shop(cluster: SyncCluster) -> Iterator[Shop]:
+    with SyncStreams(cluster.client()) as streams:
+        yield Shop(cluster, streams)
+
+
+def rows(begin: int, end: int) -> pa.RecordBatch:
+    numbers = list(range(begin, end))
+    return pa.record_batch({"n": pa.array(numbers, pa.int32()), "key": [f"k{n % 7}" for n in numbers]})
+
+
+def attempt(writer, begin: int, end: int):
+    return replace(writer.write(iter([rows(begin, end)])), query=QUERY)
+
+
+def test_events_go_to_the_segments_of_their_keys_all_at_once(shop):
+    writer = shop.batch_writer()
+    one, two = attempt(writer, 0, 10), attempt(writer, 10, 40)
+    attempt(writer, 10, 40)  # The slower attempt of the same task.
+    assert shop.numbers() == []
+
+    writer.commit([one, two])
+
+    assert shop.numbers() == list(range(40))
+    failed = shop.batch_writer()
+    failed.abort([attempt(failed, 40, 50), None])
+    assert shop.numbers() == list(range(40))
+
+
+CHANGES: dict[str, Sequence[Sequence[Split | Merge]]] = {
+    "a split": [[Split(0, 3)]],
+    "a merge": [[Merge((0, 1))]],
+    "a split of both and a merge": [[Split(0), Split(1)], [Merge((3, 4))]],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_segments_that_are_sealed_before_the_commit_lead_to_their_successors(shop, change):
+    first, writer = shop.batch_writer(), shop.batch_writer()
+    first.commit([attempt(first, 0, 20)])
+    written = [attempt(writer, 20, 50), attempt(writer, 50, 60)]
+    for changes in CHANGES[change]:
+        shop.scale(*changes)
+
+    writer.commit(written)
+
+    assert shop.numbers() == list(range(60))
+    after = shop.batch_writer()
+    after.commit([attempt(after, 60, 70)])
+    assert shop.numbers() == list(range(70))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_task_goes_on_in_the_successors_of_segments_that_are_sealed_while_it_writes(shop, change, monkeypatch):
+    monkeypatch.setattr(stream_publishing, "_APPEND_BYTES", 400)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(0, 30)
+        for number, changes in enumerate(CHANGES[change]):
+            shop.scale(*changes)
+            yield rows(30 + 30 * number, 60 + 30 * number)
+
+    writer = shop.query_writer()
+    written = replace(writer.write(batches()), query=QUERY)
+    assert {part.journal.endswith(("00", "01")) for part in written.parts} == {True, False}
+    writer.commit([written], 0)
+
+    assert shop.numbers() == list(range(30 + 30 * len(CHANGES[change])))
+
+
+def test_a_segment_is_sealed_again_while_its_events_are_moved(shop, monkeypatch):
+    writer = shop.batch_writer()
+    written = attempt(writer, 0, 40)
+    shop.scale(Split(0), Split(1))
+    real, left = bulk.PartMover.move, [[Merge((2, 3))], [Split(4), Split(5)]]
+
+    async def scaling(self, part, stream):
+        if left:
+            await shop.streams._inner.scale(shop.name, left.pop(0))
+        return await real(self, part, stream)
+
+    monkeypatch.setattr(bulk.PartMover, "move", scaling)
+    writer.commit([written])
+
+    assert shop.numbers() == list(range(40))
+
+
+def test_an_answer_that_was_lost_before_a_segment_was_sealed_doubles_nothing(shop, monkeypatch):
+    """The append that was sealed out is repeated by the client, although its first try is in the segment."""
+    real, scaling = AppendService._resolve, []
+    monkeypatch.setattr(stream_publishing, "_APPEND_BYTES", 400)
+
+    def lost(self, batch, result):
+        if scaling or not result.journal.endswith("0"):
+            real(self, batch, result)
+            return
+        scaling.append(threading.Thread(target=shop.scale, args=[Split(0)]))
+        scaling[0].start()
+        raise NotAllowed(f"append to {result.journal}: sealed")
+
+    monkeypatch.setattr(AppendService, "_resolve", lost)
+    writer = shop.batch_writer()
+    written = attempt(writer, 0, 30)
+    [thread] = scaling
+    thread.join()
+    writer.commit([written])
+
+    assert shop.numbers() == list(range(30))
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_events_of_appends_whose_answers_are_lost_are_there_once(shop, applied, monkeypatch):
+    send, lost = JournalClient.append, []
+    monkeypatch.setattr(stream_publishing, "_APPEND_BYTES", 400)
+
+    async def losing(self, journal, content, **options):
+        if lost.count(journal) < 3 and b'"n":' in b"".join(content if isinstance(content, list) else [content]):
+            lost.append(journal)
+            if applied:
+                await send(self, journal, content, **options)
+            raise AppendOutcomeUnknown("the answer is lost")
+        return await send(self, journal, content, **options)
+
+    monkeypatch.setattr(JournalClient, "append", losing)
+    writer = shop.query_writer()
+    written = replace(writer.write(iter([rows(at, at + 30) for at in range(0, 120, 30)])), query=QUERY)
+    shop.scale(Split(1))
+    writer.commit([written], 0)
+
+    assert len(set(lost)) >= 2
+    assert shop.numbers() == list(range(120))
+
+
+class Died(BaseException):
+    """The driver died."""
+
+
+def dies(*arguments, **options):
+    raise Died
+
+
+STEPS = {
+    "before the decision": ("_decide", lambda shop: None),
+    "after the decision": ("_acknowledge", lambda shop: None),
+    "after the decision, and the stream is scaled": ("_acknowledge", lambda shop: shop.scale(Split(0), Split(1))),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_that_dies_leaves_a_batch_that_is_completed_once(shop, step, monkeypatch):
+    method, then = STEPS[step]
+    writer = shop.query_writer()
+    first = attempt(writer, 0, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk.BulkCommitter, method, dies)
+        with pytest.raises(Died):
+            writer.commit([first], 0)
+    writer.abort([first], 0)  # As Spark does after any failed commit.
+    then(shop)
+
+    # The batch is repeated, with other rows. Those that are decided count.
+    again = shop.query_writer()
+    again.commit([attempt(again, 100, 103)], 0)
+    wanted = list(range(100, 103)) if method == "_decide" else list(range(20))
+    assert shop.numbers() == wanted
+
+    later = shop.query_writer()
+    later.commit([attempt(later, 200, 220)], 1)
+    assert shop.numbers() == [*wanted, *range(200, 220)]
+
+
+def test_of_two_drivers_with_one_checkpoint_one_decides_and_the_outdated_one_is_fenced(shop):
+    one, two = shop.query_writer(), shop.query_writer()
+    mine, theirs = attempt(one, 0, 10), attempt(two, 0, 10)
+    one.commit([mine], 0)
+    two.commit([theirs], 0)
+    two.commit([attempt(two, 10, 20)], 1)
+    with pytest.raises(Fenced, match=r"batch 0 of .* is old"):
+        one.commit([attempt(one, 0, 10)], 0)
+    two.commit([replace(two.write(iter(())), query=QUERY)], 2)  # An empty batch is decided, too.
+    two.commit([attempt(two, 20, 30)], 3)
+
+    assert shop.numbers() == list(range(30))
+
+
+def test_a_query_that_the_stream_does_not_know_is_refused_unless_loss_is_accepted(shop):
+    writer = shop.query_writer()
+    with pytest.raises(InvalidInput, match="knows no batch of this writer, whose next one is 7"):
+        writer.commit([attempt(writer, 0, 10)], 7)
+    assert shop.numbers() == []
+    writer = shop.query_writer(acceptLoss="true")
+    writer.commit([attempt(writer, 0, 10)], 7)
+    assert shop.numbers() == list(range(10))
+
+
+def test_events_whose_keys_are_not_kept_are_refused_whole_when_their_segment_is_sealed(shop, monkeypatch):
+    monkeypatch.setattr(stream_publishing, "KEPT_PLACES", 15)
+    writer = shop.query_writer()
+    written = attempt(writer, 0, 20)
+    shop.scale(Split(0))
+    with pytest.raises(StreamChanged, match="the keys of so many events are not kept: nothing is written"):
+        writer.commit([written], 0)
+    assert shop.numbers() == []
+    again = shop.query_writer()
+    again.commit([attempt(again, 0, 20)], 0)
+    assert shop.numbers() == list(range(20))
+
+
+def test_a_sealed_stream_takes_nothing(shop):
+    writer = shop.batch_writer()
+    written = attempt(writer, 0, 10)
+    shop.streams.seal(shop.name)
+    with pytest.raises(StreamSealed):
+        writer.commit([written])
+    with pytest.raises(StreamSealed):
+        shop.batch_writer()
+    assert shop.numbers() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "problem"),
+    [
+        ({"ledger": "a/b"}, SCHEMA, "option ledger: a stream records itself"),
+        ({"mapping": "modulo"}, SCHEMA, "option mapping: keys are mapped to segments"),
+        ({"writerId": "x"}, SCHEMA, "option writerId: batch writes to a stream have no names"),
+        ({"subscribe": "a/b"}, SCHEMA, "exactly one of"),
+        ({"keyColumn": "id"}, SCHEMA, "no column id with the messages' routing keys"),
+        ({}, StructType().add("key", BinaryType()), "the key key is binary: cast it to STRING"),
+        (
+            {},
+            StructType().add("key", StringType()).add("journal", StringType()).add("value", StringType()),
+            "leave the column journal out",
+        ),
+    ],
+)
+def test_what_a_stream_has_no_use_for_is_refused(shop, options, schema, problem):
+    with pytest.raises(InvalidInput, match=problem):
+        shop.batch_writer(schema, **options)
+
+
+def test_a_row_without_a_key_ends_the_write(shop):
+    writer = shop.batch_writer()
+    batch = pa.record_batch({"n": pa.array([1], pa.int32()), "key": pa.array([None], pa.string())})
+    with pytest.raises(InvalidInput, match="a row has no routing key"):
+        writer.write(iter([batch]))
