@@ -24,6 +24,11 @@ class JournalClientFace(Face):
     def _inner(self) -> JournalClient:
         """The asynchronous object. Use it on the loop only."""
 
+    @property
+    def applied_revision(self) -> int:
+        """The etcd revision of the last change of specs that this client has made; 0 without any."""
+        return self._call(lambda: self._inner.applied_revision)
+
     def list(self, selector: str | pb.LabelSelector = "") -> Listing:
         """List the journals that match a selector such as `name:prefix=flights/, content-type` (all, when empty)."""
         return self._run(self._inner.list(selector))

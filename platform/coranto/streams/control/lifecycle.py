@@ -364,7 +364,7 @@ class Streams:
         journals = [each.journal for each in view.stream.active()]
         dropped = await asyncio.gather(*(drop_open_lanes(self._client, each, events, ticks) for each in journals))
         if await self._attempt([_touch(view.transactions, {})]):
-            await decisions.open(gate.token)
+            await decisions.open(gate.token, self._client.applied_revision)
         await self.resume(name)
         return sum(dropped)
 
