@@ -31,6 +31,7 @@ from dagster_coranto.journals.assets import (
     build_journal_group_asset,
     journal_assets,
 )
+from dagster_coranto.journals.compaction import build_compaction_asset
 from dagster_coranto.journals.io_manager import JournalIOManager
 from dagster_coranto.observation.consumers import (
     ObservedConsumer,
@@ -110,6 +111,7 @@ __all__ = [
     "WindowedConsumer",
     "__version__",
     "build_audit_check",
+    "build_compaction_asset",
     "build_consumer_observation_sensor",
     "build_failed_check_sensor",
     "build_fragment_check",

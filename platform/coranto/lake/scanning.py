@@ -67,7 +67,7 @@ def scan(
     elif keys is not None:
         raise InvalidInput("are for files; a Manifest object is what you have verified or made", field="keys")
     require_lines(manifest)
-    return Scan(manifest, _schema(schema), ScanMisfits(misfits), file_root, JsonLines(uuid_pointer))
+    return Scan(manifest, to_schema(schema), ScanMisfits(misfits), file_root, JsonLines(uuid_pointer))
 
 
 class Scan:
@@ -153,7 +153,7 @@ class Scan:
             for committed in self._committed(content, part):
                 parsed = {} if typed is None else typed.parse(committed)
                 arrays = [
-                    parsed[field.name] if field.name in fields.names else _own(committed, field.name)
+                    parsed[field.name] if field.name in fields.names else own_column(committed, field.name)
                     for field in wanted
                 ]
                 yield from pa.Table.from_arrays(arrays, schema=pa.schema(wanted)).to_batches()
@@ -178,7 +178,8 @@ class Scan:
         return lines.filter(pc.less(lines.column("clock"), pa.scalar(first_later, pa.uint64())))
 
 
-def _own(lines: pa.RecordBatch, name: str) -> Any:
+def own_column(lines: pa.RecordBatch, name: str) -> Any:
+    """Return a column of `OWN`, or `VALUE`, of a batch of `coranto.messages.batches.LINES`."""
     match name:
         case "_journal":
             return lines.column("journal")
@@ -194,7 +195,7 @@ def _own(lines: pa.RecordBatch, name: str) -> Any:
             return pc.binary_slice(lines.column("content"), 0, -1).cast(pa.string())
 
 
-def _schema(given: pa.Schema | Types | None) -> pa.Schema | None:
+def to_schema(given: pa.Schema | Types | None) -> pa.Schema | None:
     """Return the fields as an Arrow schema. Raises InvalidInput for types that there are not, and for taken names."""
     if given is None:
         return None

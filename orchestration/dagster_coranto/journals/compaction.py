@@ -1,0 +1,119 @@
+"""Assets of compacted journals: old messages as Parquet files beside the fragments (`coranto.lake.compaction`)."""
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Unpack
+
+import dagster as dg
+
+from coranto.client import ClientConfig, JournalClient
+from coranto.client.groups import JournalGroup
+from coranto.client.loop import run_blocking
+from coranto.errors import JournalNotFound
+from coranto.telemetry import progress
+from dagster_coranto.instance.log import DagsterLog
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.resources.typed import resource_of
+from dagster_coranto.translation.metadata import JournalRow, offsets_metadata, table, vector_version
+from dagster_coranto.translation.options import AssetOptions, filled, op_options, spec_options
+from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from coranto.lake.manifest import Manifest
+
+DEFAULT_AGE: Final = timedelta(days=1)
+_FILE_BYTES: Final = 128 << 20
+_COLUMNS: Final = {"journal": "string", "compacted_through": "int", "stored_through": "int", "new_rows": "int"}
+
+
+def build_compaction_asset(
+    group: JournalGroup,
+    schema: "pa.Schema | Mapping[str, str] | None" = None,
+    *,
+    older_than: timedelta = DEFAULT_AGE,
+    file_bytes: int = _FILE_BYTES,
+    partial: bool = False,
+    misfits: str = "error",
+    dagster_journal_translator: DagsterJournalTranslator | None = None,
+    resource_key: str = "journals",
+    **options: Unpack[AssetOptions],
+) -> dg.AssetsDefinition:
+    """Return an asset that keeps the committed messages of a group's old fragments as Parquet files beside them.
+
+    Each run adds the files of fragments that were stored more than `older_than` ago. The arguments are those of
+    `CompactionOptions` and `scan`. Retention should keep fragments for longer than `older_than` and the time between
+    runs: content that is gone before it was compacted fails the run. The asset's key is that of the group, and
+    `compacted`. Runs wait for one another in a pool, unless `pool` names another one. Metadata: the number of new files
+    and rows, and for each journal the offset through which it is compacted, whose digest is the data version.
+
+    Needs the extra `lake`.
+    """
+    source = build_group_spec(group, dagster_journal_translator)
+    spec = dg.AssetSpec([*source.key.path, "compacted"], deps=[source.key], group_name=source.group_name)
+    spec = filled(spec, {"kinds": {"parquet"}})
+    spec = filled(spec, spec_options(options))
+    spec = filled(spec, {"description": f"Committed messages of {group.name}/…, as Parquet files."})
+    step = op_options(options)
+    if "pool" not in step:
+        step["pool"] = f"coranto_{spec.key.to_python_identifier()}"
+
+    @dg.multi_asset(name=spec.key.to_python_identifier(), specs=[spec], required_resource_keys={resource_key}, **step)
+    def compacted_journals(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        from coranto.lake.compaction import CompactionOptions, compact, compacted_files
+        from coranto.lake.scanning import ScanMisfits
+
+        resource = resource_of(context.resources, resource_key, JournalResource)
+        config, actual = resource.client_config(), resource.group(group)
+        manifest = run_blocking(_manifest(config, actual))
+        chosen = CompactionOptions(
+            time.time() - older_than.total_seconds(),
+            schema,
+            file_bytes,
+            partial,
+            ScanMisfits(misfits),
+            file_root=config.file_root,
+        )
+        rows = dict.fromkeys((part.journal for part in manifest.journals), 0)
+        files = 0
+        with progress("Compacting", unit="rows", log=DagsterLog(context.log)) as bar:
+            for each in compact(manifest, chosen):
+                files += 1
+                rows[each.journal] += each.rows or 0
+                bar.advance(each.rows or 0)
+        there = compacted_files(manifest, config.file_root)
+        through = {journal: spans[-1].end for journal, spans in there.items() if spans}
+        shown: list[JournalRow] = [
+            {
+                "journal": part.journal,
+                "compacted_through": through.get(part.journal, part.begin),
+                "stored_through": part.end,
+                "new_rows": rows[part.journal],
+            }
+            for part in manifest.journals
+        ]
+        return dg.MaterializeResult(
+            data_version=vector_version(through),
+            metadata={
+                "coranto/files_added": files,
+                "coranto/rows_added": sum(rows.values()),
+                "coranto/files": sum(map(len, there.values())),
+                "coranto/compacted_through": offsets_metadata(through),
+                "coranto/journals": table(shown, _COLUMNS),
+            },
+        )
+
+    return compacted_journals
+
+
+async def _manifest(config: ClientConfig, group: JournalGroup) -> "Manifest":
+    from coranto.lake.listing import ManifestOptions, make_manifest
+
+    async with JournalClient.of(config) as client:
+        listing = await client.list(group.selector)
+        if not listing.journals:
+            raise JournalNotFound(f"no journal {group.name}/… exists; create one (`coranto journals apply`)")
+        options = ManifestOptions(file_root=config.file_root)
+        return await make_manifest(client, listing.journals, options, selector=group.selector_text)
