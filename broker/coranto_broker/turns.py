@@ -11,6 +11,11 @@ TURN_SECONDS = 0.5
 """The longest time for which work keeps its turn."""
 PARALLEL = 64
 """Most turns of one kind at the same time."""
+MOST_AT_WORK = 512
+"""Most works of one kind at the same time, those that have lost their turns too.
+
+Without this bound, a broker that is slow for a while would begin ever more work, and become slower still.
+"""
 
 _Waiter = asyncio.Future[None]
 
@@ -19,11 +24,13 @@ class Turns:
     """Gives turns in the order in which they are asked for, but to those first that somebody waits for (`prefer`).
 
     Work that takes long, as with a peer that does not answer, loses its turn after TURN_SECONDS and goes on without it,
-    so that it does not hold back the rest.
+    so that it does not hold back the rest. It keeps its turn while `most` are at work.
     """
 
-    def __init__(self, parallel: int = PARALLEL) -> None:
+    def __init__(self, parallel: int = PARALLEL, most: int = MOST_AT_WORK) -> None:
         self._free = parallel
+        self._most = most
+        self._at_work = 0
         self._ordinary: OrderedDict[_Waiter, None] = OrderedDict()
         self._preferred: OrderedDict[_Waiter, None] = OrderedDict()
         self._by_name: dict[str, _Waiter] = {}
@@ -47,20 +54,26 @@ class Turns:
         With `preferred`, it is as if `prefer` were called at once.
         """
         await self._take(name, self._preferred if preferred else self._ordinary)
-        given_back = False
+        self._at_work += 1
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None
 
-        def give_back() -> None:
-            nonlocal given_back
-            if not given_back:
-                given_back = True
+        def lose() -> None:
+            nonlocal timer
+            if self._at_work < self._most:
+                timer = None
                 self._pass_on()
+            else:
+                timer = loop.call_later(TURN_SECONDS, lose)
 
-        timer = asyncio.get_running_loop().call_later(TURN_SECONDS, give_back)
+        timer = loop.call_later(TURN_SECONDS, lose)
         try:
             yield
         finally:
-            timer.cancel()
-            give_back()
+            self._at_work -= 1
+            if timer is not None:
+                timer.cancel()
+                self._pass_on()
 
     async def _take(self, name: str, queue: OrderedDict[_Waiter, None]) -> None:
         if self._free:

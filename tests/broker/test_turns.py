@@ -109,6 +109,27 @@ async def test_work_that_takes_long_loses_its_turn_once_and_goes_on(monkeypatch:
     await works.end(3)
 
 
+async def test_no_turn_is_lost_while_the_most_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0.01)
+    works = Works(Turns(1, most=3))
+    await works.start(*range(6))
+    async with asyncio.timeout(WAIT_SECONDS):
+        while len(works.begun) < 3:
+            works.changed.clear()
+            await works.changed.wait()
+    looks = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.05, looks.set_result, None)  # The third would have lost its turn by now.
+    await looks
+    assert works.begun == [0, 1, 2]
+    for number in range(6):
+        async with asyncio.timeout(WAIT_SECONDS):
+            while number not in works.running:
+                works.changed.clear()
+                await works.changed.wait()
+        await works.end(number)
+    assert works.most == 3
+
+
 async def test_who_gives_up_waiting_or_fails_takes_no_turn_along() -> None:
     works = Works(Turns(1))
     await works.start(0, 1, 2)

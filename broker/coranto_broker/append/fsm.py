@@ -200,14 +200,17 @@ class AppendFsm:
         if self._await_change:
             self._await_change = False
             await self._env.resolver.wait_for_change(self._resolved)
-        resolution = await self._env.resolver.resolve(
-            self.request.journal,
-            may_proxy=not self.request.do_not_proxy,
-            require_primary=True,
-            min_revision=self._read_through,
-            proxy_header=self.request.header if self.request.HasField("header") else None,
-            claims=self._claims,
-        )
+        try:
+            resolution = await self._env.resolver.resolve(
+                self.request.journal,
+                may_proxy=not self.request.do_not_proxy,
+                require_primary=True,
+                min_revision=self._read_through,
+                proxy_header=self.request.header if self.request.HasField("header") else None,
+                claims=self._claims,
+            )
+        except Unavailable as error:
+            raise rolled_back(error) from error  # So clients may try again: no content has been proposed yet.
         self.resolution = resolution
         if resolution.status == pb.SUSPENDED and self.request.suspend == pb.AppendRequest.SUSPEND_RESUME:
             offset = resolution.spec.suspend.offset
