@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import heapq
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence, Set
@@ -212,6 +213,11 @@ class StreamWorld:
     streams: Streams
     wire: Wire
     stream: str = STREAM
+
+    @functools.cached_property
+    def calling_client(self) -> JournalClient:
+        """A client each of whose appends is a call of its own, also where small ones could share a stream."""
+        return self.cluster.client(append_streams=False)
 
     async def content(self, segment: int = 0) -> bytes:
         """Return all bytes of a segment."""

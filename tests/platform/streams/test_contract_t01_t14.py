@@ -39,6 +39,8 @@ from .full_counts import cut_bytes, read_back, reading_everywhere
 JOURNAL = segment_journal(STREAM, 0)
 CUTS = [point for point in CutPoint if point is not CutPoint.REST]
 """The points at which an append with one message of content can be cut."""
+WAYS = [*((cut, False) for cut in CUTS), (CutPoint.COMMIT, True), (CutPoint.ANSWER, True)]
+"""These points of an append in a call of its own, and those that differ for one that shares a stream (True)."""
 SIZES = [1, 1 << 16, 8 << 20, MAX_TRANSACTION_BYTES]
 """Bytes of content (the last one: with all framing) at which the guarantees are to be the same (T12)."""
 
@@ -101,14 +103,23 @@ async def sized(writer: StreamWriter[Any], size: int, number: int) -> list[bytes
 @pytest.mark.parametrize("size", SIZES)
 async def test_t01_and_t12_all_or_nothing_wherever_the_connection_breaks(world: StreamWorld, size: int) -> None:
     given = []
-    async with StreamWriter(world.client, STREAM, format=BytesEvents()) as writer:
-        cuts = CUTS if size <= 1 << 16 else [CutPoint.REST, CutPoint.CONTENT, CutPoint.COMMIT, CutPoint.ANSWER]
-        for number, cut in enumerate(cuts if size < MAX_TRANSACTION_BYTES else [CutPoint.REST, CutPoint.ANSWER]):
+    async with (
+        StreamWriter(world.client, STREAM, format=BytesEvents()) as sharing,
+        StreamWriter(world.calling_client, STREAM, format=BytesEvents()) as calling,
+    ):
+        cuts = [CutPoint.REST, CutPoint.CONTENT, CutPoint.COMMIT, CutPoint.ANSWER]
+        if size == MAX_TRANSACTION_BYTES:
+            cuts = [CutPoint.REST, CutPoint.ANSWER]
+        sequences = {sharing: 0, calling: 0}
+        # Large content never shares a stream.
+        for number, (cut, shares) in enumerate(WAYS if size <= 1 << 16 else [(cut, True) for cut in cuts]):
+            writer = sharing if shares else calling
             events = await sized(writer, size, number)
             world.wire.cut(cut)
             result = await write(writer, "key", *events)
             assert not world.wire.cuts
-            assert (result.sequence, result.end - result.begin >= size) == (number, True)
+            assert (result.sequence, result.end - result.begin >= size) == (sequences[writer], True)
+            sequences[writer] += 1
             given.append(events)
     assert transactions_of(await world.messages(events=BytesEvents())) == given
 
@@ -121,8 +132,8 @@ async def test_t01_connections_that_break_at_any_byte() -> None:
 
 
 async def test_t01_a_writer_that_goes_away_within_a_commit_leaves_all_or_nothing(world: StreamWorld) -> None:
-    for number, cut in enumerate(CUTS):
-        writer = StreamWriter(world.client, STREAM, patience=30)
+    for number, (cut, shares) in enumerate(WAYS):
+        writer = StreamWriter(world.client if shares else world.calling_client, STREAM, patience=30)
         await writer.open()
         gone = asyncio.Event()
         world.wire.cut(cut, then=gone.set)
@@ -134,7 +145,7 @@ async def test_t01_a_writer_that_goes_away_within_a_commit_leaves_all_or_nothing
     assert all([event["part"] for event in events] == [0, 1, 2] for events in found)
     numbers_found = [events[0]["n"] for events in found]
     assert len(set(numbers_found)) == len(numbers_found)
-    applied = {CUTS.index(CutPoint.ANSWER), CUTS.index(CutPoint.STATUS)}
+    applied = {number for number, (cut, _) in enumerate(WAYS) if cut in (CutPoint.ANSWER, CutPoint.STATUS)}
     assert set(numbers_found) >= applied
 
 
@@ -143,7 +154,7 @@ async def test_t01_a_writer_that_goes_away_within_a_commit_leaves_all_or_nothing
 
 async def test_t02_transactions_of_many_writers_on_one_key_are_contiguous_and_ordered(world: StreamWorld) -> None:
     async def work(number: int) -> list[CommitResult]:
-        async with StreamWriter(world.client, STREAM) as writer:
+        async with StreamWriter(world.client if number % 2 else world.calling_client, STREAM) as writer:
             return [
                 await write(writer, "key", *[{"n": n, "writer": number, "turn": turn} for n in range(5)])
                 for turn in range(3)
@@ -208,9 +219,13 @@ async def test_t03_nothing_of_an_open_or_aborted_transaction_is_anywhere() -> No
         assert not [place for place in places() if b"marked-aborted" in place]
 
 
-@pytest.mark.parametrize("cut", [CutPoint.PARAMETERS, CutPoint.CONTENT, CutPoint.COMMIT])
-async def test_t03_a_commit_that_broke_before_it_was_applied_leaves_nothing_anywhere(cut: CutPoint) -> None:
-    async with stream_world(3, replication=3, log_level="critical") as world:
+@pytest.mark.parametrize(
+    ("cut", "shares"), [(CutPoint.PARAMETERS, False), (CutPoint.CONTENT, False), (CutPoint.COMMIT, True)]
+)
+async def test_t03_a_commit_that_broke_before_it_was_applied_leaves_nothing_anywhere(
+    cut: CutPoint, shares: bool
+) -> None:
+    async with stream_world(3, replication=3, log_level="critical", append_streams=shares) as world:
         writer = StreamWriter[Any](world.client, STREAM, patience=5)
         await writer.open()
         await writer.write_event("key", {"n": 0})
@@ -409,18 +424,19 @@ async def test_t08_a_transaction_is_bounded_in_time(world: StreamWorld, virtual_
 
 async def test_t09_a_commit_is_one_append_to_the_primary() -> None:
     async with stream_world(3, replication=3) as world:
-        async with StreamWriter(world.client, STREAM) as writer:
-            for number in range(5):
-                async with writer.transaction("key") as txn:
-                    txn.write({"n": number})
-                    revision = world.cluster.revision
-                    calls = {method: world.cluster.calls(method) for method in ("List", "Read", "Apply")}
-                    appends = world.cluster.appends()
-                    await txn.commit()
-                    assert world.cluster.appends() == appends + 1
-                    assert {method: world.cluster.calls(method) for method in calls} == calls
-                    if number:  # The journal's first append of all writes the broker's own records.
-                        assert world.cluster.revision == revision
+        for client in (world.client, world.calling_client):
+            async with StreamWriter(client, STREAM) as writer:
+                for number in range(3):
+                    async with writer.transaction("key") as txn:
+                        txn.write({"n": number})
+                        revision = world.cluster.revision
+                        calls = {method: world.cluster.calls(method) for method in ("List", "Read", "Apply")}
+                        appends = world.cluster.appends()
+                        await txn.commit()
+                        assert world.cluster.appends() == appends + 1
+                        assert {method: world.cluster.calls(method) for method in calls} == calls
+                        if number:  # The journal's first append of all writes the broker's own records.
+                            assert world.cluster.revision == revision
 
 
 # ------------------------------------------------------------------------------------ T10, T12: exactly once
@@ -446,22 +462,33 @@ async def test_t10_and_t12_a_lost_answer_is_made_up_for_at_any_size(world: Strea
 
 
 async def test_t10_writes_that_were_not_applied_are_sent_again(world: StreamWorld) -> None:
-    async with StreamWriter(world.client, STREAM) as writer:
-        await write(writer, "key", {"n": 0})
-        world.wire.cut(CutPoint.COMMIT, CutPoint.HALF_CLOSE, CutPoint.ANSWER)
-        await write(writer, "key", {"n": 1})
-        await write(writer, "key", {"n": 2})
-    assert numbers(transactions_of(await world.messages())) == [[0], [1], [2]]
+    for client in (world.client, world.calling_client):
+        async with StreamWriter(client, STREAM) as writer:
+            await write(writer, "key", {"n": 0})
+            world.wire.cut(CutPoint.COMMIT, CutPoint.HALF_CLOSE, CutPoint.ANSWER)
+            await write(writer, "key", {"n": 1})
+            await write(writer, "key", {"n": 2})
+    assert numbers(transactions_of(await world.messages())) == 2 * [[0], [1], [2]]
 
 
 # ------------------------------------------------------------------------- T11: when the process restarts
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    ("cut", "shares"),
+    [
+        (CutPoint.PARAMETERS, False),
+        (CutPoint.CONTENT, False),
+        (CutPoint.COMMIT, True),
+        (CutPoint.HALF_CLOSE, False),
+        (CutPoint.ANSWER, True),
+        (CutPoint.STATUS, False),
+    ],
+)
 async def test_t11_a_restarted_process_continues_at_the_last_durable_sequence(
-    world: StreamWorld, cut: CutPoint
+    world: StreamWorld, cut: CutPoint, shares: bool
 ) -> None:
-    writer = StreamWriter(world.client, STREAM, writer_id="importer")
+    writer = StreamWriter(world.client if shares else world.calling_client, STREAM, writer_id="importer")
     await writer.open()
     original = [await write(writer, "key", {"n": n}, {"n": -n}, sequence=n) for n in range(3)]
     killed = asyncio.Event()
