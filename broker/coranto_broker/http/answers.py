@@ -135,6 +135,16 @@ def append_answer(response: pb.AppendResponse) -> web.Response:
     headers["X-Commit-Begin"] = str(commit.begin)
     headers["X-Commit-End"] = headers["X-Write-Head"] = str(commit.end)
     headers["X-Commit-SHA1-Sum"] = sum_from_wire(commit.sum).hex()
+    if response.HasField("durability"):
+        told = response.durability
+        headers["X-Durability"] = urlencode(
+            {
+                "replicas": told.replicas,
+                "zones": told.zones,
+                "synced-replicas": told.synced_replicas,
+                "synced-zones": told.synced_zones,
+            }
+        )
     return web.Response(status=204, headers=headers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ async def test_what_is_put_can_be_got(gateway: Gateway) -> None:
     digest = hashlib.sha1(b"hello, ").hexdigest()
     told = {name: put.headers[name] for name in ("X-Commit-Begin", "X-Commit-End", "X-Write-Head", "X-Commit-SHA1-Sum")}
     assert list(told.values()) == ["0", "7", "7", digest]
+    assert re.fullmatch(r"replicas=1&zones=1&synced-replicas=([01])&synced-zones=\1", put.headers["X-Durability"])
     assert (await gateway.put(b"world!")).headers["X-Commit-Begin"] == "7"
     response, content = await gateway.get("?offset=2")
     assert (response.status, content) == (206, b"llo, world!")

@@ -179,6 +179,12 @@ CASES = [
         "",
     ),
     Case(
+        "CorantoAppendsBelowDemand",
+        one("coranto_appends_below_demand_total", "0x10 1+1x60"),
+        20,
+        "Appends to b:1 survive less than their journals demand.",
+    ),
+    Case(
         "CorantoDurabilityDiffers",
         {
             'coranto_broker_info{instance="b:1",version="0.1.0",fsync="commit"}': "1x60",

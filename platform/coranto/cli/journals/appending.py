@@ -98,7 +98,8 @@ def _append(client: SyncJournalClient, journal: str, source: BinaryIO, size: int
                 report.advance(len(piece))
                 piece = source.read(_PIECE_BYTES)
             result = append.commit()
-    typer.echo(f"{journal}: appended {result.end - result.begin} bytes at [{result.begin}, {result.end})")
+    survives = f", {result.durability}" if result.durability is not None else ""  # A broker of Gazette does not tell.
+    typer.echo(f"{journal}: appended {result.end - result.begin} bytes at [{result.begin}, {result.end}){survives}")
 
 
 def _pairs(
