@@ -38,7 +38,7 @@ from coranto_consumers.spark.iceberg_tasks import FILES, WriteFilesTask
 from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.output_stores import OutputStore
 from coranto_consumers.spark.outputs import CARRIED_TO_APPEND, CARRIED_TO_MERGE, require_deletes
-from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwrite_partitions
+from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwrite_partitions, require_partitioning
 from coranto_consumers.stores.iceberg.files import sweep
 from coranto_consumers.stores.iceberg.merge import check_keys
 from coranto_consumers.stores.iceberg.owner import Change, IcebergOwner
@@ -203,7 +203,13 @@ class IcebergStore(OutputStore[Written]):
         files += first.writer.write(batch for each in outputs for batch in each.rows_here())
         done.named[name] = {file.file_path for file in files}
         add = overwrite_partitions if first.overwrite else append
-        return lambda transaction, summary: add(transaction, summary, files)
+
+        def change(transaction: Transaction, summary: Mapping[str, str]) -> None:
+            for each in outputs:
+                require_partitioning(transaction, each.writer)
+            add(transaction, summary, files, first.writer)
+
+        return change
 
     def _sweep_losers(self) -> None:
         """Remove files in the folders of the last transactions that their commits do not name."""

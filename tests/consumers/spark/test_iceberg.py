@@ -12,11 +12,19 @@ from coranto.errors import Fenced, InvalidInput, SqlStoreError
 from coranto_consumers.spark import Hooks, IcebergStore, Outputs, Replace, SparkConsumer, Step, TableOutput
 from coranto_consumers.spark import iceberg as spark_iceberg
 from coranto_consumers.stores.iceberg.state import state_of
-from tests.consumers.spark.test_consumer import LOG, TOTALS, Crash, CrashAt, LoggedDelays, World
+from tests.consumers.spark.test_consumer import LOG, TOTALS, Crash, CrashAt, Delays, LoggedDelays, World
 
 pytestmark = pytest.mark.integration
 HOME = "lake.totals"
 TABLES = (HOME, "lake.log")
+
+
+class DelaysAndLog(Delays):
+    """Keeps the numbers of all messages, too, in a table without keys."""
+
+    def outputs(self, committed):
+        made = super().outputs(committed)
+        return Outputs([*made.tables, TableOutput(LOG, committed.select("n"))], made.journals)
 
 
 class Lake:
@@ -76,7 +84,7 @@ def world(broker) -> World:
 
 
 def run(spark, world, store, hooks=None, **limits):
-    consumer = SparkConsumer(LoggedDelays(), world.broker.config, store, spark, hooks=hooks, **limits)
+    consumer = SparkConsumer(DelaysAndLog(), world.broker.config, store, spark, hooks=hooks, **limits)
     return consumer.run_until_caught_up()
 
 
@@ -228,7 +236,7 @@ def test_what_a_table_cannot_hold_is_refused(spark, world, lake):
     world.publish(3)
 
     def failing(problem: str, *tables: TableOutput) -> None:
-        application = LoggedDelays()
+        application = DelaysAndLog()
         application.outputs = lambda committed: Outputs(tables)
         with pytest.raises(InvalidInput, match=problem):
             SparkConsumer(application, world.broker.config, lake.store(), spark).run_until_caught_up()
@@ -242,6 +250,8 @@ def test_what_a_table_cannot_hold_is_refused(spark, world, lake):
     keyed = TableOutput("lake.log", rows, ["n"])
     failing("is the table of several outputs", keyed, TableOutput("lake.log", rows))
     failing("key 'n' is null in a row", TableOutput("lake.log", rows.selectExpr("nullif(n, 1) AS n"), ["n"]))
+    with pytest.raises(InvalidInput, match=r"iceberg lake/lake\.totals runs no SQL"):
+        SparkConsumer(LoggedDelays(), world.broker.config, lake.store(), spark).run_until_caught_up()
     with pytest.raises(InvalidInput, match="needs its definition"):
         SparkConsumer(ByDay(), world.broker.config, f"sqlite:///{lake.folder}/x.db", spark).run_until_caught_up()
     assert lake.files("lake.log") == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import DataScan, FileScanTask, Transaction
 
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, SqlStoreError
 from coranto_consumers.stores.iceberg.merge import merge, split
 from coranto_consumers.stores.iceberg.rows import fit
 from coranto_consumers.stores.iceberg.writing import FileWriter
@@ -25,14 +25,17 @@ _MOST_KEYS: Final = 200
 """The number of values that a file's bounds are compared with one by one. More are compared as a range."""
 
 
-def append(transaction: Transaction, summary: Mapping[str, str], files: Iterable[DataFile]) -> None:
-    """Add files."""
+def append(transaction: Transaction, summary: Mapping[str, str], files: Sequence[DataFile], writer: FileWriter) -> None:
+    """Add files of a writer. Raises SqlStoreError if the table was partitioned anew since they were written."""
+    require_partitioning(transaction, writer)
     with transaction._append_snapshot_producer(dict(summary)) as added:
         for file in files:
             added.append_data_file(file)
 
 
-def overwrite_partitions(transaction: Transaction, summary: Mapping[str, str], files: Sequence[DataFile]) -> None:
+def overwrite_partitions(
+    transaction: Transaction, summary: Mapping[str, str], files: Sequence[DataFile], writer: FileWriter
+) -> None:
     """Add files, in the place of all files of their partitions.
 
     Raises InvalidInput if the table has files of another partitioning.
@@ -49,7 +52,7 @@ def overwrite_partitions(transaction: Transaction, summary: Mapping[str, str], f
             )
         if task.file.partition in partitions:
             replaced.append(task.file)
-    _replace(transaction, summary, replaced, files)
+    _replace(transaction, summary, replaced, files, writer)
 
 
 def merge_rows(
@@ -60,6 +63,7 @@ def merge_rows(
     Files that have none of the keys stay. Raises InvalidInput for rows that do not fit.
     """
     columns = schema_to_pyarrow(transaction.table_metadata.schema(), include_field_ids=False)
+    new = _typed(plan, new, columns, writer.name)
     met, replaced, kept = [columns.empty_table()], [], []
     for task in _tasks(transaction, _may_have(plan, new)):
         rows = fit(_read(transaction, task), columns, writer.name)
@@ -70,22 +74,40 @@ def merge_rows(
             replaced.append(task.file)
     merged = merge(plan, pa.concat_tables(met), new)
     files = list(writer.write(batch for rows in (*kept, merged) for batch in rows.to_batches()))
-    _replace(transaction, summary, replaced, files)
+    _replace(transaction, summary, replaced, files, writer)
     return files
 
 
+def _typed(plan: MergePlan, new: pa.Table, columns: pa.Schema, name: str) -> pa.Table:
+    """Return new rows whose columns have the types of the table's."""
+    wanted = pa.schema([columns.field(each).with_nullable(True) for each in plan.columns])
+    typed = fit(new, wanted, name)
+    return typed.append_column(plan.delete, new.column(plan.delete)) if plan.delete else typed
+
+
 def _replace(
-    transaction: Transaction, summary: Mapping[str, str], old: Sequence[DataFile], new: Sequence[DataFile]
+    transaction: Transaction,
+    summary: Mapping[str, str],
+    old: Sequence[DataFile],
+    new: Sequence[DataFile],
+    writer: FileWriter,
 ) -> None:
     if not old:
         if new:
-            append(transaction, summary, new)
+            append(transaction, summary, new, writer)
         return
+    require_partitioning(transaction, writer)
     with transaction.update_snapshot(snapshot_properties=dict(summary)).overwrite() as changed:
         for file in old:
             changed.delete_data_file(file)
         for file in new:
             changed.append_data_file(file)
+
+
+def require_partitioning(transaction: Transaction, writer: FileWriter) -> None:
+    """Raise SqlStoreError for files in partitions of another partitioning than their manifest would tell."""
+    if writer.spec_id != transaction.table_metadata.default_spec_id:
+        raise SqlStoreError(f"{writer.name}: was partitioned anew while rows were written; run the consumer again")
 
 
 def _tasks(transaction: Transaction, wanted: BooleanExpression) -> list[FileScanTask]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 import sqlalchemy as sa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
 from pyiceberg.transforms import parse_transform
@@ -47,7 +47,7 @@ def find_or_create(catalog: Catalog, name: str, definition: sa.Table | None) -> 
                             field=f"table {name}",
                         )
                     spec.add_field(column, parse_transform(found["transform"] if found else "identity"))
-    except TableAlreadyExistsError:
+    except (TableAlreadyExistsError, CommitFailedException):
         pass  # Another process was first.
     return catalog.load_table(name)
 

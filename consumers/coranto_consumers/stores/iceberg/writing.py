@@ -37,6 +37,8 @@ class FileWriter:
     name: str
     metadata: str = field(repr=False)
     io: Mapping[str, str] = field(repr=False)  # It may hold keys of an object store.
+    spec_id: int
+    """The partitioning of the files."""
 
     @classmethod
     def of(cls, table: Table, folder: str) -> FileWriter:
@@ -65,7 +67,7 @@ class FileWriter:
             for name, value in table.io.properties.items()
             if name not in _OF_CATALOG and not name.startswith(PREFIX)
         }
-        return cls(".".join(table.name()), metadata.model_dump_json(), io)
+        return cls(".".join(table.name()), metadata.model_dump_json(), io, table.metadata.default_spec_id)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
         """Write rows to files of the table's partitions. Raises InvalidInput for rows that do not fit the table."""

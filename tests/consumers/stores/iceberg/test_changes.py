@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table, Transaction
 
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, SqlStoreError
 from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwrite_partitions
 from coranto_consumers.stores.iceberg.tables import plan_for
 from coranto_consumers.stores.iceberg.writing import FileWriter
@@ -33,9 +33,10 @@ def rows(*given: tuple[int, int, int]) -> pa.Table:
 
 def add(table: Table, change, *given: tuple[int, int, int]) -> None:
     table.refresh()
-    files = list(FileWriter.of(table, "folder/1/").write(rows(*given).to_batches()))
+    writer = FileWriter.of(table, "folder/1/")
+    files = list(writer.write(rows(*given).to_batches()))
     transaction = Transaction(table)
-    change(transaction, {"by": "test"}, files)
+    change(transaction, {"by": "test"}, files, writer)
     transaction.commit_transaction()
 
 
@@ -82,3 +83,19 @@ def test_rows_replace_those_of_their_partitions(table: Table) -> None:
         spec.add_identity("key")
     with pytest.raises(InvalidInput, match=r"table shop\.days: has files of an earlier partitioning"):
         add(table, overwrite_partitions, (7, 1, 2))
+
+
+def test_files_of_another_partitioning_and_rows_that_do_not_fit_are_refused(table: Table) -> None:
+    writer = FileWriter.of(table, "folder/1/")
+    files = list(writer.write(rows((1, 1, 1)).to_batches()))
+    with table.update_spec() as spec:
+        spec.add_identity("day")
+    table.refresh()
+    with pytest.raises(SqlStoreError, match=r"shop\.days: was partitioned anew while rows were written"):
+        append(Transaction(table), {}, files, writer)
+    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()}, "")
+    with pytest.raises(SqlStoreError, match="was partitioned anew"):
+        merge_rows(Transaction(table), {}, plan, rows((1, 1, 1)).select(["key", "n"]), writer)
+    with pytest.raises(InvalidInput, match=r"do not fit shop\.days"):
+        merge_rows(Transaction(table), {}, plan, pa.table({"key": ["x"], "n": [1]}), writer)
+    assert table.current_snapshot() is None

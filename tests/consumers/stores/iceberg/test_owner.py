@@ -60,10 +60,11 @@ def warehouse(tmp_path: Path) -> Iterator[Warehouse]:
 def write(owner: IcebergOwner, name: str):
     """Write rows to a file of a table, and return the change that adds it."""
     owner.know(name)
-    files = list(FileWriter.of(owner.load(name), owner.name_of(owner.next_number)).write([ROWS]))
+    writer = FileWriter.of(owner.load(name), owner.name_of(owner.next_number))
+    files = list(writer.write([ROWS]))
 
     def add(transaction: Transaction, summary: Mapping[str, str]) -> None:
-        append(transaction, summary, files)
+        append(transaction, summary, files, writer)
 
     return add
 

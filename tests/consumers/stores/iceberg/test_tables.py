@@ -67,6 +67,19 @@ def test_a_definition_becomes_a_table_once(catalog: SqlCatalog) -> None:
     assert find_or_create(catalog, "shop.orders", None).metadata_location == table.metadata_location
 
 
+def test_of_two_that_create_a_table_at_once_one_does(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, others = catalog._write_metadata, []
+
+    def write(*arguments: object, **named: object) -> None:
+        if not others:
+            others.append(1)
+            others.append(find_or_create(catalog, "shop.orders", DEFINED).metadata.table_uuid)
+        original(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(catalog, "_write_metadata", write)
+    assert find_or_create(catalog, "shop.orders", DEFINED).metadata.table_uuid == others[1]
+
+
 def test_definitions_that_no_table_can_have_are_refused(catalog: SqlCatalog) -> None:
     with pytest.raises(InvalidInput, match=r"there is no table shop\.none; create it"):
         find_or_create(catalog, "shop.none", None)
