@@ -24,12 +24,13 @@ from coranto.client import JournalClient
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, RECOVERY_LOG, label_set
-from coranto.messages import Envelope, Sequencer, iter_messages
+from coranto.messages import Envelope, Framing, Sequencer, iter_messages
 from coranto.messages.sequencer import read_committed
 from coranto.specs.validation import ANY_REVISION
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog import Hints, Player, Recorder, new_author
 from coranto_consumers.runtime.application import Application, Shard
+from coranto_consumers.runtime.columns import Columns, MessageBatch
 from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.runtime.transaction import DeferToNextTransaction
@@ -64,16 +65,29 @@ def _copy(connection: Connection, table: str, rows: list[Row]) -> None:
 
 
 class Rows(Application[SqlShardStore]):
-    """Inserts each message as a row, in transactions of `PER_TRANSACTION` messages, as `docs/consumers.md` shows it."""
+    """Inserts each message as a row, in transactions of `PER_TRANSACTION` messages, as `docs/consumers.md` shows it.
 
-    def __init__(self, database: SqlStore, table: str) -> None:
+    Batches are not cut, so with these a transaction has at least as many messages.
+    """
+
+    def __init__(self, database: SqlStore, table: str, *, in_batches: bool) -> None:
         self._database = database
+        self._in_batches = in_batches
         self._table = Table(table, MetaData(), *(Column(name, kind) for name, kind in zip(COLUMNS, KINDS, strict=True)))
         self._count = 0
         self.transactions = 0
 
     def new_store(self, shard: Shard) -> SqlShardStore:
         return SqlShardStore(self._database)
+
+    def new_message(self, journal: pb.JournalSpec) -> Framing[Any] | Columns:
+        return Columns(SCHEMA) if self._in_batches else super().new_message(journal)
+
+    def consume_batch(self, shard: Shard, store: SqlShardStore, batch: MessageBatch, publisher: ShardPublisher) -> None:
+        if self._count >= PER_TRANSACTION:
+            raise DeferToNextTransaction
+        self._count += len(batch)
+        store.insert_batch(self._table, batch.rows)
 
     def consume_message(
         self, shard: Shard, store: SqlShardStore, message: Envelope[Any], publisher: ShardPublisher
@@ -124,10 +138,10 @@ class Database:
         self._drop(table)
         return len(rows) / seconds
 
-    def consumed(self, endpoint: str, journal: str) -> float:
+    def consumed(self, endpoint: str, journal: str, *, in_batches: bool) -> float:
         """Consume a journal, and return the messages per second from the start of the shard until its last commit."""
         table = self._new_table()
-        app = Rows(self.store, table)
+        app = Rows(self.store, table, in_batches=in_batches)
 
         async def consume() -> float:
             async with JournalClient(endpoint) as client:
@@ -168,13 +182,15 @@ def _consuming(rounds: int, endpoint: str, folder: Path) -> list[Figure]:
             def floor(database: Database = database) -> float:
                 return database.inserted(rows)
 
-            def subject(database: Database = database) -> float:
-                return database.consumed(endpoint, journal)
-
-            subjects, floors = in_turns(rounds, floor, subject)
             floor_name = f"the same rows, decoded beforehand, by {statement} in as large transactions"
-            note = f"{database.transactions} transactions, floor {MESSAGES // PER_TRANSACTION}"
-            figures.append(Figure(f"consumed into {name}", "messages/s", subjects, floors, floor_name, note))
+            for way, in_batches in (("", False), (", in batches", True)):
+
+                def subject(database: Database = database, in_batches: bool = in_batches) -> float:
+                    return database.consumed(endpoint, journal, in_batches=in_batches)
+
+                subjects, floors = in_turns(rounds, floor, subject)
+                note = f"{database.transactions} transactions, floor {MESSAGES // PER_TRANSACTION}"
+                figures.append(Figure(f"consumed into {name}{way}", "messages/s", subjects, floors, floor_name, note))
     return figures
 
 

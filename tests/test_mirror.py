@@ -58,6 +58,11 @@ ELSEWHERE: Final = {
     "coranto.lake.listing": ("platform/lake/test_manifest.py", "a manifest is what it lists"),
     "coranto.security.documents": ("platform/audit/test_signing.py", "reports and manifests are signed by it"),
     "coranto.cluster.foreground": ("platform/cli/test_with_cluster.py", "it is `coranto up`, a process of its own"),
+    "coranto.messages.batches": ("platform/messages/test_line_batches.py", "decoders make batches by it"),
+    "coranto.messages.columnar_lines": (
+        "platform/messages/test_columnar_sequencer.py",
+        "the lines of a journal are sequenced from it",
+    ),
     "coranto.member.health": MEMBER,
     "coranto.member.process": MEMBER,
     "coranto.security.server": (
@@ -83,11 +88,19 @@ ELSEWHERE: Final = {
         "tests' clusters are brokers of this kind",
     ),
     "coranto_consumers.cli.shards": ("consumers/cli/test_consumer.py", "its commands take a consumer that runs"),
+    "coranto_consumers.outputs.dead_letters": (
+        "consumers/spark/test_rows_misfits.py",
+        "Spark consumers and shards keep them, each in its way",
+    ),
     "coranto_consumers.outputs.log": ("orchestration/journals/test_io_manager.py", "the IO manager is its user"),
     "coranto_consumers.outputs.publishing": ("orchestration/journals/test_io_manager.py", "the IO manager is its user"),
     "coranto_consumers.recoverylog.directory": (
         "consumers/recoverylog/test_player_histories.py",
         "players replay what it did",
+    ),
+    "coranto_consumers.runtime.application": (
+        "consumers/runtime/test_primary.py",
+        "a shard at work calls it",
     ),
     "coranto_consumers.runtime.discovery": ("consumers/cli/test_consumer.py", "commands find a consumer by it"),
     "coranto_consumers.runtime.metrics": ("consumers/runtime/test_process.py", "a process serves them"),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.json
 from crash_matrix_control import Control, StoppingClient
 from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, create_engine, event
 
 from coranto_consumers.runtime.application import Application
+from coranto_consumers.runtime.columns import Columns
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.stores import SqlShardStore, SqlStore
+from coranto_consumers.stores.merge import Add
 
 # Drivers are imported now, once for all processes.
 for url in ("sqlite://", "postgresql+psycopg://", "mysql+pymysql://"):
@@ -31,6 +35,9 @@ class Counting(Application[SqlShardStore]):
         self._job = job
         self._control = control
         self._seen: list[int] = []
+
+    def new_message(self, journal: Any) -> Any:
+        return Columns(pa.schema([("n", pa.int64())])) if self._job["in_batches"] else super().new_message(journal)
 
     def new_store(self, shard: Any) -> SqlShardStore:
         control = self._control
@@ -56,11 +63,17 @@ class Counting(Application[SqlShardStore]):
         return SqlShardStore(database, COUNTS)
 
     def consume_message(self, shard: Any, store: SqlShardStore, message: Any, publisher: Any) -> None:
+        self._consume([message.message["n"]], publisher)
+
+    def consume_batch(self, shard: Any, store: SqlShardStore, batch: Any, publisher: Any) -> None:
+        self._consume(batch.rows.column("n").to_pylist(), publisher)
+
+    def _consume(self, numbers: list[int], publisher: Any) -> None:
         self._control.at("consume.before")
-        n = message.message["n"]
-        self._seen.append(n)
-        for journal in self._job["outputs"]:
-            publisher.publish(journal, {"n": n})
+        self._seen += numbers
+        for n in numbers:
+            for journal in self._job["outputs"]:
+                publisher.publish(journal, {"n": n})
         self._control.at("consume.after")
 
     def finalize_txn(self, shard: Any, store: SqlShardStore, publisher: Any) -> None:
@@ -69,8 +82,11 @@ class Counting(Application[SqlShardStore]):
         self._control.at("flush.before")
         for n in seen:
             mine = (COUNTS.c.cell == cell) & (COUNTS.c.n == n)
-            if not store.connection.execute(COUNTS.update().where(mine).values(count=COUNTS.c.count + 1)).rowcount:
-                store.insert(COUNTS, {"cell": cell, "n": n, "count": 1})
+            row = {"cell": cell, "n": n, "count": 1}
+            if self._job["in_batches"]:
+                store.merge_batch(COUNTS, pa.RecordBatch.from_pylist([row]), ["cell", "n"], {"count": Add()})
+            elif not store.connection.execute(COUNTS.update().where(mine).values(count=COUNTS.c.count + 1)).rowcount:
+                store.insert(COUNTS, row)
         self._control.at("flush.after")
 
 

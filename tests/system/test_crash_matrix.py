@@ -121,6 +121,8 @@ async def test_every_step_can_be_the_last(
             "point": point,
             "dies": dies,
             "locks": point in LOCKS[kind],
+            # Message by message, and in batches, by turns: the rules are the same.
+            "in_batches": dies == (POINTS.index(point) % 2 == 0),
             "endpoint": matrix.client.config.endpoint,
             "input": f"{cell}/in",
             "outputs": [f"{cell}/out-a", f"{cell}/out-b"],

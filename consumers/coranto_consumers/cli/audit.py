@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +20,9 @@ from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout
 from coranto.errors import InvalidInput
 from coranto.fragments.stores import StoreRegistry
+from coranto.messages.framing import Framing
 from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.audit import (
     ConsumerCheck,
     EvidenceSource,
@@ -32,6 +34,7 @@ from coranto_consumers.audit import (
 )
 from coranto_consumers.audit.sources import FramingOf
 from coranto_consumers.cli.loading import default_prefix, load_application
+from coranto_consumers.runtime.columns import framing_in
 from coranto_consumers.stores.sql import SqlStore
 
 NOT_SOUND = 1
@@ -151,7 +154,11 @@ class AuditTarget:
         else:
             evidence = sql = SqlEvidence(SqlStore(self.store))
         if ":" in self.name and not isinstance(self.store, Path):
-            framings = load_application(self.name).new_message
+            application = load_application(self.name)
+
+            def framings(journal: pb.JournalSpec) -> Framing[Any]:
+                return framing_in(application.new_message(journal))
+
             layout = Layout(self.prefix or default_prefix(self.name))
             min_offsets = await _min_offsets(layout, self.etcd)
             shards = sorted({*min_offsets, *await asyncio.to_thread(sql.names, layout.items)})

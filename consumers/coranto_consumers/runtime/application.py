@@ -13,6 +13,7 @@ from coranto.messages import Envelope, Framing, JsonLines
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog import Recorder
+from coranto_consumers.runtime.columns import Columns, MessageBatch
 from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.stores.base import Store
 
@@ -56,6 +57,7 @@ class Application(ABC, Generic[StoreT]):
     ::
 
         consume_message(shard, store, message, publisher)      once for each message
+        consume_batch(shard, store, batch, publisher)          instead, for sources in columns
         finalize_txn(shard, store, publisher)
 
     and then the store commits its changes, together with a checkpoint of the offsets read and the messages published.
@@ -71,8 +73,10 @@ class Application(ABC, Generic[StoreT]):
     def new_store(self, shard: Shard) -> StoreT | Awaitable[StoreT]:
         """Return the store of a shard. Called when this process becomes the shard's primary."""
 
-    def new_message(self, journal: pb.JournalSpec) -> Framing[Any]:
+    def new_message(self, journal: pb.JournalSpec) -> Framing[Any] | Columns:
         """Return the framing of a source journal. It decides the type of `Envelope.message`.
+
+        With `Columns`, the journal's messages come in Arrow batches, to `consume_batch`.
 
         The default is JSON lines with a UUID at `/_meta/uuid`, for journals with the label of that content type. Other
         journals raise InvalidInput.
@@ -86,7 +90,6 @@ class Application(ABC, Generic[StoreT]):
             )
         return JsonLines()
 
-    @abstractmethod
     def consume_message(
         self, shard: Shard, store: StoreT, message: Envelope[Any], publisher: ShardPublisher
     ) -> Awaitable[None] | None:
@@ -94,6 +97,26 @@ class Application(ABC, Generic[StoreT]):
 
         Raise `DeferToNextTransaction` to end the transaction before this message.
         """
+        raise InvalidInput(
+            f"{type(self).__name__} cannot consume {message.journal} message by message: give it a consume_message, or "
+            "return Columns from new_message",
+            field="consume_message",
+        )
+
+    def consume_batch(
+        self, shard: Shard, store: StoreT, batch: MessageBatch, publisher: ShardPublisher
+    ) -> Awaitable[None] | None:
+        """Consume committed messages of a source for which `new_message` returned `Columns`.
+
+        The same holds as for `consume_message`; the batch is consumed as a whole or not at all. Messages of a producer
+        that were committed together are in one batch unless they are very many, and then in one transaction after the
+        other if it takes so long.
+        """
+        raise InvalidInput(
+            f"{type(self).__name__} cannot consume {batch.journal} in batches: give it a consume_batch, or return a "
+            "framing from new_message",
+            field="consume_batch",
+        )
 
     def finalize_txn(self, shard: Shard, store: StoreT, publisher: ShardPublisher) -> Awaitable[None] | None:
         """Finish a transaction whose messages were all consumed: write gathered changes to the store, and publish."""

@@ -1,7 +1,8 @@
 """A shard's primary: it reads, consumes, commits and acknowledges, from its checkpoint on.
 
-`transaction.Transactions` decides the next step, and `intake.Intake` the next message. The effects are here. One task
-runs the steps. Beside it run one reader for each source, the appends, and the completion of the prior transaction.
+`transaction.Transactions` decides the next step, and `consuming.Consuming` has the next messages. The effects are here.
+One task runs the steps. Beside it run one reader for each source, the appends, and the completion of the prior
+transaction.
 """
 
 from __future__ import annotations
@@ -9,35 +10,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import structlog
 
 from coranto import labels
-from coranto.client import AppendResult, Chunk, JournalClient
+from coranto.client import AppendResult, JournalClient
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput, JournalNotFound
-from coranto.messages import Checkpoint, Envelope, Flags, Framing, ProducerClock, ProducerId, ReplayRange, Source
-from coranto.messages.framing import Decoder
-from coranto.messages.sequencer import DEFAULT_RING_SIZE
+from coranto.messages import Checkpoint, ProducerClock, ProducerId, Source
 from coranto.specs.validation import duration_seconds
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.runtime.appends import OrderedAppends
 from coranto_consumers.runtime.application import Application, Shard
-from coranto_consumers.runtime.intake import Intake
+from coranto_consumers.runtime.consuming import Consuming
+from coranto_consumers.runtime.inputs import MessageInput
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.producers import ProducerWatch
 from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.publishing import ShardPublisher
-from coranto_consumers.runtime.transaction import DeferToNextTransaction, Limits, NextStep, Prior, Transactions
+from coranto_consumers.runtime.transaction import Limits, NextStep, Prior, Transactions
 from coranto_consumers.stores.base import Store
 
 _log = structlog.get_logger(__name__)
 
 READ_AHEAD: Final = 8192
-"""Messages to read ahead, if the shard's spec does not set the number."""
+"""Messages to read ahead, if the shard's spec does not set the number. Those in columns are limited by bytes only."""
 READ_AHEAD_BYTES: Final = 64 << 20
 """The limit of bytes to read ahead, for any number of messages. Writers choose the size of messages."""
 
@@ -45,9 +45,7 @@ ACKNOWLEDGE_SECONDS: Final = 10.0
 """The time for which a failed shard goes on to acknowledge what it has committed."""
 
 _FOREVER: Final = 10.0 * 365 * 24 * 3600
-_SLICE_SECONDS: Final = 0.02
-"""The time for which messages are consumed before the event loop gets to do other work."""
-_STAGED_BYTES: Final = 1 << 20
+_NO_LIMIT: Final = 1 << 62
 
 
 def limits_of(spec: pc.ShardSpec) -> Limits:
@@ -89,16 +87,10 @@ class Primary:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"shard {shard.id}")
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
-        self._arrived: list[list[Envelope[Any]]] = []
-        self._arrived_bytes = 0
-        self._framings: dict[str, Framing[Any]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._completing: asyncio.Task[None] | None = None
-        self._replay: AsyncGenerator[Chunk] | None = None
-        self._replay_decoder: Decoder[Any] | None = None
-        self._intake: Intake[Any] = Intake({})
+        self._input = self._consuming({})
         self._producers = self._watch_producers({})
-        self._aborted = False
         self._acknowledging = False
         """The transaction that is being completed has committed."""
         self._may_repeat = False
@@ -124,8 +116,7 @@ class Primary:
             checkpoint = await store.restore_checkpoint(self._shard.fqn)
             if self._restored is not None:
                 await self._restored()
-            ring_size = self._shard.spec.ring_buffer_size or DEFAULT_RING_SIZE
-            self._intake = Intake(checkpoint.sources, ring_size)
+            self._input = self._consuming(checkpoint.sources)
             self._producers = self._watch_producers(checkpoint.sources)
             offsets = {journal: source.read_through for journal, source in checkpoint.sources.items()}
             intents = checkpoint.ack_intents
@@ -157,14 +148,13 @@ class Primary:
             await asyncio.wait([self._completing], timeout=ACKNOWLEDGE_SECONDS)
 
     async def _close(self) -> None:
-        self._aborted = True
+        self._input.aborted = True
         tasks = [*self._tasks, *([self._completing] if self._completing is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._appends.close()
-        if self._replay is not None:
-            await self._replay.aclose()
+        await self._input.close()
         # A plain method that is being called cannot be stopped, but its effects are dropped.
         await asyncio.to_thread(self._thread.shutdown)
         if self.store is not None:
@@ -179,8 +169,7 @@ class Primary:
             self._raise_failures()
             transactions.limits = limits_of(self._shard.spec)
             now = self._clock.monotonic()
-            ready = bool(self._arrived) or self._intake.is_ready
-            match transactions.next_step(now, ready=ready, pending=self._intake.has_pending):
+            match transactions.next_step(now, ready=self._input.is_ready, pending=self._input.has_pending):
                 case NextStep.CONSUME:
                     await self._consume()
                 case NextStep.COMMIT:
@@ -203,78 +192,17 @@ class Primary:
 
     async def _consume(self) -> None:
         """Let the application consume the available messages for a while, and append its published messages."""
-        intake = self._intake
-        for envelopes in self._arrived:
-            intake.add(envelopes)
-        self._arrived.clear()
-        self._arrived_bytes = 0
-        if inspect.iscoroutinefunction(self._app.consume_message):
-            await self._consume_slice()
-        else:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._consume_slice_plainly)
+        assert self.store is not None
+        await self._input.consume(self.store)
         self._append_published()
-        if (wanted := intake.replay_range) is not None:
-            await self._read_again(wanted)
+        await self._input.replay(self._client)
         self._room.set()
-        if intake.resets > self._resets:
-            self._metrics.resets.labels(self._shard.id).inc(intake.resets - self._resets)
-            self._resets = intake.resets
+        if self._input.resets > self._resets:
+            self._metrics.resets.labels(self._shard.id).inc(self._input.resets - self._resets)
+            self._resets = self._input.resets
             _log.warning("producer.reset", shard=self._shard.id)
         self._note_passed_over()
         await self._appends.wait_for_room()
-
-    def _consume_slice_plainly(self) -> None:
-        now = self._now()
-        until = now + _SLICE_SECONDS
-        while (message := self._next_message(now, until)) is not None:
-            try:
-                if not _is_ack(message):
-                    self._app.consume_message(self._shard, self.store, message, self._publisher)
-            except DeferToNextTransaction:
-                self._defer(message)
-                return
-            now = self._now()
-            self._transactions.consumed(now, message.end - message.begin)
-
-    async def _consume_slice(self) -> None:
-        now = self._now()
-        until = now + _SLICE_SECONDS
-        while (message := self._next_message(now, until)) is not None:
-            try:
-                if not _is_ack(message):
-                    outcome = self._app.consume_message(self._shard, self.store, message, self._publisher)
-                    assert outcome is not None
-                    await outcome
-            except DeferToNextTransaction:
-                self._defer(message)
-                return
-            now = self._now()
-            self._transactions.consumed(now, message.end - message.begin)
-
-    def _next_message(self, now: float, until: float) -> Envelope[Any] | None:
-        """Return the next committed message. None when there is none, or when the slice has to end."""
-        if self._aborted or now >= until or self._publisher.staged_bytes >= _STAGED_BYTES:
-            return None
-        return self._intake.pull() if self._transactions.reads(now) else None
-
-    def _defer(self, message: Envelope[Any]) -> None:
-        self._transactions.deferred()
-        self._intake.put_back(message)
-
-    async def _read_again(self, wanted: ReplayRange) -> None:
-        """Read the next chunk of the range that the sequencer has to replay."""
-        if self._replay is None or self._replay_decoder is None:
-            _log.debug(
-                "shard.replaying", shard=self._shard.id, journal=wanted.journal, begin=wanted.begin, end=wanted.end
-            )
-            self._replay = self._client.read(wanted.journal, wanted.begin, end_offset=wanted.end, block=True)
-            self._replay_decoder = self._framings[wanted.journal].decoder(wanted.journal, wanted.begin)
-        chunk = await anext(self._replay, None)
-        if chunk is not None:
-            self._intake.add_replayed(self._replay_decoder.feed(chunk.content, chunk.offset))
-        else:
-            self._intake.end_replay()
-            self._replay = self._replay_decoder = None
 
     def _append_published(self) -> None:
         for journal, content in self._publisher.take():
@@ -288,7 +216,7 @@ class Primary:
         await self._call(self._app.finalize_txn, self._shard, store, self._publisher)
         self._append_published()
         intents = self._publisher.ack_intents()
-        checkpoint = Checkpoint(self._intake.checkpoint(self._producers.pruning()), intents)
+        checkpoint = Checkpoint(self._input.checkpoint(self._producers.pruning()), intents)
         self._producers.committing(checkpoint.sources)
         # A transaction may commit only once its published messages are appended, and not if an append has failed.
         wait_for, self._published = self._published, []
@@ -384,9 +312,9 @@ class Primary:
 
         No commit would note them otherwise.
         """
-        if self._transactions.prior is Prior.DONE and not self._transactions.is_open and self._intake.passed_over:
-            self._progress.advance(self._intake.passed_over, {})
-            self._intake.passed_over.clear()
+        if self._transactions.prior is Prior.DONE and not self._transactions.is_open and self._input.passed_over:
+            self._progress.advance(self._input.passed_over, {})
+            self._input.passed_over.clear()
 
     # -- Effects -------------------------------------------------------------------------------------------------------
 
@@ -401,7 +329,16 @@ class Primary:
         """Call a method of the application: an `async` one here, a plain one on the shard's thread."""
         if inspect.iscoroutinefunction(method):
             return await method(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: method(*arguments))
+        return await self._in_thread(method, *arguments)
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*arguments))
+
+    def _consuming(self, sources: Mapping[str, Source]) -> Consuming:
+        """Return the shard's input, from restored states of its sources on."""
+        return Consuming(
+            self._app, self._shard, self._publisher, self._transactions, self._now, self._in_thread, sources
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -420,36 +357,24 @@ class Primary:
         listing = await self._client.list(labels.label_selector(include={labels.NAME: journal}))
         if not listing.journals:
             raise JournalNotFound(f"source of shard {self._shard.id}: {journal}")
-        framing = self._framings[journal] = self._app.new_message(listing.journals[0].spec)
-        decoder = framing.decoder(journal, offset)
-        limit = self._shard.spec.read_channel_size or READ_AHEAD
+        assert self.store is not None
+        input = self._input.add_source(journal, self._app.new_message(listing.journals[0].spec), self.store)
+        feed = input.feed(journal, offset)
+        limit = self._shard.spec.read_channel_size or (READ_AHEAD if isinstance(input, MessageInput) else _NO_LIMIT)
         async with contextlib.aclosing(self._client.read(journal, offset, block=True)) as chunks:
             async for chunk in chunks:
-                envelopes = list(decoder.feed(chunk.content, chunk.offset))
-                if not envelopes:
+                decoded = feed(chunk)
+                if not decoded:
                     continue
-                while not self._has_room(limit):
+                while self._input.size_of(input) >= limit or self._input.size_bytes >= READ_AHEAD_BYTES:
                     self._room.clear()
                     await self._room.wait()
-                self._arrived.append(envelopes)
-                self._arrived_bytes += sum(each.end - each.begin for each in envelopes)
+                self._input.arrive(input, journal, decoded)
                 self._wake.set()
         raise CorantoError(
             f"the read of {journal} ended although it was to go on; the shard starts again from its checkpoint"
         )
 
-    def _has_room(self, limit: int) -> bool:
-        """Return True if there is room to read ahead, within `limit` messages and `READ_AHEAD_BYTES`."""
-        return (
-            self._intake.size + sum(map(len, self._arrived)) < limit
-            and self._intake.size_bytes + self._arrived_bytes < READ_AHEAD_BYTES
-        )
-
 
 def _succeeded(append: asyncio.Future[int]) -> bool:
     return append.done() and not append.cancelled() and append.exception() is None
-
-
-def _is_ack(message: Envelope[Any]) -> bool:
-    """Return True if a message is an acknowledgement. These commit other messages, and the application skips them."""
-    return message.flags == Flags.ACK_TXN and message.clock != 0

@@ -132,11 +132,11 @@ class Transactions:
             return NextStep.WAIT
         return NextStep.COMMIT
 
-    def consumed(self, now: float, size: int) -> None:
-        """Note that a message of `size` bytes was consumed."""
+    def consumed(self, now: float, size: int, messages: int = 1) -> None:
+        """Note that messages of `size` bytes were consumed."""
         if not self.is_open:
             self.current.began = now
-        self.current.messages += 1
+        self.current.messages += messages
         self.current.bytes += size
 
     def deferred(self) -> None:

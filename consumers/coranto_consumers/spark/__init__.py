@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from coranto.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, dead_letter_table
     from coranto_consumers.spark.application import Application, JournalOutput, Outputs, SqlOutput, TableOutput
     from coranto_consumers.spark.consumer import SparkConsumer
-    from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_table
     from coranto_consumers.spark.foreach_batch import exactly_once
     from coranto_consumers.spark.framings import AnyLines, CsvRecords, FixedRecords
     from coranto_consumers.spark.iceberg import IcebergStore
-    from coranto_consumers.spark.inputs import MisfitPolicy
     from coranto_consumers.spark.metrics import SparkConsumerMetrics
     from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
     from coranto_consumers.spark.session import new_session
@@ -33,10 +32,9 @@ _HOMES = {
         ("Application", "JournalOutput", "Outputs", "SqlOutput", "TableOutput"), "coranto_consumers.spark.application"
     ),
     **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer"),
-    **dict.fromkeys(("DeadLetters", "dead_letter_table"), "coranto_consumers.spark.dead_letters"),
+    **dict.fromkeys(("DeadLetters", "MisfitPolicy", "dead_letter_table"), "coranto_consumers.outputs.dead_letters"),
     **dict.fromkeys(("AnyLines", "CsvRecords", "FixedRecords"), "coranto_consumers.spark.framings"),
     **dict.fromkeys(("IcebergStore",), "coranto_consumers.spark.iceberg"),
-    **dict.fromkeys(("MisfitPolicy",), "coranto_consumers.spark.inputs"),
     **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.progress"),
     **dict.fromkeys(("SparkConsumerMetrics",), "coranto_consumers.spark.metrics"),
     **dict.fromkeys(("StopOnSignals",), "coranto_consumers.spark.stopping"),

@@ -34,13 +34,14 @@ from coranto.errors import InvalidInput, OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
+from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application, DeclaresSql
 from coranto_consumers.spark.committing import acknowledge
 from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import ContentExtent, begins_of, cuts_of, extents, find_journals, heads_of
 from coranto_consumers.spark.framings import ReadFraming, chosen_framing
 from coranto_consumers.spark.input_settings import InputSettings
-from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions, MisfitPolicy
+from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions
 from coranto_consumers.spark.long_transactions import LongTransaction
 from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by
 from coranto_consumers.spark.output_stores import OutputStore, output_store

@@ -1,68 +1,21 @@
-"""Dead letters: messages that are no messages of an application, kept beside its outputs in the same transaction."""
+"""Dead letters of a Spark consumer, as outputs of its transactions (see `outputs.dead_letters`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
-
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, String, Table
 
-from coranto.errors import InvalidInput
+from coranto_consumers.outputs.dead_letters import COLUMNS, DeadLetters, dead_letter_table, policy_of
 from coranto_consumers.spark.application import JournalOutput, Outputs, TableOutput
-from coranto_consumers.spark.inputs import MisfitPolicy
-from coranto_consumers.stores.windows import WINDOW_COLUMN
 
-COLUMNS: Final = ("journal", "offset", "line")
+__all__ = ["DeadLetters", "dead_letter_outputs", "dead_letter_table", "policy_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetters:
-    """The place of dead letters: a table, or journals.
-
-    A table has the columns `journal`, `offset` and `line` (bytes), as `dead_letter_table` makes it. Journals are a
-    label selector or a list of names, and get messages `{"journal": …, "offset": …, "line": …}`, with the line in
-    base64.
-    """
-
-    table: Table | None = None
-    journals: str | Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        if (self.table is None) == (not self.journals):
-            raise InvalidInput("name either a table or journals", field="dead letters")
-        if self.table is not None and (missing := sorted(set(COLUMNS) - set(self.table.c.keys()))):
-            raise InvalidInput(
-                f"table {self.table.name} has no column {missing[0]!r}; dead_letter_table makes one that has all",
-                field="dead letters",
-            )
-
-    def outputs(self, dead: DataFrame) -> Outputs:
-        """Return the output for rows of `COLUMNS`."""
-        if self.table is not None:
-            return Outputs(tables=[TableOutput(self.table, dead.select(*COLUMNS))])
-        value = F.struct("journal", "offset", F.base64("line").alias("line"))
-        return Outputs(
-            journals=[JournalOutput(dead.select(F.col("journal").alias("key"), value.alias("value")), self.journals)]
-        )
-
-
-def policy_of(misfits: MisfitPolicy | DeadLetters) -> MisfitPolicy:
-    """Return the policy that an option of a consumer means. Raises InvalidInput if it does not say where they go."""
-    if misfits is MisfitPolicy.DEAD_LETTERS:
-        raise InvalidInput("say where: DeadLetters(table=…) or DeadLetters(journals=…)", field="misfits")
-    return MisfitPolicy.DEAD_LETTERS if isinstance(misfits, DeadLetters) else misfits
-
-
-def dead_letter_table(name: str, metadata: MetaData | None = None, *, by_window: bool = False) -> Table:
-    """Return the definition of a table for dead letters; `by_window`, for those of a `WindowConsumer`."""
-    return Table(
-        name,
-        metadata if metadata is not None else MetaData(),
-        Column("journal", String(512), primary_key=True),
-        Column("offset", BigInteger, primary_key=True),
-        Column("line", LargeBinary, nullable=False),
-        *([Column(WINDOW_COLUMN, BigInteger, nullable=False)] if by_window else []),
+def dead_letter_outputs(letters: DeadLetters, dead: DataFrame) -> Outputs:
+    """Return the output for rows of `COLUMNS`."""
+    if letters.table is not None:
+        return Outputs(tables=[TableOutput(letters.table, dead.select(*COLUMNS))])
+    value = F.struct("journal", "offset", F.base64("line").alias("line"))
+    return Outputs(
+        journals=[JournalOutput(dead.select(F.col("journal").alias("key"), value.alias("value")), letters.journals)]
     )

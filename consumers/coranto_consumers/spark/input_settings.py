@@ -9,11 +9,12 @@ from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
+from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application
 from coranto_consumers.spark.dead_letters import DeadLetters, policy_of
 from coranto_consumers.spark.frames import parse_schema
 from coranto_consumers.spark.framings import ReadFraming
-from coranto_consumers.spark.inputs import InputReader, MisfitPolicy
+from coranto_consumers.spark.inputs import InputReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
 from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import ProducerId
+from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.frames import (
     COMMITTED_AT,
     choose_committed,
@@ -59,17 +59,6 @@ class Input:
     """Journal, offset and line of messages that do not fit and are not among `committed`, if there are any."""
     misfits: int = 0
     """The number of messages that do not fit."""
-
-
-class MisfitPolicy(enum.Enum):
-    """The way of a consumer with messages that do not fit its application's columns, or whose UUID cannot be read."""
-
-    FAIL = "fail"
-    """The first one ends the run, before anything of it is committed."""
-    NULLS = "nulls"
-    """The application gets them, with nulls for what does not fit."""
-    DEAD_LETTERS = "dead letters"
-    """The application does not get them. The transaction keeps them as they are."""
 
 
 class MetLongTransactions(Exception):

@@ -9,10 +9,11 @@ from typing import Any
 
 from coranto.client import SyncJournalClient
 from coranto.messages.checkpoints import Checkpoint, Source
+from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
-from coranto_consumers.spark.dead_letters import DeadLetters
-from coranto_consumers.spark.inputs import Input, MisfitPolicy
+from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
+from coranto_consumers.spark.inputs import Input
 from coranto_consumers.spark.output_stores import OutputStore
 from coranto_consumers.spark.outputs import Published, publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
@@ -77,7 +78,7 @@ class OutputTransactions:
         """Let tasks stage and publish the application's output for committed messages, and dead letters."""
         made = [self.application.outputs(read.committed)] if read.messages else []
         if read.dead is not None and isinstance(self.misfits, DeadLetters):
-            made.append(self.misfits.outputs(read.dead))
+            made.append(dead_letter_outputs(self.misfits, read.dead))
         if not made:
             return [], Published()
         staged = self.store.write_all(made, self.application.name, fence)

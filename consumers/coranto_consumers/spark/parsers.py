@@ -28,11 +28,12 @@ from pyspark.sql.types import (
 )
 
 from coranto.errors import InvalidInput
+from coranto.messages.column_parser import is_text
 from coranto.messages.columnar import Mask
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming
 from coranto_consumers.spark.json_values import MISFIT, values_of
-from coranto_consumers.spark.parsing import TYPES, ColumnParser, is_parsed, is_text
+from coranto_consumers.spark.parsing import TYPES, ColumnParser, is_parsed
 
 Values: TypeAlias = tuple[Sequence[object], bool]
 """The values of a message for columns, null for those that do not fit, and True if all fit."""

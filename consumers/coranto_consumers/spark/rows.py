@@ -14,11 +14,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from coranto.errors import CorruptMessage, InvalidInput
+from coranto.messages.column_parser import is_text
 from coranto.messages.columnar import Int64s, Mask, UInt64s
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.framings import FixedRecords, ReadFraming
 from coranto_consumers.spark.parsers import parser_of
-from coranto_consumers.spark.parsing import is_text
 from coranto_consumers.spark.reading import Lines
 from coranto_consumers.spark.scanning import SUMMARY_PIECE
 

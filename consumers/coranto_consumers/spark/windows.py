@@ -28,13 +28,14 @@ from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
+from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application, TableOutput
 from coranto_consumers.spark.consumer import DEFAULT_PARTITION_BYTES
-from coranto_consumers.spark.dead_letters import DeadLetters
+from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.discovery import cuts_of, find_journals
 from coranto_consumers.spark.framings import ReadFraming, chosen_framing
 from coranto_consumers.spark.input_settings import InputSettings
-from coranto_consumers.spark.inputs import Input, InputReader, MisfitPolicy
+from coranto_consumers.spark.inputs import Input, InputReader
 from coranto_consumers.spark.outputs import Staged, stage_table_output, table_of
 from coranto_consumers.spark.progress import Hooks, Step
 from coranto_consumers.spark.ranges import Range
@@ -156,7 +157,7 @@ class WindowConsumer:
             self._store.create_tables(self._misfits.table)
         made = [self._application.outputs(read.committed)] if read.messages else []
         if read.dead is not None and isinstance(self._misfits, DeadLetters):
-            made.append(self._misfits.outputs(read.dead))
+            made.append(dead_letter_outputs(self._misfits, read.dead))
         if not made:
             return []
         if any(outputs.journals for outputs in made):

@@ -7,12 +7,16 @@ before another statement of the transaction, at its commit, and once they are ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sqlalchemy import Column, Connection, Table, TypeDecorator, insert
 
 from coranto.errors import InvalidInput
 from coranto_consumers.stores.copying import can_copy, copy_into, copy_text
+from coranto_consumers.stores.staging import write_in_transaction
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MOST_ROWS: Final = 10_000
 """Rows that are gathered before they are written in any case."""
@@ -28,7 +32,8 @@ class GatheredRows:
     """Rows of one transaction that are not written yet."""
 
     def __init__(self) -> None:
-        self._places: dict[_Place, list[Row]] = {}
+        self._places: dict[_Place, list[list[Row] | pa.RecordBatch]] = {}
+        """For each table and its columns the parts to write, in order."""
         self._count = 0
         self._failure: Exception | None = None
 
@@ -37,18 +42,32 @@ class GatheredRows:
 
     def add(self, table: Table, row: Row) -> None:
         """Gather a row, given by column. Raises InvalidInput for a column that the table does not have."""
-        names = tuple(row)
-        rows = self._places.get((table, names))
-        if rows is None:
+        parts = self._parts(table, tuple(row))
+        if not parts or not isinstance(parts[-1], list):
+            parts.append([])
+        rows = parts[-1]
+        assert isinstance(rows, list)
+        rows.append(row)
+        self._count += 1
+
+    def add_batch(self, table: Table, rows: pa.RecordBatch) -> None:
+        """Gather the rows of an Arrow record batch, whose columns are columns of the table by name."""
+        parts = self._parts(table, tuple(rows.schema.names))
+        if rows.num_rows:
+            parts.append(rows)
+            self._count += rows.num_rows
+
+    def _parts(self, table: Table, names: tuple[str, ...]) -> list[list[Row] | pa.RecordBatch]:
+        parts = self._places.get((table, names))
+        if parts is None:
             unknown = [name for name in names if name not in table.c]
             if unknown:
                 raise InvalidInput(
                     f"table {table.name} has no column {unknown[0]!r}, but {', '.join(map(repr, table.c.keys()))}",
                     field="row",
                 )
-            rows = self._places[table, names] = []
-        rows.append(row)
-        self._count += 1
+            parts = self._places[table, names] = []
+        return parts
 
     def write(self, connection: Connection) -> None:
         """Write what was gathered: tables in the order of their first rows, and the rows of each in their order.
@@ -61,20 +80,59 @@ class GatheredRows:
         # Taken before it is written, since the statements below announce themselves like any others.
         places, self._places, self._count = self._places, {}, 0
         try:
-            for (table, names), rows in places.items():
-                if not _copied(connection, table, names, rows):
-                    connection.execute(insert(table), rows)
+            for (table, names), parts in places.items():
+                for part in parts:
+                    if not isinstance(part, list):
+                        _write_batch(connection, table, part)
+                    elif not _copied(connection, table, names, part):
+                        connection.execute(insert(table), part)
         except Exception as error:
             self._failure = error
             raise
+
+
+def _write_batch(connection: Connection, table: Table, batch: pa.RecordBatch) -> None:
+    """Write the rows of a batch, without a Python object for each value where COPY or the driver mean the same."""
+    fields = [(field.type, table.c[field.name]) for field in batch.schema]
+    named = zip(batch.schema.names, fields, strict=True)
+    is_plain = _has_no_others(table, batch.schema.names) and all(
+        can_copy(kind, column) and not _is_made(column) for kind, column in fields
+    )
+    if connection.dialect.name == "postgresql" and is_plain:
+        write_in_transaction(connection, table, batch)
+    elif is_plain and all(name.isidentifier() and _is_same_to_drivers(kind) for name, (kind, _) in named):
+        statement = insert(table).values(dict.fromkeys(batch.schema.names)).compile(dialect=connection.dialect)
+        rows: Any = batch.to_pylist()
+        if statement.positiontup is not None:
+            rows = list(zip(*(batch.column(name).to_pylist() for name in statement.positiontup), strict=True))
+        connection.exec_driver_sql(str(statement), rows)
+    else:
+        connection.execute(insert(table), batch.to_pylist())
+
+
+def _is_same_to_drivers(kind: Any) -> bool:
+    """Return True if SQLAlchemy would pass Python's values of an Arrow type to any driver as they are."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_int64(kind) or pa.types.is_float64(kind))
+
+
+def _has_no_others(table: Table, names: Sequence[str]) -> bool:
+    """Return True if SQLAlchemy would give no other columns their values."""
+    return all(column.default is None for column in table.c if column.key not in names)
+
+
+def _is_made(column: Column[Any]) -> bool:
+    """Return True if SQLAlchemy or the database make a column's values, or what is stored of them."""
+    return isinstance(column.type, TypeDecorator) or column.identity is not None or column.computed is not None
 
 
 def _copied(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Row]) -> bool:
     """Write rows by COPY, if that means the same as to insert them. Returns False if nothing was written."""
     if connection.dialect.name != "postgresql" or len(rows) < _LEAST_TO_COPY or not names:
         return False
-    if any(column.default is not None for column in table.c if column.key not in names):
-        return False  # SQLAlchemy would give these columns their values.
+    if not _has_no_others(table, names):
+        return False
     columns = [_column([row[name] for row in rows], table.c[name]) for name in names]
     if any(column is None for column in columns):
         return False
@@ -84,7 +142,7 @@ def _copied(connection: Connection, table: Table, names: Sequence[str], rows: Se
 
 def _column(values: list[Any], column: Column[Any]) -> Any | None:
     """Return the values of a column as an Arrow array; None if their text might not mean the same to COPY."""
-    if isinstance(column.type, TypeDecorator) or column.identity is not None or column.computed is not None:
+    if _is_made(column):
         return None
     import pyarrow as pa  # Only for this: it takes a while.
 

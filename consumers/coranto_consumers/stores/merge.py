@@ -146,10 +146,11 @@ def _check_keys(table: Table, columns: Sequence[str], keys: Sequence[str], where
         raise InvalidInput(f"needs a primary key or unique constraint on exactly ({', '.join(keys)})", field=where)
 
 
-def stage_table(plan: MergePlan, name: str, *, unlogged: bool) -> Table:
+def stage_table(plan: MergePlan, name: str, *, prefixes: Sequence[str] = ()) -> Table:
     """Return the table in which a plan's rows are staged: its columns without constraints, and `STAGE_COLUMNS`.
 
-    An unlogged table (PostgreSQL) is emptied when the server crashes; `merge_staged` notices missing rows.
+    `prefixes` stand before TABLE. An unlogged table (PostgreSQL) is emptied when the server crashes; `merge_staged`
+    notices missing rows.
     """
     shard, fence, attempt = STAGE_COLUMNS
     return Table(
@@ -161,7 +162,7 @@ def stage_table(plan: MergePlan, name: str, *, unlogged: bool) -> Table:
         *(Column(column, plan.table.c[column].type, nullable=True) for column in plan.columns),
         *([Column(plan.delete, Boolean, nullable=True)] if plan.delete else []),
         Index(f"{name}_attempt", attempt),
-        prefixes=["UNLOGGED"] if unlogged else [],
+        prefixes=list(prefixes),
     )
 
 

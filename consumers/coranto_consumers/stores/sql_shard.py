@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Table, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -15,7 +16,12 @@ from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.engines import is_transient
 from coranto_consumers.stores.gathering import MOST_ROWS, GatheredRows, Row
+from coranto_consumers.stores.merge import MergePlan, MergeRule, plan_merge
 from coranto_consumers.stores.sql import SqlStore, StoreTransaction
+from coranto_consumers.stores.staging import merge_in_transaction
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class SqlShardStore(Store):
@@ -26,7 +32,7 @@ class SqlShardStore(Store):
     Messages are read and sequenced meanwhile.
 
     `insert` is the fast way to add rows: they are written many at a time, and any statement of the transaction sees
-    those that were inserted before it.
+    those that were inserted before it. `insert_batch` and `merge_batch` take Arrow batches.
 
     If the outcome of a commit is unknown, it is looked up by fence and checkpoint. Conflicts of transactions and lost
     connections are transient: the shard starts anew from its checkpoint.
@@ -41,6 +47,7 @@ class SqlShardStore(Store):
         self._exits = ExitStack()
         self._open: StoreTransaction | None = None
         self._rows = GatheredRows()
+        self._plans: dict[object, MergePlan] = {}
         self._commit: asyncio.Future[None] | None = None
         self._settled = threading.Event()
         self._settled.set()
@@ -70,8 +77,34 @@ class SqlShardStore(Store):
         Then the database checks it, and raises what it refuses. Raises InvalidInput for a column that `table` lacks.
         """
         self._rows.add(table, row)
+        self._write_many()
+
+    def _write_many(self) -> None:
+        """Write gathered rows if they are many."""
         if len(self._rows) >= MOST_ROWS and (self._open is not None or not _on_event_loop()):
             _ = self.connection
+
+    def insert_batch(self, table: Table, rows: pa.RecordBatch) -> None:
+        """Insert the rows of an Arrow record batch, whose columns are columns of the table by name, as `insert` does.
+
+        PostgreSQL takes them by COPY where that means the same, and no Python object is made of any value.
+        """
+        self._rows.add_batch(table, rows)
+        self._write_many()
+
+    def merge_batch(
+        self, table: Table, rows: pa.RecordBatch, keys: Sequence[str], merge: Mapping[str, MergeRule]
+    ) -> None:
+        """Merge rows into a table by `keys`, which are unique in the table; `merge` has a rule for each other column.
+
+        The rules are those of `coranto_consumers.stores.merge`, as Spark consumers have them: `Add`, `Max`, `Min`,
+        `Replace`, `Quotient`. With `Replace` a key may be in the rows only once. Raises InvalidInput.
+        """
+        place = (table, tuple(rows.schema.names), tuple(keys), tuple(merge.items()))
+        plan = self._plans.get(place)
+        if plan is None:
+            plan = self._plans[place] = plan_merge(table, rows.schema.names, keys, merge)
+        merge_in_transaction(self.connection, plan, rows)
 
     async def begin(self) -> Connection:
         """Begin the current transaction, unless it has begun, and return its connection.

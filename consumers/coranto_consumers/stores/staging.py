@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 from sqlalchemy import Connection, Dialect, MetaData, Table, delete, insert, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.schema import CreateTable
 
 from coranto_consumers.stores.copying import can_copy, copy_into, copy_statement, copy_text
 from coranto_consumers.stores.engines import is_denied
-from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, stage_table
+from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, merge_staged, stage_table
 from coranto_consumers.stores.sql import SqlStore
 
 if TYPE_CHECKING:
@@ -35,9 +36,8 @@ def stage_of(store: SqlStore, plan: MergePlan, tables: Sequence[Table] | None = 
 
     Raises SqlStoreError, and InvalidInput for tables that the store cannot have.
     """
-    stage = stage_table(
-        plan, stage_name(plan, store.engine.dialect if store.is_mysql else None), unlogged=store.is_postgresql
-    )
+    name = stage_name(plan, store.engine.dialect if store.is_mysql else None)
+    stage = stage_table(plan, name, prefixes=["UNLOGGED"] if store.is_postgresql else [])
     store.create_tables(*([plan.table] if tables is None else tables), stage)
     return stage
 
@@ -118,6 +118,26 @@ def write_in_transaction(connection: Connection, table: Table, batch: Any, owner
     for part in _parts(batch):
         columns = [part.column(name) for name in names]
         copy_into(connection, table, (*owners, *names), copy_text(owner, columns))
+
+
+def merge_in_transaction(connection: Connection, plan: MergePlan, batch: Any) -> None:
+    """Merge the rows of an Arrow record batch into a plan's table, as part of a transaction.
+
+    They are staged in a table of the session, which nobody else sees. Raises as `merge_staged` does, and the database's
+    errors as SQLAlchemy does.
+    """
+    if not batch.num_rows:
+        return
+    stage = stage_table(plan, stage_name(plan) + "_own", prefixes=("TEMPORARY",))
+    connection.execute(CreateTable(stage, if_not_exists=True))
+    owner = ("", 0, "")
+    if connection.dialect.name != "postgresql" or can_copy_all(batch, stage):
+        write_in_transaction(connection, stage, batch, owner)
+    else:
+        owners = dict(zip(STAGE_COLUMNS, owner, strict=True))
+        connection.execute(insert(stage), [{**owners, **row} for row in batch.to_pylist()])
+    merge_staged(connection, plan, stage, (owner[-1],), batch.num_rows)
+    connection.execute(delete(stage))
 
 
 def _parts(batch: Any) -> Iterator[Any]:

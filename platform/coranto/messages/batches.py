@@ -32,12 +32,16 @@ POSITION: Final = pa.schema(
 LINES: Final = pa.schema([*POSITION, pa.field("content", pa.binary(), nullable=False)])
 """The columns of the batches that `line_batch` and `envelope_batch` return."""
 
+UNREADABLE: Final = "unreadable"
+"""The further column of batches of a tolerant framing."""
+
 
 def line_batch(framing: JsonLines, journal: str, content: bytes, begin_offset: int) -> tuple[pa.RecordBatch, int]:
     """Return the whole lines of `content` as a batch of `LINES`, and their length in bytes.
 
     `content` must begin with the beginning of a line. The batch's column `content` holds the lines with their newlines,
-    and refers to the given bytes without copying them. Raises CorruptMessage.
+    and refers to the given bytes without copying them. A tolerant framing adds the column `UNREADABLE`: true for lines
+    whose UUID cannot be read, which count as messages without one. Raises CorruptMessage.
     """
     lines = read_json_lines(framing, journal, content, begin_offset)
     count = len(lines.starts)
@@ -53,7 +57,12 @@ def line_batch(framing: JsonLines, journal: str, content: bytes, begin_offset: i
         pa.array(lines.uuids.flags),
         pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(content)]),
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=LINES), lines.consumed
+    batch = pa.RecordBatch.from_arrays(arrays, schema=LINES)
+    if framing.tolerant:
+        unreadable = np.zeros(count, dtype=np.bool_)
+        unreadable[list(lines.unreadable)] = True
+        batch = batch.append_column(UNREADABLE, pa.array(unreadable))
+    return batch, lines.consumed
 
 
 def envelope_batch(envelopes: Iterable[Envelope[Any]]) -> pa.RecordBatch:

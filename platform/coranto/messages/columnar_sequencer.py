@@ -5,6 +5,9 @@
 number of rows. When an acknowledgement commits messages that are no longer held, the journal is read again.
 `sequence_ranges` does the same for several ranges at once. Both are built on `columnar.py`.
 
+A caller that must be able to leave rows for later, or to read them again piece by piece, takes them in steps: `prepare`
+decides about rows, and the step's `apply` takes them. `columnar_replay.ReplayedRows` has the rows of a replay.
+
 Batches have the columns of `batches.POSITION`. Other columns are passed on. Needs pyarrow (the `consumers` extra).
 """
 
@@ -13,102 +16,59 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 
 from coranto.errors import InvalidInput
-from coranto.messages.batches import POSITION
 from coranto.messages.checkpoints import ProducerState, Source
-from coranto.messages.columnar import (
-    CommittedWindows,
-    Int32s,
-    Int64s,
-    Mask,
-    PendingPart,
-    RowSegment,
-    SequencingResult,
-    UInt16s,
-    UInt64s,
-    committed_mask,
-    replay_mask,
-    resolve,
-    scan,
+from coranto.messages.columnar import CommittedWindows, RowSegment, committed_mask, resolve
+from coranto.messages.columnar_steps import (
+    JournalState,
+    Piece,
+    Replay,
+    RowDecision,
+    live_segments,
+    piece_of,
+    position_columns,
+    range_of,
+    read_again,
 )
 from coranto.messages.pruning import Pruning
-from coranto.messages.sequencer import ReplayRange
-from coranto.messages.uuids import ProducerId
+from coranto.messages.uuids import Flags, ProducerId
 
-_log = structlog.get_logger(__name__)
+__all__ = ["ColumnarSequencer", "Replay", "SequencingStep", "sequence_ranges"]
 
 DEFAULT_RING_ROWS: Final = 1 << 20
-
-Replay = Callable[[ReplayRange], Iterable[pa.RecordBatch]]
-"""Reads a part of a journal again. It must fail rather than skip messages."""
-
-
-class _Columns(NamedTuple):
-    """The position columns of rows of one journal, as numpy arrays."""
-
-    producers: UInt64s
-    clocks: UInt64s
-    flags: UInt16s
-    offsets: Int64s
-
-    def where(self, mask: Mask) -> _Columns:
-        return _Columns(self.producers[mask], self.clocks[mask], self.flags[mask], self.offsets[mask])
-
-
-@dataclass(slots=True)
-class _Piece:
-    """Rows of one journal, in offset order, with their segments."""
-
-    batch: pa.RecordBatch
-    clocks: UInt64s
-    offsets: Int64s
-    row_segment: Int32s
-    segments: list[RowSegment]
-    alive: list[int]
-    """The indices of the segments that still count, in order."""
-
-    def part(self, index: int) -> int:
-        """Return the index of the segment at place `index` among those that count."""
-        return self.alive[index]
-
-
-class _Journal:
-    """The state of one journal."""
-
-    __slots__ = ("in_hand", "name", "read_through", "states")
-
-    def __init__(self, name: str, source: Source) -> None:
-        self.name = name
-        self.read_through = source.read_through
-        self.states = source.seen_producers
-        self.in_hand: set[ProducerId] = set()
-        """The pending producers whose pending messages are all held."""
+DEFAULT_RING_BYTES: Final = 256 << 20
+"""The limit of held rows in bytes. A limit on their number is not enough: writers choose the size of messages."""
 
 
 class ColumnarSequencer:
     """Decides which rows of batches are committed, for any number of journals.
 
-    `replay` is called when rows are needed that `ring_rows` later ones have displaced, or that were pending in
-    `sources`. Its batches need the same columns as the batches fed.
+    `replay` is called when rows are needed that later ones have displaced, or that were pending in `sources`. Its
+    batches need the same columns as the batches fed. Up to `ring_rows` rows with up to `ring_bytes` are held.
     """
 
     def __init__(
-        self, replay: Replay, sources: Mapping[str, Source] | None = None, *, ring_rows: int = DEFAULT_RING_ROWS
+        self,
+        replay: Replay | None = None,
+        sources: Mapping[str, Source] | None = None,
+        *,
+        ring_rows: int = DEFAULT_RING_ROWS,
+        ring_bytes: int = DEFAULT_RING_BYTES,
     ) -> None:
+        """`replay` may be left out if rows are only taken in steps, by `prepare`."""
         if ring_rows < 0:
             raise InvalidInput(f"{ring_rows} rows cannot be held; give 1 or more")
         self._replay = replay
         self._ring_rows = ring_rows
-        self._journals = {name: _Journal(name, source) for name, source in (sources or {}).items()}
-        self._held: deque[tuple[_Journal, _Piece]] = deque()
+        self._ring_bytes = ring_bytes
+        self._journals = {name: JournalState(name, source) for name, source in (sources or {}).items()}
+        self._held: deque[tuple[JournalState, Piece]] = deque()
 
     @property
     def held_rows(self) -> int:
@@ -136,20 +96,46 @@ class ColumnarSequencer:
         steps = []
         for name in found:
             of_one = batch if len(found) == 1 else batch.filter(pc.equal(names, name))
-            journal = self._journals.get(name) or _Journal(name, Source())
-            steps.append(
-                _Sequencing(journal, of_one, [piece for of, piece in self._held if of is journal], self._replay)
-            )
-        committed = [piece for step in steps for piece in step.committed]
+            step = self._step(name, of_one, self._replay)
+            if step.needed:
+                raise InvalidInput("messages have to be replayed; give `replay`, or take rows in steps", field="replay")
+            steps.append(step)
+        committed = [rows for step in steps if (rows := step.committed()).num_rows]
+        self._take(*steps)
+        if not committed:
+            return batch.slice(0, 0)
+        return committed[0] if len(committed) == 1 else pa.concat_batches(committed)
+
+    def prepare(self, journal: str, batch: pa.RecordBatch) -> SequencingStep:
+        """Decide about the next rows of a journal, at least one, and take them once the step is applied.
+
+        Nothing is replayed: if the step's `replay` is not None, the rows that it commits are not among `committed`. Any
+        other step that was prepared before one is applied counts no more. Raises InvalidInput for rows below
+        `read_through`.
+        """
+        step = self._step(journal, batch, None)
+        return SequencingStep(step, lambda: self._take(step))
+
+    def delivered(self, journal: str, producer: ProducerId, clock: int, end: int) -> None:
+        """Note that a step's rows of `producer` were used up to a clock; the row of it ends at the offset `end`.
+
+        For a step of nothing but one acknowledgement, before it is applied. A checkpoint then covers these rows, and
+        whoever goes on from it meets the acknowledgement and gets the others.
+        """
+        states = self._journals[journal].states
+        states[producer] = ProducerState(clock, end, states[producer].seen_through)
+
+    def _step(self, name: str, batch: pa.RecordBatch, replay: Replay | None) -> RowDecision:
+        journal = self._journals.get(name) or JournalState(name, Source())
+        return RowDecision(journal, batch, [piece for of, piece in self._held if of is journal], replay)
+
+    def _take(self, *steps: RowDecision) -> None:
         for step in steps:
             self._journals[step.journal.name] = step.journal
             held = step.apply()
             if held is not None:
                 self._held.append((step.journal, held))
         self._forget()
-        if not committed:
-            return batch.slice(0, 0)
-        return committed[0] if len(committed) == 1 else pa.concat_batches(committed)
 
     def checkpoint(self, pruning: Pruning | None = None) -> dict[str, Source]:
         """Return the state to restore from, for each journal. A `Sequencer` can go on from it too.
@@ -167,14 +153,15 @@ class ColumnarSequencer:
 
     def _forget(self) -> None:
         """Drop rows that are decided, and the oldest rows beyond the limit."""
-        rows = 0
-        kept: deque[tuple[_Journal, _Piece]] = deque()
+        rows = size = 0
+        kept: deque[tuple[JournalState, Piece]] = deque()
         for journal, piece in reversed(self._held):  # The newest first, so that the oldest do not fit.
             piece.alive = [part for part in piece.alive if piece.segments[part].producer in journal.in_hand]
             if not piece.alive:
                 continue
             rows += piece.batch.num_rows
-            if rows > self._ring_rows:
+            size += piece.batch.nbytes
+            if rows > self._ring_rows or size > self._ring_bytes:
                 journal.in_hand -= {piece.segments[part].producer for part in piece.alive}
             else:
                 kept.appendleft((journal, piece))
@@ -195,172 +182,102 @@ def sequence_ranges(
     ranges in parallel, and then filters their committed rows in parallel. The rows of each range are in the order in
     which they were read. Rows that were pending in `source` come before them, from `replay`.
     """
-    pieces: list[_Piece] = list(run(_scanned, ranges, itertools.repeat(None)))
+    pieces: list[Piece] = list(run(_scanned, ranges, itertools.repeat(None)))
     ends = [batch.column("end")[-1].as_py() for batch in ranges if batch.num_rows]
     through = ends[-1] if ends else source.read_through
-    resolution = resolve(map(_live, pieces), source.seen_producers, replayed=(), through=through)
+    resolution = resolve(map(live_segments, pieces), source.seen_producers, replayed=(), through=through)
     if resolution.replay:
         name = next(batch for batch in ranges if batch.num_rows).column("journal")[0].as_py()
-        pieces = [*_read_again(name, source.read_through, resolution.replay, replay), *pieces]
+        pieces = [*read_again(JournalState(name, source), resolution.replay, replay), *pieces]
         replayed = resolution.replay.keys()
-        resolution = resolve(map(_live, pieces), source.seen_producers, replayed=replayed, through=through)
+        resolution = resolve(map(live_segments, pieces), source.seen_producers, replayed=replayed, through=through)
     committed = list(run(_chosen, pieces, resolution.windows))
     return committed, Source(through, resolution.states)
 
 
-def _scanned(batch: pa.RecordBatch, _: None) -> _Piece:
-    return _piece(batch, _columns(batch))
+def _scanned(batch: pa.RecordBatch, _: None) -> Piece:
+    return piece_of(batch, position_columns(batch))
 
 
-def _chosen(piece: _Piece, windows: CommittedWindows) -> pa.RecordBatch:
+def _chosen(piece: Piece, windows: CommittedWindows) -> pa.RecordBatch:
     return piece.batch.filter(pa.array(committed_mask(piece.row_segment, windows, piece.clocks)))
 
 
-class _Sequencing:
-    """The outcome of the next rows of one journal. `apply` puts it into effect."""
+class SequencingStep:
+    """The decision about the next rows of a journal. `ColumnarSequencer.prepare` returns it."""
 
-    def __init__(self, journal: _Journal, batch: pa.RecordBatch, held: Sequence[_Piece], replay: Replay) -> None:
-        self.journal = journal
-        columns = _columns(batch)
-        if len(columns.offsets) and (
-            columns.offsets[0] < journal.read_through or (columns.offsets[1:] <= columns.offsets[:-1]).any()
-        ):
-            raise InvalidInput(
-                f"rows of {journal.name} begin at offset {columns.offsets[0]} and must grow; "
-                f"go on from offset {journal.read_through}"
-            )
-        self._new = _piece(batch, columns)
-        self._held = held
-        pieces = [*held, self._new]
-        through = int(batch.column("end")[-1].as_py()) if batch.num_rows else journal.read_through
-        resolution = resolve(map(_live, pieces), journal.states, replayed=journal.in_hand, through=through)
-        if resolution.replay:
-            replayed = _read_again(journal.name, journal.read_through, resolution.replay, replay)
-            pieces = [*replayed, *pieces]
-            in_hand = journal.in_hand | resolution.replay.keys()
-            resolution = resolve(map(_live, pieces), journal.states, replayed=in_hand, through=through)
-        self._pieces = pieces
-        self._resolution = resolution
-        self._read_through = through
-        for reset in resolution.resets:
-            _log.warning(
-                "producer.reset",
-                journal=journal.name,
-                offset=reset.offset,
-                producer=reset.producer.hex(),
-                clock=reset.clock,
-            )
-        self.committed = _committed(pieces, resolution)
+    def __init__(self, step: RowDecision, take: Callable[[], None]) -> None:
+        self._step = step
+        self._take = take
+        needed = step.needed
+        self.replay = None if not needed else range_of(step.journal, needed)
+        """The part of the journal with rows that these commit, and that are not held. None: all of them are held."""
 
-    def apply(self) -> _Piece | None:
-        """Change the journal's state, and return the new pending rows, which are to be held."""
-        journal, resolution = self.journal, self._resolution
-        journal.read_through = self._read_through
-        journal.states = resolution.states
-        journal.in_hand = set(resolution.pending)
-        alive: dict[int, list[int]] = {}
-        new_parts: list[PendingPart] = []
-        for parts in resolution.pending.values():
-            for part in parts:
-                if part.range == len(self._pieces) - 1:
-                    new_parts.append(part)
-                else:
-                    alive.setdefault(part.range, []).append(part.segment)
-        first_held = len(self._pieces) - 1 - len(self._held)
-        for number, piece in enumerate(self._held, first_held):
-            piece.alive = sorted(piece.part(index) for index in alive.get(number, ()))
-        return (
-            _pending_rows(self._new, sorted(new_parts, key=lambda part: part.segment), journal) if new_parts else None
-        )
+    @property
+    def resets(self) -> int:
+        """The number of acknowledgements below an earlier one of their producer."""
+        return len(self._step.resolution.resets)
 
+    @property
+    def states(self) -> Mapping[ProducerId, ProducerState]:
+        """The producer states once it is applied."""
+        return self._step.resolution.states
 
-def _columns(batch: pa.RecordBatch) -> _Columns:
-    missing = [name for name in POSITION.names if batch.schema.get_field_index(name) < 0]
-    if missing:
-        raise InvalidInput(f"the batch lacks {', '.join(missing)}: it needs the columns {', '.join(POSITION.names)}")
-    return _Columns(
-        batch.column("producer").to_numpy(zero_copy_only=False).astype(np.uint64, copy=False),
-        batch.column("clock").to_numpy(zero_copy_only=False).astype(np.uint64, copy=False),
-        batch.column("flags").to_numpy(zero_copy_only=False).astype(np.uint16, copy=False),
-        batch.column("offset").to_numpy(zero_copy_only=False).astype(np.int64, copy=False),
-    )
+    @property
+    def entry(self) -> Mapping[ProducerId, ProducerState]:
+        """The producer states before it is applied."""
+        return self._step.journal.states
 
+    @property
+    def begun(self) -> list[ProducerId]:
+        """The producers whose pending transactions begin within these rows."""
+        last = len(self._step.pieces) - 1
+        return [producer for producer, parts in self._step.resolution.pending.items() if parts[0].range == last]
 
-def _piece(batch: pa.RecordBatch, columns: _Columns) -> _Piece:
-    segments, row_segment = scan(*columns)
-    return _Piece(batch, columns.clocks, columns.offsets, row_segment, segments, list(range(len(segments))))
+    @property
+    def advances(self) -> bool:
+        """True if more of a producer is decided than before: by an acknowledgement, if no rows are committed."""
+        firsts: dict[ProducerId, int] = {}
+        for segment in self._step.new.segments:
+            firsts.setdefault(segment.producer, segment.first_clock)
+        for producer, first in firsts.items():
+            known = self.entry.get(producer)
+            if self.states[producer].last_ack > (first - 1 if known is None else known.last_ack):
+                return True
+        return False
 
+    def place_to_cut(self, most: int) -> int:
+        """Return the number of rows to sequence first if these commit too much, at least 1 and not all of them.
 
-def _live(piece: _Piece) -> list[RowSegment]:
-    return [piece.segments[part] for part in piece.alive]
+        An acknowledgement that needs a replay, or that commits more than `most` rows, in the end comes alone.
+        """
+        new, needed = self._step.new, self._step.needed
+        if needed:
+            place = min(new.row_at(each.first_offset) for each in new.segments if _acknowledges(each, needed))
+        else:
+            when, counts = np.unique(self._step.decided.when, return_counts=True)
+            largest = int(np.argmax(counts))
+            place = new.row_at(int(when[largest])) if counts[largest] > most else new.batch.num_rows // 2
+        return max(place, 1)
+
+    def committed_rows(self) -> int:
+        """Return the number of rows that `committed` has."""
+        return len(self._step.decided.when)
+
+    def committed(self) -> pa.RecordBatch:
+        """Return the committed rows, as `ColumnarSequencer.feed` does."""
+        return self._step.committed()
+
+    def apply(self) -> None:
+        """Take the rows. Steps of the same sequencer that were prepared meanwhile must not be applied any more."""
+        self._take()
+
+    def settled_end(self) -> int | None:
+        """Return the end of the last row that is not pending afterwards. None if all of them are pending."""
+        new, offsets = self._step.new, self._step.pending_offsets()
+        settled = np.flatnonzero(~np.isin(new.offsets, offsets))
+        return int(new.batch.column("end")[int(settled[-1])].as_py()) if len(settled) else None
 
 
-def _read_again(
-    journal: str, read_through: int, needed: Mapping[ProducerId, ProducerState], replay: Replay
-) -> list[_Piece]:
-    """Read again the rows before `read_through` that were pending for the needed producers."""
-    wanted = ReplayRange(journal, min(state.begin for state in needed.values()), read_through)
-    pieces = []
-    for batch in replay(wanted):
-        columns = _columns(batch)
-        if len(columns.offsets) and not wanted.begin <= columns.offsets[0] <= columns.offsets[-1] < wanted.end:
-            raise InvalidInput(
-                f"rows at [{columns.offsets[0]}, {columns.offsets[-1]}] are not part of the replay of {journal} "
-                f"at [{wanted.begin}, {wanted.end})"
-            )
-        counts = replay_mask(columns.producers, columns.clocks, columns.offsets, needed, read_through)
-        if counts.any():
-            pieces.append(_piece(batch.filter(pa.array(counts)), columns.where(counts)))
-    return pieces
-
-
-def _committed(pieces: Sequence[_Piece], resolution: SequencingResult) -> list[pa.RecordBatch]:
-    """Return the committed rows in order, as a list of one batch or none."""
-    batches: list[pa.RecordBatch] = []
-    when: list[Int64s] = []
-    offsets: list[Int64s] = []
-    for piece, windows, acknowledged in zip(pieces, resolution.windows, resolution.acknowledged_at, strict=True):
-        count = len(piece.segments)
-        lo, hi, at = [0] * count, [0] * count, [-1] * count
-        for index, part in enumerate(piece.alive):
-            lo[part], hi[part], at[part] = windows.lo[index], windows.hi[index], acknowledged[index]
-        mask = committed_mask(piece.row_segment, CommittedWindows(tuple(lo), tuple(hi)), piece.clocks)
-        rows: Int64s = np.flatnonzero(mask)
-        if not len(rows):
-            continue
-        whole = len(rows) == piece.batch.num_rows
-        batches.append(piece.batch if whole else piece.batch.filter(pa.array(mask)))
-        # Rows outside of transactions, and rows without a segment, are committed at their own offsets.
-        by_segment = np.array([*at, -1, -1], dtype=np.int64)[piece.row_segment[rows]]
-        offsets.append(piece.offsets[rows])
-        when.append(np.where(by_segment < 0, offsets[-1], by_segment))
-    if not batches:
-        return []
-    together = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    order = np.lexsort((np.concatenate(offsets), np.concatenate(when)))
-    in_order = (order[1:] > order[:-1]).all()
-    return [together if in_order else together.take(pa.array(order))]
-
-
-def _pending_rows(piece: _Piece, parts: Sequence[PendingPart], journal: _Journal) -> _Piece:
-    """Return a piece's pending rows, and set `begin` in the journal's states to the exact first pending row."""
-    above = np.full(len(piece.segments) + 2, np.iinfo(np.uint64).max, dtype=np.uint64)
-    number = np.full(len(piece.segments) + 2, -1, dtype=np.int32)
-    for index, part in enumerate(parts):
-        above[part.segment] = part.above
-        number[part.segment] = index
-    mask: Mask = piece.clocks > above[piece.row_segment]
-    clocks, offsets = piece.clocks[mask], piece.offsets[mask]
-    row_segment = number[piece.row_segment[mask]]
-    first_row = np.unique(row_segment, return_index=True)[1]
-    segments = []
-    for part, row in zip(parts, first_row.tolist(), strict=True):
-        old = piece.segments[part.segment]
-        segment = old._replace(first_clock=int(clocks[row]), first_offset=int(offsets[row]))
-        state = journal.states[old.producer]
-        if state.begin == old.first_offset:
-            journal.states[old.producer] = ProducerState(state.last_ack, segment.first_offset, state.seen_through)
-        segments.append(segment)
-    return _Piece(
-        piece.batch.filter(pa.array(mask)), clocks, offsets, row_segment, segments, list(range(len(segments)))
-    )
+def _acknowledges(segment: RowSegment, needed: Mapping[ProducerId, ProducerState]) -> bool:
+    return segment.flags is Flags.ACK_TXN and segment.producer in needed

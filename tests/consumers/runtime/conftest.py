@@ -7,9 +7,10 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, select
 
@@ -28,12 +29,17 @@ from coranto.messages import (
 from coranto.messages import read_committed as committed_of
 from coranto.testing.fake_broker import FakeBroker
 from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.outputs.dead_letters import DeadLetters
 from coranto_consumers.runtime.application import Application, Shard
+from coranto_consumers.runtime.columns import Columns, MessageBatch
 from coranto_consumers.runtime.peers import ShardPeers
 from coranto_consumers.runtime.process import ConsumerProcess
 from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.runtime.resolver import ShardState
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
+from coranto_consumers.runtime.transaction import DeferToNextTransaction
+from coranto_consumers.stores.merge import Add
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.sql_shard import SqlShardStore
 
@@ -49,6 +55,9 @@ SUMS = Table(
     Column("total", BigInteger, nullable=False),
     Column("count", BigInteger, nullable=False),
 )
+
+
+COLUMNS = pa.schema([("key", pa.string()), ("n", pa.int64())])
 
 
 class Journals:
@@ -103,15 +112,25 @@ class Journals:
 class Sums(Application[SqlShardStore]):
     """Sums `n` by `key` in a table, and publishes each sum that a transaction changed."""
 
-    def __init__(self, database: SqlStore, output: str = "") -> None:
+    def __init__(self, database: SqlStore, output: str = "", *, in_batches: Container[str] = ()) -> None:
         self.database = database
+        self.in_batches = in_batches
+        """The sources that are consumed in columns."""
+        self.columns = Columns(COLUMNS)
+        self.most = 1 << 30
+        """The messages of a transaction before which it defers a batch."""
         self.output = output
         self.transactions: list[list[int]] = [[]]
         """The numbers consumed, by transaction as they were tried."""
         self.before: Callable[[dict[str, Any]], None] = lambda message: None
 
     def new_store(self, shard: Shard) -> SqlShardStore:
-        return SqlShardStore(self.database, SUMS)
+        letters = self.columns.misfits
+        tables = [letters.table] if isinstance(letters, DeadLetters) and letters.table is not None else []
+        return SqlShardStore(self.database, SUMS, *tables)
+
+    def new_message(self, journal: pb.JournalSpec) -> Any:
+        return self.columns if journal.name in self.in_batches else super().new_message(journal)
 
     def consume_message(
         self, shard: Shard, store: SqlShardStore, message: Envelope[Any], publisher: ShardPublisher
@@ -129,6 +148,20 @@ class Sums(Application[SqlShardStore]):
             )
         if self.output:
             publisher.publish(self.output, {"key": key, "n": n})
+
+    def consume_batch(self, shard: Shard, store: SqlShardStore, batch: MessageBatch, publisher: ShardPublisher) -> None:
+        if len(self.transactions[-1]) >= self.most:
+            raise DeferToNextTransaction
+        for content in batch.rows.to_pylist():
+            self.before(content)
+        rows = batch.rows.select(["key", "n"]).to_pylist()
+        self.transactions[-1] += [row["n"] for row in rows]
+        changes = [batch.rows.column("key"), batch.rows.column("n"), pa.array([1] * len(rows))]
+        added = pa.RecordBatch.from_arrays(changes, ["key", "total", "count"])
+        store.merge_batch(SUMS, added, ["key"], {"total": Add(), "count": Add()})
+        if self.output:
+            for row in rows:
+                publisher.publish(self.output, row)
 
     def finalize_txn(self, shard: Shard, store: SqlShardStore, publisher: ShardPublisher) -> None:
         self.transactions.append([])
@@ -153,9 +186,15 @@ async def client(journals: Journals) -> AsyncIterator[JournalClient]:
 
 
 @pytest.fixture
-def sums(store_url: str) -> Sums:
+def in_batches() -> Container[str]:
+    """The sources that the application takes in batches; test modules override it."""
+    return ()
+
+
+@pytest.fixture
+def sums(store_url: str, in_batches: Container[str]) -> Sums:
     """The application over an empty store of each kind in turn, publishing to `out/one`."""
-    return Sums(SqlStore(store_url), "out/one")
+    return Sums(SqlStore(store_url), "out/one", in_batches=in_batches)
 
 
 @pytest.fixture(scope="session")

@@ -233,7 +233,7 @@ async def test_large_messages_are_read_ahead_by_their_bytes(journals, client, su
             at_work = shard.primary
 
             def read_ahead() -> int:
-                return at_work._intake.size_bytes + at_work._arrived_bytes
+                return at_work._input.size_bytes
 
             async with asyncio.timeout(60):
                 # Until the reader waits for room, or has read all.

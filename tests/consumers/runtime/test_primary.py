@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from sqlalchemy import BigInteger, Column, MetaData, String, Table
+from sqlalchemy import BigInteger, Column, MetaData, String, Table, select
 from structlog.testing import capture_logs
 
 from coranto.client import AppendResult, JournalClient
@@ -31,7 +32,10 @@ from coranto.messages import (
 from coranto.messages.pruning import DEFAULT_PRUNE_DISTANCE
 from coranto.messages.uuids import clock_from_ns
 from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.outputs.dead_letters import DeadLetters, dead_letter_table
+from coranto_consumers.runtime import column_intake
 from coranto_consumers.runtime.application import Application
+from coranto_consumers.runtime.columns import Columns
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.primary import Primary
 from coranto_consumers.runtime.producers import ProducerWatch
@@ -47,14 +51,26 @@ SUMS = Table(
     Column("total", BigInteger, nullable=False),
     Column("count", BigInteger, nullable=False),
 )
+COLUMNS = pa.schema([("key", pa.string()), ("n", pa.int64())])
 SPEC = shard_spec("shard-sums", ["in/one"], max_seconds=600)
 """Its transactions end when there is nothing more to read, whatever time passes meanwhile."""
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
-def store_url(request: pytest.FixtureRequest, new_store: Callable[[str], str]) -> str:
+@pytest.fixture(params=["sqlite", "sqlite-batches", pytest.param("postgresql", marks=pytest.mark.integration)])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def in_batches(kind: str) -> Container[str]:
+    """Both ways of consuming have the same rules. The crash matrix holds other databases to batches."""
+    return ("in/one", "in/two") if kind.endswith("-batches") else ()
+
+
+@pytest.fixture
+def store_url(kind: str, new_store: Callable[[str], str]) -> str:
     """On MariaDB the runtime is held to more by the crash matrix."""
-    return new_store(request.param)
+    return new_store(kind.removesuffix("-batches"))
 
 
 async def test_messages_are_summed_published_and_checkpointed(journals, client, sums):
@@ -97,7 +113,7 @@ async def test_what_commits_nothing_counts_as_read_though_it_came_before_the_res
 
     def noted_first(primary):
         note(primary)
-        if primary._intake.passed_over:
+        if primary._input.passed_over:
             noted.set()  # Not yet, as the acknowledgements are not written.
 
     async def append_later(*arguments, **options):
@@ -176,6 +192,7 @@ async def test_transactions_larger_than_the_ring_are_replayed(journals, client, 
     assert sum(total for total, _ in sums.sums().values()) == sum(range(50))
 
 
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
 @pytest.mark.parametrize("ring_buffer_size", [2, 100])
 async def test_a_deferred_message_begins_the_next_transaction(journals, client, sums, ring_buffer_size):
     def defer_fours(message: dict) -> None:
@@ -190,6 +207,70 @@ async def test_a_deferred_message_begins_the_next_transaction(journals, client, 
 
     assert sums.transactions == [[1, 2, 3], [4, 5, 6, 7], [8, 9, 10], []]
     assert sums.sums() == {"a": (55, 10)}
+
+
+@pytest.mark.parametrize("kind", ["sqlite-batches"])
+async def test_a_deferred_batch_begins_the_next_transaction_and_its_dead_letters_are_kept_once(
+    journals, client, sums, monkeypatch
+):
+    """Also in the middle of what one acknowledgement commits, if that makes several batches."""
+    monkeypatch.setattr(column_intake, "MOST_ROWS", 2)
+    letters = dead_letter_table("letters")
+    sums.columns = Columns(COLUMNS, misfits=DeadLetters(table=letters))
+    sums.most = 3
+
+    async def publish_misfits(begin: int) -> int:
+        producer = journals.producer()
+        for n in range(begin, begin + 4):
+            producer.add("in/one", {"key": "a", "n": n})
+            producer.add("in/one", {"key": "a", "n": f"{n}!"})
+            await journals.flush(producer)
+        await journals.commit(producer)
+        return journals.head("in/one")
+
+    spec = shard_spec("shard-sums", ["in/one"], min_seconds=1, max_seconds=600, ring_buffer_size=2)
+    async with running_shard(sums, spec, client) as shard:
+        await shard.read_through({"in/one": await publish_misfits(1)})
+        await shard.read_through({"in/one": await publish_misfits(5)})
+
+    assert sums.sums() == {"a": (36, 8)}
+    assert [n for each in sums.transactions for n in each] == list(range(1, 9))
+    assert len([each for each in sums.transactions if each]) > 2, "some were deferred"
+    with sums.database.engine.connect() as connection:
+        kept = [row.line for row in connection.execute(select(letters).order_by(letters.c.offset))]
+    assert [line.partition(b'"n":')[2] for line in kept] == [f'"{n}!"}}'.encode() for n in range(1, 9)]
+
+
+@pytest.mark.parametrize("kind", ["sqlite-batches"])
+async def test_sources_in_columns_and_others_are_consumed_together_and_may_change_over(journals, client, sums):
+    """A checkpoint of either way serves the other, also with messages pending."""
+    pending = journals.producer()
+    pending.add("in/one", {"key": "p", "n": 100})
+    await journals.flush(pending)
+    total = 0
+    for turn in range(4):
+        sums.in_batches = ("in/one",) if turn % 2 else ("in/two",)
+        first = await journals.publish("in/one", {"key": "a", "n": turn})
+        second = await journals.publish("in/two", {"key": "b", "n": turn})
+        total += turn
+        spec = shard_spec("shard-sums", ["in/one", "in/two"], disable_wait_for_ack=True)
+        async with running_shard(sums, spec, client) as shard:
+            await shard.read_through({"in/one": first, "in/two": second})
+        assert sums.sums() == {"a": (total, turn + 1), "b": (total, turn + 1)}
+    await journals.commit(pending)
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": journals.head("in/one")})
+    assert sums.sums()["p"] == (100, 1)
+
+
+@pytest.mark.parametrize("kind", ["sqlite-batches"])
+async def test_a_message_that_does_not_fit_the_columns_ends_the_shard(journals, client, sums):
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await journals.publish("in/one", {"key": "a", "n": "many"})
+    async with running_shard(sums, SPEC, client) as shard:
+        with pytest.raises(CorruptMessage, match=f"offset {head}.*does not fit the columns key string, n int64"):
+            await shard.task
+    assert sums.sums() == {}
 
 
 async def test_deferring_the_first_message_is_an_error(journals, client, sums):

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, FloatType, IntegerType, StringType, StructField, StructType, TimestampType
 
-from coranto_consumers.spark import parsing
+from coranto.messages import column_parser
 from coranto_consumers.spark.json_values import values_of
 from coranto_consumers.spark.parsing import ColumnParser, is_parsed
 
@@ -71,7 +71,7 @@ def same(one: object, other: object) -> bool:
 
 
 def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(parsing, "_FEW_LINES", 1)  # So that no line is doubtful for its neighbours' sake.
+    monkeypatch.setattr(column_parser, "_FEW_LINES", 1)  # So that no line is doubtful for its neighbours' sake.
     rng = random.Random(11)
     lines = [random_line(rng) for _ in range(LINES)]
     (tmp_path / "lines").write_bytes(b"".join(line.encode() + b"\n" for line in lines))

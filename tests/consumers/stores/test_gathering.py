@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from sqlalchemy import (
     BigInteger,
@@ -45,7 +46,10 @@ class InsertingSubject(StoreSubject):
         return SqlShardStore(self.url, NUMBERS)
 
     async def add(self, store: Any, number: int) -> None:
-        store.insert(NUMBERS, {"n": number})
+        if number % 2:
+            store.insert(NUMBERS, {"n": number})
+        else:
+            store.insert_batch(NUMBERS, pa.RecordBatch.from_pydict({"n": [number]}))
 
     async def numbers(self, store: Any) -> Sequence[int]:
         connection = await store.begin()

@@ -1,0 +1,105 @@
+"""The decoding of committed lines into the batches that an application gets, and of lines that do not fit."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from coranto.errors import CorruptMessage, InvalidInput
+from coranto.messages.batches import POSITION, UNREADABLE
+from coranto.messages.column_parser import LineParser, is_text
+from coranto.messages.columnar import Mask
+from coranto_consumers.outputs.dead_letters import MisfitPolicy
+from coranto_consumers.runtime.column_intake import CommittedRows
+from coranto_consumers.runtime.columns import Columns, MessageBatch
+
+_POSITIONS = [name for name in POSITION.names if name != "journal"]
+
+
+class Misfit(NamedTuple):
+    """A message that does not fit the columns."""
+
+    journal: str
+    offset: int
+    line: bytes
+    """Without its newline."""
+
+
+class BatchReader:
+    """Decodes the committed lines of one source."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._parser = LineParser(columns.schema)
+
+    def read(self, committed: CommittedRows) -> tuple[MessageBatch, list[Misfit]]:
+        """Return the batch of the messages that fit, and the others. Raises CorruptMessage as the columns say."""
+        rows = committed.rows
+        table, doubtful = self._parser.parse(rows.column("content"))
+        unreadable = self._unreadable(rows)
+        if unreadable is not None:
+            doubtful |= unreadable
+        misfits: list[Misfit] = []
+        if doubtful.any():
+            rows, table, misfits = self._decided(committed.journal, rows, table, doubtful, unreadable)
+        columns = [table.column(name).combine_chunks() for name in self._columns.schema.names]
+        whole = pa.RecordBatch.from_arrays(columns, schema=self._columns.schema)
+        return MessageBatch(committed.journal, whole, rows.select(_POSITIONS)), misfits
+
+    def _decided(
+        self, journal: str, rows: pa.RecordBatch, table: Any, doubtful: Mask, unreadable: Mask | None
+    ) -> tuple[pa.RecordBatch, Any, list[Misfit]]:
+        """Decide about doubtful lines one by one. Return the rows that fit, their table, and the misfits."""
+        found: list[Any] = []
+        misfits: list[Misfit] = []
+        kept: Mask = np.ones(len(doubtful), dtype=np.bool_)
+        place = np.arange(len(doubtful))
+        for row in np.flatnonzero(doubtful).tolist():
+            line = rows.column("content")[row].as_py()[:-1]
+            offset = int(rows.column("offset")[row].as_py())
+            readable = unreadable is None or not unreadable[row]
+            parsed = self._parsed(line) if readable else None
+            if parsed is None and self._columns.misfits is MisfitPolicy.NULLS:
+                parsed = self._parts(line if readable else b"{}")
+            if parsed is None:
+                if self._columns.misfits is MisfitPolicy.FAIL:
+                    wanted = ", ".join(f"{each.name} {each.type}" for each in self._columns.schema)
+                    raise CorruptMessage(journal, offset, f"it does not fit the columns {wanted}")
+                misfits.append(Misfit(journal, offset, line))
+                kept[row] = False
+                continue
+            place[row] = len(doubtful) + len(found)
+            found.append(parsed)
+        together = pa.concat_tables([table, *found]).take(pa.array(place[kept]))
+        return rows.filter(pa.array(kept)), together, misfits
+
+    def _parsed(self, line: bytes) -> Any | None:
+        """Return a table of one line's values, or None if they do not fit."""
+        try:
+            self._columns.lines.unmarshal(line)
+        except InvalidInput:
+            return None
+        return self._parser.parse_one(line) if is_text(line) else None
+
+    def _parts(self, line: bytes) -> Any:
+        """Return a table of those values of a line that fit, with nulls for the others."""
+        values = []
+        for each in self._columns.schema:
+            alone = LineParser(pa.schema([each])).parse_one(line) if self._is_object(line) else None
+            values.append(pa.nulls(1, each.type) if alone is None else alone.column(0))
+        return pa.table(values, schema=self._columns.schema)
+
+    def _is_object(self, line: bytes) -> bool:
+        try:
+            self._columns.lines.unmarshal(line)
+        except InvalidInput:
+            return False
+        return is_text(line)
+
+    def _unreadable(self, rows: pa.RecordBatch) -> Mask | None:
+        if UNREADABLE not in rows.schema.names:
+            return None
+        mask: Mask = rows.column(UNREADABLE).to_numpy(zero_copy_only=False)
+        return mask if mask.any() else None

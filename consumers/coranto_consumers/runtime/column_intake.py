@@ -1,0 +1,233 @@
+"""The sequencing of a shard's sources in columns: the `Intake` for batches. Pure.
+
+It is used as `intake.Intake` is. What it hands out are batches of committed rows. The rows that one acknowledgement
+commits in a journal are usually in one batch, together with those of its neighbours. Only if they are many, or if they
+have to be read again, the acknowledgement is sequenced alone, and they are handed out in several batches. Whatever is
+handed out, a checkpoint covers exactly the batches that were consumed, and a shard may go on from it message by message
+too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from coranto.errors import InvalidInput
+from coranto.messages import ProducerId, Pruning, ReplayRange, Source
+from coranto.messages.columnar_replay import ReplayedRows
+from coranto.messages.columnar_sequencer import DEFAULT_RING_ROWS, ColumnarSequencer, SequencingStep
+from coranto_consumers.runtime import intake
+
+MOST_ROWS: Final = 1 << 16
+"""The most rows of a batch that is handed out."""
+_JOINED_BYTES: Final = 4 << 20
+"""Batches that were read are sequenced together up to this size: each step has a cost of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRows:
+    """Rows that were committed together, to be consumed; none if only an acknowledgement was met."""
+
+    journal: str
+    rows: pa.RecordBatch
+    size: int
+    """Their bytes in the journal."""
+    settle: Callable[[], None]
+    """Notes that they were consumed."""
+
+
+class ColumnIntake:
+    """Sequences the batches of one shard."""
+
+    def __init__(self, sources: Mapping[str, Source], ring_rows: int = DEFAULT_RING_ROWS) -> None:
+        self._sequencer = ColumnarSequencer(sources=sources, ring_rows=ring_rows)
+        self._read: deque[tuple[str, pa.RecordBatch]] = deque()
+        self._read_bytes = 0
+        self._pulled: CommittedRows | None = None
+        self._ready: deque[CommittedRows] = deque()
+        """The rest of the delivery under way."""
+        self._delivering = False
+        self._replay: ReplayRange | None = None
+        self._replayed: Callable[[pa.RecordBatch], None] = lambda batch: None
+        self._replay_ended: Callable[[], None] = lambda: None
+        self._journals: set[str] = set()
+        self._open_since_checkpoint: set[tuple[str, ProducerId]] = set()
+        self.resets = 0
+        """The number of acknowledgements that were below an earlier one of their producer."""
+        self.passed_over: dict[str, int] = {}
+        """The end offsets, by journal, of messages that commit nothing and open nothing, such as duplicates."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the messages that were added and not sequenced yet."""
+        return self._read_bytes
+
+    @property
+    def size(self) -> int:
+        """The number of messages that were added and not sequenced yet."""
+        return sum(batch.num_rows for _, batch in self._read)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if `pull` has rows to work on."""
+        return bool(self._read) or self._delivering
+
+    @property
+    def has_pending(self) -> bool:
+        """True if an undecided transaction of a producer was met since the last checkpoint."""
+        return bool(self._open_since_checkpoint)
+
+    @property
+    def replay_range(self) -> ReplayRange | None:
+        """The range to read again before `pull` can go on. None when nothing has to be read again."""
+        return self._replay if not self._ready else None
+
+    def read_through(self, journal: str) -> int:
+        return self._sequencer.read_through(journal)
+
+    def add(self, journal: str, batch: pa.RecordBatch) -> None:
+        """Add rows that were read from a source, in order: batches of `batches.line_batch`."""
+        if batch.num_rows:
+            self._journals.add(journal)
+            self._read.append((journal, batch))
+            self._read_bytes += _size(batch)
+
+    def add_replayed(self, batch: pa.RecordBatch) -> None:
+        """Add rows of `replay_range`, in order."""
+        self._replayed(batch)
+
+    def end_replay(self) -> None:
+        """End the replay, after all rows of `replay_range` were added and pulled. Raises InvalidInput before."""
+        if self._ready:
+            raise InvalidInput(f"{len(self._ready)} replayed batches were not pulled yet")
+        self._replay = None
+        self._replay_ended()
+
+    def pull(self) -> CommittedRows | None:
+        """Return the next committed rows. None when more has to be read first.
+
+        The rows that were returned before then count as consumed.
+        """
+        self._settle()
+        while True:
+            if self._ready:
+                self._pulled = self._ready.popleft()
+                return self._pulled
+            if self._replay is not None or not self._read:
+                return None
+            self._begin()
+
+    def put_back(self, rows: CommittedRows) -> None:
+        """Put back the rows that were pulled last and not consumed. The next `pull` returns them again."""
+        self._pulled = None
+        self._ready.appendleft(rows)
+
+    def checkpoint(self, pruning: Pruning | None) -> dict[str, Source]:
+        """Return the states of the sources in columns. Rows that were pulled and not put back count as consumed."""
+        self._settle()
+        self._open_since_checkpoint.clear()
+        # During a delivery no producer is forgotten: the rest of the delivery depends on its producer.
+        sources = self._sequencer.checkpoint(None if self._delivering else pruning)
+        return {journal: source for journal, source in sources.items() if journal in self._journals}
+
+    def _settle(self) -> None:
+        pulled, self._pulled = self._pulled, None
+        if pulled is not None:
+            pulled.settle()
+
+    def _begin(self) -> None:
+        """Sequence the next rows that were read."""
+        journal, batch = self._next()
+        step = self._sequencer.prepare(journal, batch)
+        while batch.num_rows > 1 and (step.replay is not None or step.committed_rows() > MOST_ROWS):
+            place = step.place_to_cut(MOST_ROWS)
+            self._put_off(journal, batch.slice(place))
+            batch = batch.slice(0, place)
+            step = self._sequencer.prepare(journal, batch)
+        if len(step.states) > intake.MAX_PRODUCERS:
+            raise InvalidInput(
+                f"{journal} has messages of more than {intake.MAX_PRODUCERS} producers: one more is before offset "
+                f"{_end(batch)}. Are there writers that never use a producer id twice? Pass over them by the source's "
+                "min_offset, or have them write elsewhere"
+            )
+        if step.replay is None and step.committed_rows() <= MOST_ROWS:
+            self._deliver_at_once(journal, batch, step)
+        else:
+            self._deliver_in_parts(journal, batch, step)
+
+    def _deliver_at_once(self, journal: str, batch: pa.RecordBatch, step: SequencingStep) -> None:
+        committed = step.committed()
+        if committed.num_rows or step.advances:
+            self._delivering = True
+            self._ready.append(CommittedRows(journal, committed, _size(batch), lambda: self._apply(journal, step)))
+            return
+        settled = step.settled_end()
+        if settled is not None:
+            self.passed_over[journal] = settled
+        self._apply(journal, step)
+
+    def _deliver_in_parts(self, journal: str, batch: pa.RecordBatch, step: SequencingStep) -> None:
+        """Deliver what one acknowledgement commits, of which a checkpoint may cover a part."""
+        self._delivering = True
+        producer = ProducerId(batch.column("producer")[0].as_py().to_bytes(6, "big"))
+        last = CommittedRows(journal, batch.slice(0, 0), _size(batch), lambda: self._apply(journal, step))
+
+        def add(rows: pa.RecordBatch) -> None:
+            for at in range(0, rows.num_rows, MOST_ROWS):
+                part = rows.slice(at, MOST_ROWS)
+                clock, end = part.column("clock")[-1].as_py(), _end(part)
+
+                def settle(clock: int = clock, end: int = end) -> None:
+                    self._sequencer.delivered(journal, producer, clock, end)
+
+                self._ready.append(CommittedRows(journal, part, _size(part), settle))
+
+        if step.replay is None:
+            add(step.committed())
+            self._ready.append(last)
+            return
+        self._replay = step.replay
+        clock = batch.column("clock")[0].as_py()
+        replayed = ReplayedRows(step.replay, producer, step.entry[producer], clock)
+        self._replayed = lambda rows: add(replayed.committed(rows))
+        self._replay_ended = lambda: self._ready.append(last)
+
+    def _apply(self, journal: str, step: SequencingStep) -> None:
+        begun = step.begun
+        step.apply()
+        self.resets += step.resets
+        self._delivering = False
+        self._open_since_checkpoint.update((journal, producer) for producer in begun)
+        states = step.states
+        self._open_since_checkpoint -= {
+            (of, producer)
+            for of, producer in self._open_since_checkpoint
+            if of == journal and not states[producer].is_pending
+        }
+
+    def _next(self) -> tuple[str, pa.RecordBatch]:
+        """Take batches of one journal that were read one after the other."""
+        journal, batch = self._read.popleft()
+        batches, size = [batch], _size(batch)
+        while self._read and self._read[0][0] == journal and size + _size(self._read[0][1]) <= _JOINED_BYTES:
+            batches.append(self._read.popleft()[1])
+            size += _size(batches[-1])
+        self._read_bytes -= size
+        return journal, batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+    def _put_off(self, journal: str, batch: pa.RecordBatch) -> None:
+        self._read.appendleft((journal, batch))
+        self._read_bytes += _size(batch)
+
+
+def _size(batch: pa.RecordBatch) -> int:
+    """Return the bytes of rows of a journal, from the first to the last."""
+    return _end(batch) - int(batch.column("offset")[0].as_py()) if batch.num_rows else 0
+
+
+def _end(batch: pa.RecordBatch) -> int:
+    return int(batch.column("end")[-1].as_py())

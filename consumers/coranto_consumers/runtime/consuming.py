@@ -1,0 +1,218 @@
+"""The consuming of a shard's input, slice by slice, and the replays of what a sequencer no longer holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from coranto.client import Chunk, JournalClient
+from coranto.messages import Framing, Pruning, ReplayRange, Source
+from coranto.messages.sequencer import DEFAULT_RING_SIZE
+from coranto_consumers.runtime.application import Application, Shard
+from coranto_consumers.runtime.columns import Columns
+from coranto_consumers.runtime.inputs import BatchInput, Feed, MessageInput, SourceInput
+from coranto_consumers.runtime.publishing import ShardPublisher
+from coranto_consumers.runtime.transaction import DeferToNextTransaction, Transactions
+from coranto_consumers.stores.base import Store
+
+SLICE_SECONDS: Final = 0.02
+"""The time for which messages are consumed before the event loop gets to do other work."""
+STAGED_BYTES: Final = 1 << 20
+"""The bytes of published messages after which a slice ends, so that they are appended."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Consuming:
+    """The input of one shard, and its way to the application. Transactions are those of its primary."""
+
+    def __init__(
+        self,
+        app: Application[Any],
+        shard: Shard,
+        publisher: ShardPublisher,
+        transactions: Transactions,
+        monotonic: Callable[[], float],
+        in_thread: Callable[..., Awaitable[Any]],
+        sources: Mapping[str, Source],
+    ) -> None:
+        """`in_thread` calls a function on the shard's thread."""
+        self._app = app
+        self._shard = shard
+        self._publisher = publisher
+        self._transactions = transactions
+        self._now = monotonic
+        self._in_thread = in_thread
+        self._sources = sources
+        self._messages = MessageInput(app, shard, publisher, sources, shard.spec.ring_buffer_size or DEFAULT_RING_SIZE)
+        self._batches: BatchInput | None = None
+        self._inputs: list[SourceInput] = [self._messages]
+        self._arrived: list[tuple[SourceInput, str, Any]] = []
+        self._arrived_counts: Counter[SourceInput] = Counter()
+        self._arrived_bytes = 0
+        self._replays: dict[SourceInput, RangeReading] = {}
+        self._passed_over: dict[str, int] = {}
+        self.aborted = False
+        """Set it to have a slice end as soon as possible."""
+
+    def add_source(self, journal: str, framing: Framing[Any] | Columns, store: Store) -> SourceInput:
+        """Return the input of a source with a framing."""
+        if not isinstance(framing, Columns):
+            self._messages.add_source(journal, framing)
+            return self._messages
+        if self._batches is None:
+            self._batches = BatchInput(self._app, self._shard, self._publisher, self._sources, self._in_thread)
+            self._inputs.append(self._batches)
+        self._batches.add_source(journal, framing, store)
+        return self._batches
+
+    # -- What is known of it -------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """True if there is input to work on."""
+        return bool(self._arrived) or any(each.intake.is_ready for each in self._inputs)
+
+    @property
+    def has_pending(self) -> bool:
+        """True if an undecided transaction of a producer was met since the last checkpoint."""
+        return any(each.intake.has_pending for each in self._inputs)
+
+    @property
+    def resets(self) -> int:
+        """The number of acknowledgements that were below an earlier one of their producer."""
+        return sum(each.intake.resets for each in self._inputs)
+
+    def size_of(self, of: SourceInput) -> int:
+        """Return the number of an input's messages that were read and not sequenced yet."""
+        return self._arrived_counts[of] + int(of.intake.size)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the messages that were read and not sequenced yet."""
+        return self._arrived_bytes + sum(int(each.intake.size_bytes) for each in self._inputs)
+
+    @property
+    def passed_over(self) -> dict[str, int]:
+        """The end offsets, by journal, of messages that commit nothing and open nothing. May be emptied."""
+        for each in self._inputs:
+            self._passed_over.update(each.intake.passed_over)
+            each.intake.passed_over.clear()
+        return self._passed_over
+
+    def checkpoint(self, pruning: Pruning) -> dict[str, Source]:
+        """Return the states of sources that cover exactly what was consumed."""
+        # Restored states of all sources are with the messages; those of sources in columns have gone on since.
+        sources = dict(self._messages.checkpoint(pruning))
+        if self._batches is not None:
+            sources.update(self._batches.checkpoint(pruning))
+        return sources
+
+    # -- What happens to it --------------------------------------------------------------------------------------------
+
+    def arrive(self, of: SourceInput, journal: str, decoded: Any) -> None:
+        """Take what was read and decoded. It is sequenced by the next slice, since one may be under way."""
+        messages, size = of.size_of(decoded)
+        self._arrived.append((of, journal, decoded))
+        self._arrived_counts[of] += messages
+        self._arrived_bytes += size
+
+    async def consume(self, store: Store) -> None:
+        """Let the application consume what is there, for a while."""
+        for of, journal, decoded in self._arrived:
+            of.add(journal, decoded)
+        self._arrived.clear()
+        self._arrived_counts.clear()
+        self._arrived_bytes = 0
+        self._inputs.append(self._inputs.pop(0))  # By turns: one that never ends must not hold up the other.
+        for each in self._inputs:
+            if not each.intake.is_ready:
+                continue
+            if each.is_async:
+                await self._consume_slice(each, store)
+            else:
+                await self._in_thread(self._consume_slice_plainly, each, store)
+
+    def _consume_slice_plainly(self, of: SourceInput, store: Store) -> None:
+        now = self._now()
+        until = now + SLICE_SECONDS
+        while (pulled := self._next(of, now, until)) is not None:
+            try:
+                of.consume(store, pulled)
+            except DeferToNextTransaction:
+                self._defer(of, pulled)
+                return
+            now = self._now()
+            messages, size = of.weigh(pulled)
+            self._transactions.consumed(now, size, messages)
+
+    async def _consume_slice(self, of: SourceInput, store: Store) -> None:
+        now = self._now()
+        until = now + SLICE_SECONDS
+        while (pulled := self._next(of, now, until)) is not None:
+            try:
+                await of.consume_async(store, pulled)
+            except DeferToNextTransaction:
+                self._defer(of, pulled)
+                return
+            now = self._now()
+            messages, size = of.weigh(pulled)
+            self._transactions.consumed(now, size, messages)
+
+    def _next(self, of: SourceInput, now: float, until: float) -> Any | None:
+        """Return what is consumed next. None when there is nothing, or when the slice has to end."""
+        if self.aborted or now >= until or self._publisher.staged_bytes >= STAGED_BYTES:
+            return None
+        return of.intake.pull() if self._transactions.reads(now) else None
+
+    def _defer(self, of: SourceInput, pulled: Any) -> None:
+        self._transactions.deferred()
+        of.intake.put_back(pulled)
+
+    async def replay(self, client: JournalClient) -> None:
+        """Read the next chunk of each range that a sequencer has to replay."""
+        for each in self._inputs:
+            if (wanted := each.replay_range) is None:
+                continue
+            replay = self._replays.get(each)
+            if replay is None:
+                _log.debug(
+                    "shard.replaying", shard=self._shard.id, journal=wanted.journal, begin=wanted.begin, end=wanted.end
+                )
+                replay = self._replays[each] = RangeReading(client, each, wanted)
+            if not await replay.read_on():
+                del self._replays[each]
+
+    async def close(self) -> None:
+        """End replays."""
+        for replay in self._replays.values():
+            await replay.close()
+
+
+class RangeReading:
+    """The reading of a range once more."""
+
+    def __init__(self, client: JournalClient, of: SourceInput, wanted: ReplayRange) -> None:
+        self._of = of
+        self._chunks: AsyncGenerator[Chunk] = client.read(
+            wanted.journal, wanted.begin, end_offset=wanted.end, block=True
+        )
+        self._feed: Feed = of.feed(wanted.journal, wanted.begin)
+
+    async def read_on(self) -> bool:
+        """Read a chunk, and return True; return False at the end of the range."""
+        chunk = await anext(self._chunks, None)
+        if chunk is None:
+            self._of.intake.end_replay()
+            return False
+        decoded = self._feed(chunk)
+        if decoded is not None:
+            self._of.add_replayed(decoded)
+        return True
+
+    async def close(self) -> None:
+        """End the reading."""
+        await self._chunks.aclose()

@@ -1,0 +1,218 @@
+"""The two ways in which an application takes the messages of its shard's sources: one by one, and in batches.
+
+Both do the same things: decode what is read, sequence it, read it again where the sequencer asks for that, and hand
+committed messages to the application. A shard may have sources of both kinds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coranto.client import Chunk
+from coranto.errors import InvalidInput
+from coranto.messages import Envelope, Flags, Framing, Pruning, ReplayRange, Source
+from coranto.messages.mapping import rendezvous
+from coranto_consumers.outputs.dead_letters import DeadLetters
+from coranto_consumers.runtime.application import Application, Shard
+from coranto_consumers.runtime.columns import Columns
+from coranto_consumers.runtime.intake import Intake
+from coranto_consumers.runtime.publishing import ShardPublisher
+from coranto_consumers.stores.base import Store
+from coranto_consumers.stores.sql_shard import SqlShardStore
+
+if TYPE_CHECKING:
+    from coranto_consumers.runtime.batch_reading import BatchReader, Misfit
+
+Feed = Callable[[Chunk], Any]
+"""Decodes the next content of a journal; empty or None if it completes no message."""
+
+
+class SourceInput(ABC):
+    """One of the ways. What `feed` returns goes to `add` or `add_replayed`, and what `pull` returns to `consume`."""
+
+    intake: Any
+    """The sequencing: `Intake` or `ColumnIntake`."""
+    is_async: bool
+    """True if the application's method is `async`."""
+
+    @abstractmethod
+    def feed(self, journal: str, offset: int) -> Feed:
+        """Return a decoder of a source's content from an offset on."""
+
+    @abstractmethod
+    def add(self, journal: str, decoded: Any) -> None:
+        """Add what was read of a source."""
+
+    @abstractmethod
+    def size_of(self, decoded: Any) -> tuple[int, int]:
+        """Return the number of messages that were decoded, and their bytes."""
+
+    @abstractmethod
+    def weigh(self, pulled: Any) -> tuple[int, int]:
+        """Return the number of messages that were pulled, acknowledgements included, and their bytes."""
+
+    @abstractmethod
+    def consume(self, store: Store, pulled: Any) -> None:
+        """Have a plain application consume what was pulled, on the shard's thread."""
+
+    @abstractmethod
+    async def consume_async(self, store: Store, pulled: Any) -> None:
+        """Have an `async` application consume what was pulled."""
+
+    @abstractmethod
+    def checkpoint(self, pruning: Pruning | None) -> Mapping[str, Source]:
+        """Return the states of this input's sources."""
+
+    def add_replayed(self, decoded: Any) -> None:
+        self.intake.add_replayed(decoded)
+
+    @property
+    def replay_range(self) -> ReplayRange | None:
+        wanted: ReplayRange | None = self.intake.replay_range
+        return wanted
+
+
+class MessageInput(SourceInput):
+    """Sources whose messages are consumed one by one."""
+
+    def __init__(
+        self,
+        app: Application[Any],
+        shard: Shard,
+        publisher: ShardPublisher,
+        sources: Mapping[str, Source],
+        ring_size: int,
+    ) -> None:
+        self._app = app
+        self._shard = shard
+        self._publisher = publisher
+        self._framings: dict[str, Framing[Any]] = {}
+        self.intake: Intake[Any] = Intake(sources, ring_size)
+        self.is_async = inspect.iscoroutinefunction(app.consume_message)
+
+    def add_source(self, journal: str, framing: Framing[Any]) -> None:
+        """Note the framing of a source."""
+        self._framings[journal] = framing
+
+    def feed(self, journal: str, offset: int) -> Feed:
+        decoder = self._framings[journal].decoder(journal, offset)
+        return lambda chunk: list(decoder.feed(chunk.content, chunk.offset))
+
+    def add(self, journal: str, decoded: Sequence[Envelope[Any]]) -> None:
+        self.intake.add(decoded)
+
+    def size_of(self, decoded: Sequence[Envelope[Any]]) -> tuple[int, int]:
+        return len(decoded), sum(each.end - each.begin for each in decoded)
+
+    def weigh(self, pulled: Envelope[Any]) -> tuple[int, int]:
+        return 1, pulled.end - pulled.begin
+
+    def consume(self, store: Store, pulled: Envelope[Any]) -> None:
+        if not _is_ack(pulled):
+            self._app.consume_message(self._shard, store, pulled, self._publisher)
+
+    async def consume_async(self, store: Store, pulled: Envelope[Any]) -> None:
+        if not _is_ack(pulled):
+            outcome = self._app.consume_message(self._shard, store, pulled, self._publisher)
+            assert outcome is not None
+            await outcome
+
+    def checkpoint(self, pruning: Pruning | None) -> Mapping[str, Source]:
+        return self.intake.checkpoint(pruning)
+
+
+class BatchInput(SourceInput):
+    """Sources whose messages are consumed in batches."""
+
+    def __init__(
+        self,
+        app: Application[Any],
+        shard: Shard,
+        publisher: ShardPublisher,
+        sources: Mapping[str, Source],
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        """`in_thread` calls a function on the shard's thread."""
+        from coranto_consumers.runtime.column_intake import ColumnIntake
+
+        rows = {"ring_rows": shard.spec.ring_buffer_size} if shard.spec.ring_buffer_size else {}
+        self._app = app
+        self._shard = shard
+        self._publisher = publisher
+        self._in_thread = in_thread
+        self._columns: dict[str, Columns] = {}
+        self._readers: dict[str, BatchReader] = {}
+        self.intake = ColumnIntake(sources, **rows)
+        self.is_async = inspect.iscoroutinefunction(app.consume_batch)
+
+    def add_source(self, journal: str, columns: Columns, store: Store) -> None:
+        """Note the columns of a source. Raises InvalidInput if the store cannot take its dead letters."""
+        from coranto_consumers.runtime.batch_reading import BatchReader
+
+        in_table = isinstance(columns.misfits, DeadLetters) and columns.misfits.table is not None
+        if in_table and not isinstance(store, SqlShardStore):
+            raise InvalidInput(
+                f"a {type(store).__name__} has no table for dead letters: use a SqlShardStore, or name journals",
+                field="misfits",
+            )
+        self._columns[journal] = columns
+        self._readers[journal] = BatchReader(columns)
+
+    def feed(self, journal: str, offset: int) -> Feed:
+        from coranto.messages.line_batches import LineBatchDecoder
+
+        decoder = LineBatchDecoder(self._columns[journal].lines, journal, offset)
+        return lambda chunk: decoder.feed(chunk.content, chunk.offset)
+
+    def add(self, journal: str, decoded: Any) -> None:
+        self.intake.add(journal, decoded)
+
+    def size_of(self, decoded: Any) -> tuple[int, int]:
+        return decoded.num_rows, decoded.column("end")[-1].as_py() - decoded.column("offset")[0].as_py()
+
+    def weigh(self, pulled: Any) -> tuple[int, int]:
+        return max(pulled.rows.num_rows, 1), pulled.size
+
+    def consume(self, store: Store, pulled: Any) -> None:
+        if not pulled.rows.num_rows:
+            return
+        batch, misfits = self._readers[pulled.journal].read(pulled)
+        if len(batch):
+            self._app.consume_batch(self._shard, store, batch, self._publisher)
+        # Only now: a batch that is deferred comes again, and its dead letters with it.
+        self._keep(pulled.journal, store, misfits)
+
+    async def consume_async(self, store: Store, pulled: Any) -> None:
+        if not pulled.rows.num_rows:
+            return
+        batch, misfits = await self._in_thread(self._readers[pulled.journal].read, pulled)
+        if len(batch):
+            outcome = self._app.consume_batch(self._shard, store, batch, self._publisher)
+            assert outcome is not None
+            await outcome
+        self._keep(pulled.journal, store, misfits)
+
+    def checkpoint(self, pruning: Pruning | None) -> Mapping[str, Source]:
+        sources: Mapping[str, Source] = self.intake.checkpoint(pruning)
+        return sources
+
+    def _keep(self, source: str, store: Store, misfits: Sequence[Misfit]) -> None:
+        """Keep dead letters with the transaction."""
+        letters = self._columns[source].misfits
+        for journal, offset, line in misfits:
+            assert isinstance(letters, DeadLetters)
+            if letters.table is not None:
+                assert isinstance(store, SqlShardStore)
+                store.insert(letters.table, {"journal": journal, "offset": offset, "line": line})
+            else:
+                message = {"journal": journal, "offset": offset, "line": b64encode(line).decode()}
+                self._publisher.publish(rendezvous(journal.encode(), letters.journals), message)
+
+
+def _is_ack(message: Envelope[Any]) -> bool:
+    """Return True if a message is an acknowledgement. These commit other messages, and the application skips them."""
+    return message.flags == Flags.ACK_TXN and message.clock != 0

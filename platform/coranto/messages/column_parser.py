@@ -1,0 +1,147 @@
+"""Parsing of JSON lines into typed columns, many lines at once, and of each line as if it were alone.
+
+pyarrow parses the lines. It refuses all of them for one that does not fit, and takes objects that reach over a newline,
+and words for numbers. So its answer counts only for lines about which there is no doubt. All other lines are
+*doubtful*: `LineParser` gives no values for them, and its caller decides (`line_values.py`, Spark's parser).
+
+One line is one object: if each line begins with `{` and ends with `}`, then no object of JSON reaches over a newline,
+because an object that continues in the next line would go on with `{` after `}`, or have a newline in a text. So as
+many objects as lines means one object in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from coranto.messages.columnar import Int64s, Mask
+
+_FEW_LINES: Final = 64
+_SHORTEST: Final = len(b"{}\n")
+_WORDS: Final = (b"NaN", b"Inf")
+"""The beginnings of words that pyarrow reads as numbers, and that others read only in their own spelling, or not."""
+
+
+class LineParser:
+    """Parses lines of JSON objects into columns of a schema."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._options = pyarrow.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore")
+
+    def parse(self, content: Any) -> tuple[Any, Mask]:
+        """Parse an Arrow binary array of lines with their newlines.
+
+        Returns a table with a row for each line, and the mask of doubtful lines, whose rows hold nulls.
+        """
+        doubtful = _unlike_objects(content)
+        parsed = []
+        rows = np.flatnonzero(~doubtful)
+        kept = content if len(rows) == len(content) else content.take(pa.array(rows))
+        for begin, end, table in self._tables(kept, 0):
+            if table is None:
+                doubtful[rows[begin:end]] = True
+            else:
+                doubtful[rows[begin:end][self.unlike(table)]] = True
+                parsed.append((rows[begin:end], table))
+        return self._assembled(parsed, doubtful), doubtful
+
+    def parse_one(self, line: bytes) -> Any | None:
+        """Return a table of one line's values, or None if they do not fit. The line must be an object of JSON."""
+        return self._table(pa.array([line + b"\n"], pa.binary()))
+
+    def unlike(self, table: Any) -> Mask:
+        """Return the mask of parsed rows with values that are doubtful after all. Here: none."""
+        return np.zeros(table.num_rows, dtype=np.bool_)
+
+    def _tables(self, content: Any, at: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield parsed parts of the lines, [begin, end), counted from `at`. None stands for a part with a misfit."""
+        if not len(content):
+            return
+        table = self._table(content)
+        if table is not None or len(content) <= _FEW_LINES:
+            yield at, at + len(content), table
+            return
+        half = len(content) // 2
+        yield from self._tables(content.slice(0, half), at)
+        yield from self._tables(content.slice(half), at + half)
+
+    def _table(self, content: Any) -> Any:
+        """Return the table of the lines, or None if one of them does not fit."""
+        lines = _joined(content)
+        blocks = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+        try:
+            table = pyarrow.json.read_json(pa.BufferReader(lines), blocks, self._options)
+        except pa.ArrowInvalid:
+            return None
+        return table if table.num_rows == len(content) else None
+
+    def _assembled(self, parsed: list[tuple[Int64s, Any]], doubtful: Mask) -> Any:
+        if len(parsed) == 1 and len(parsed[0][0]) == len(doubtful) and not doubtful.any():
+            return parsed[0][1]
+        together = pa.concat_tables([self.schema.empty_table(), *(table for _, table in parsed)])
+        place = np.zeros(len(doubtful), dtype=np.int64)
+        if parsed:
+            place[np.concatenate([rows for rows, _ in parsed])] = np.arange(together.num_rows)
+        return together.take(pa.array(place, mask=doubtful))
+
+
+def _joined(content: Any) -> Any:
+    """Return the bytes of adjacent values as one buffer."""
+    _, borders, data = content.buffers()
+    ends = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1]
+    return data.slice(int(ends[0]), int(ends[-1] - ends[0]))
+
+
+def _unlike_objects(content: Any) -> Mask:
+    """Return the mask of lines that are not UTF-8, or may not be exactly one object that every parser accepts."""
+    _, borders, _ = content.buffers()
+    ends = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1].astype(np.int64)
+    starts, ends = ends[:-1] - ends[0], ends[1:] - ends[0]
+    data = _joined(content)
+    characters = np.frombuffer(data, dtype=np.uint8)
+    doubtful: Mask = ends - starts < _SHORTEST
+    whole = np.flatnonzero(~doubtful)
+    doubtful[whole] = (characters[starts[whole]] != ord("{")) | (characters[ends[whole] - 2] != ord("}"))
+    text = memoryview(data).tobytes() if any(_found(data, word) for word in _WORDS) else b""
+    for at in _words(text):
+        doubtful[np.searchsorted(ends, at, side="right")] = True
+    try:
+        content.cast(pa.string())
+    except pa.ArrowInvalid:
+        doubtful |= np.fromiter((not is_text(value.as_py()) for value in content), np.bool_, len(content))
+    return doubtful
+
+
+def _found(data: Any, word: bytes) -> bool:
+    whole = pa.Array.from_buffers(
+        pa.large_binary(), 1, [None, pa.py_buffer(np.array([0, data.size], dtype=np.int64)), data]
+    )
+    return bool(pc.find_substring(whole, word)[0].as_py() >= 0)
+
+
+def _words(text: bytes) -> Iterator[int]:
+    """Yield the places of words that are where a number may be."""
+    for word in _WORDS:
+        at = text.find(word)
+        while at >= 0:
+            before = at - 1
+            while text[before] in b" \t-":
+                before -= 1
+            if text[before] in b":,[":
+                yield at
+            at = text.find(word, at + len(word))
+
+
+def is_text(value: bytes) -> bool:
+    """Return True if bytes are UTF-8."""
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

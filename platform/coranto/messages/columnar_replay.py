@@ -1,0 +1,45 @@
+"""The rows that one acknowledgement commits, from a journal that is read again piece by piece.
+
+For transactions that are too large to be held: `columnar_sequencer.SequencingStep.replay` asks for them. The rules are
+those of `sequencer.Sequencer.replay`, applied to columns by `columnar.resolve`.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from coranto.messages.checkpoints import ProducerState
+from coranto.messages.columnar import RowSegment, committed_mask, replay_mask, resolve, scan
+from coranto.messages.columnar_steps import columns_of_replay
+from coranto.messages.sequencer import ReplayRange
+from coranto.messages.uuids import Flags, ProducerId
+
+
+class ReplayedRows:
+    """Chooses the rows of `wanted` that an acknowledgement of `producer` with a clock commits.
+
+    `state` is the producer's state before the acknowledgement.
+    """
+
+    def __init__(self, wanted: ReplayRange, producer: ProducerId, state: ProducerState, clock: int) -> None:
+        self._wanted = wanted
+        self._producer = producer
+        self._state = state
+        self._acknowledgement = RowSegment(producer, Flags.ACK_TXN, clock, clock, wanted.end)
+        self._passed = state.last_ack
+        """The largest clock of the transaction's rows so far: rows with smaller ones are duplicates."""
+
+    def committed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the committed ones of the next rows of the range, in order. Raises InvalidInput for other rows."""
+        columns = columns_of_replay(batch, self._wanted)
+        pending = {self._producer: self._state}
+        mask = replay_mask(columns.producers, columns.clocks, columns.offsets, pending, self._wanted.end)
+        mask &= columns.flags == Flags.CONTINUE_TXN
+        if not mask.any():
+            return batch.slice(0, 0)
+        rows, columns = batch.filter(pa.array(mask)), columns.where(mask)
+        segments, row_segment = scan(*columns)
+        before = {self._producer: ProducerState(self._passed)}
+        result = resolve([segments, [self._acknowledgement]], before, replayed=())
+        self._passed = max(self._passed, int(columns.clocks.max()))
+        return rows.filter(pa.array(committed_mask(row_segment, result.windows[0], columns.clocks)))

@@ -1,0 +1,58 @@
+"""Lines are parsed into columns as if each were alone: a line in doubt spoils no other."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coranto.messages.column_parser import LineParser, is_text
+
+SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string()), ("f", pa.float64())])
+GOOD = st.fixed_dictionaries(
+    {},
+    optional={
+        "n": st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+        "s": st.none() | st.text(st.characters(codec="utf-8"), max_size=5),
+        "f": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        "x": st.lists(st.integers()),
+    },
+)
+ODD = (
+    b"",
+    b"null",
+    b"{} {}",
+    b'{"n":"1"}',
+    b'{"n":1.5}',
+    b'{"s":"\xff"}',
+    b'{"n":1',
+    b'{"f":NaN}',
+    b'x{"n":1}',
+    b"{,}",
+)
+
+
+@given(st.lists(GOOD.map(lambda each: json.dumps(each).encode()) | st.sampled_from(ODD), max_size=150))
+def test_each_line_has_its_own_values_or_is_doubtful(lines):
+    parser = LineParser(SCHEMA)
+    table, doubtful = parser.parse(pa.array([line + b"\n" for line in lines], pa.binary()))
+    for line, row, doubted in zip(lines, table.to_pylist(), doubtful.tolist(), strict=True):
+        if line in ODD:
+            assert doubted
+        if not doubted:
+            expected = json.loads(line)
+            assert row == {name: expected.get(name) for name in SCHEMA.names}
+        elif line not in ODD:
+            alone = parser.parse_one(line)
+            assert alone is not None
+            assert alone.num_rows == 1
+
+
+def test_a_line_that_does_not_fit_has_no_values_alone():
+    parser = LineParser(SCHEMA)
+    assert parser.parse_one(b'{"n":"1"}') is None
+    assert parser.parse_one(b'{"n":1,"other":[]}').to_pylist() == [{"n": 1, "s": None, "f": None}]
+    assert is_text("é".encode())
+    assert not is_text(b"\xff")
