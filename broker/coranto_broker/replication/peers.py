@@ -170,10 +170,15 @@ class Peers:
         await self._channels.close()
 
 
+class _StreamEnded(ReplicationFailed):
+    """The peer ended the stream in order. This is a failure only where a response is awaited."""
+
+
 class PeerStream:
     """A peer's spool as a replica of the pipeline: a Replicate call that lives as long as the pipeline.
 
-    Requests are queued, and a separate task writes them. So sending does not suspend.
+    Requests are queued, and a separate task writes them. So sending does not suspend. Another task reads responses as
+    they come: those of all peers are then received at the same time, whichever is awaited first.
     """
 
     def __init__(
@@ -193,7 +198,12 @@ class PeerStream:
         self._failed = False
         self._patience = FIRST_PATIENCE_SECONDS
         self._moved_at = 0.0  # Event loop time at which something was last sent.
+        self._requested = 0  # Responses that were requested and have not come.
+        self._responses: deque[pb.ReplicateResponse] = deque()
+        self._ended: ReplicationFailed | None = None  # The reason why there are no further responses.
+        self._awaiting: asyncio.Future[None] | None = None
         self._writer = asyncio.create_task(self._write_queue(), name=f"replicate to {member.zone}#{member.suffix}")
+        self._reader = asyncio.create_task(self._read_all(), name=f"answers of {member.zone}#{member.suffix}")
 
     def write(self, content_delta: int, content: Bytes) -> None:
         self._send(pb.ReplicateRequest(content=bytes(content), content_delta=content_delta), len(content))
@@ -213,6 +223,7 @@ class PeerStream:
             self._send(request, 0)
         proposal.fill(request.proposal)
         request.acknowledge = acknowledge
+        self._requested += acknowledge
         request.registers.CopyFrom(registers)
         if header is not None:
             request.header.CopyFrom(header)
@@ -238,9 +249,7 @@ class PeerStream:
 
     async def acknowledgement(self) -> pb.ReplicateResponse:
         with self._waiting():
-            response = await self._read()
-        if response is None:
-            raise ReplicationFailed("the peer ended the stream")
+            response = await self._next_response()
         self._patience = PATIENCE_SECONDS
         self._takes_readable = self._takes_readable or response.takes_readable
         self.tells_synced = self.tells_synced or response.tells_synced
@@ -253,12 +262,13 @@ class PeerStream:
 
     async def closed(self) -> None:
         try:
-            response = await self._read()
-            if response is not None:
-                raise ReplicationFailed("the peer sent a response that was not asked for")
+            await self._next_response()
+            raise ReplicationFailed("the peer answered a proposal whose answer nobody awaited")
+        except _StreamEnded:
+            return
         finally:
             self.abort()
-            await asyncio.gather(self._writer, return_exceptions=True)
+            await asyncio.gather(self._writer, self._reader, return_exceptions=True)
 
     def abort(self) -> None:
         self._failed = True
@@ -314,23 +324,50 @@ class PeerStream:
         self._queued_bytes += size
         self._more.set()
 
-    async def _read(self) -> pb.ReplicateResponse | None:
+    async def _next_response(self) -> pb.ReplicateResponse:
+        """Return the next response. Raises _StreamEnded at the end of the stream, and ReplicationFailed if it broke."""
+        while not self._responses:
+            if self._ended is not None:
+                raise self._ended
+            self._awaiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._awaiting
+            except asyncio.CancelledError:
+                self.abort()  # Otherwise whoever waits next would take the response for its own.
+                raise
+            finally:
+                self._awaiting = None
+        return self._responses.popleft()
+
+    async def _read_all(self) -> None:
         try:
-            response = await self._call.read()
+            while (response := await self._call.read()) is not grpc.aio.EOF:
+                if not self._requested:
+                    self._ended = ReplicationFailed("the peer sent a response that was not asked for")
+                    self._call.cancel()
+                    return
+                self._requested -= 1
+                self._responses.append(response)
+                self._wake()
+            code = await self._call.code()
+            if code is grpc.StatusCode.OK:
+                self._ended = _StreamEnded("the peer ended the stream")
+            else:
+                self._ended = ReplicationFailed(f"{code.name}: {await self._call.details()}")
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise ReplicationFailed(_describe(error)) from error
+            self._ended = ReplicationFailed(_describe(error))
+            self._ended.__cause__ = error
         except asyncio.CancelledError:
+            self._ended = ReplicationFailed("it did not answer in time and was given up")
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise ReplicationFailed("it did not answer in time and was given up") from None
-        if response is grpc.aio.EOF:
-            code = await self._call.code()
-            if code is not grpc.StatusCode.OK:
-                raise ReplicationFailed(f"{code.name}: {await self._call.details()}")
-            return None
-        answer: pb.ReplicateResponse = response
-        return answer
+        finally:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._awaiting is not None and not self._awaiting.done():
+            self._awaiting.set_result(None)
 
     async def _write_queue(self) -> None:
         try:

@@ -112,6 +112,42 @@ def test_a_peer_has_longer_for_its_first_answer_than_for_others() -> None:
     virtually(main)
 
 
+def test_responses_are_received_before_they_are_awaited_and_only_as_many_as_were_requested() -> None:
+    async def main(loop: SimLoop) -> None:
+        call = Call()
+        stream = stream_over(call)
+        answers = [pb.ReplicateResponse(status=status) for status in (pb.OK, pb.WRONG_ROUTE)]
+        for number, answer in enumerate(answers):
+            stream.propose(EMPTY, NONE, header=None, acknowledge=True)
+            loop.call_later(1 + number, call.answer, answer)
+        await asyncio.sleep(3)
+        begun = loop.time()
+        assert [await stream.acknowledgement(), await stream.acknowledgement()] == answers
+        assert loop.time() == begun
+        call.answer()
+        with pytest.raises(ReplicationFailed, match="not asked for"):
+            await stream.acknowledgement()
+        assert call.cancelled
+
+    virtually(main)
+
+
+def test_a_wait_for_a_response_that_is_given_up_breaks_the_stream() -> None:
+    async def main(loop: SimLoop) -> None:
+        call = Call()
+        stream = stream_over(call)
+        for _ in range(2):
+            stream.propose(EMPTY, NONE, header=None, acknowledge=True)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await stream.acknowledgement()
+        assert call.cancelled
+        with pytest.raises(ReplicationFailed, match="given up"):
+            await stream.acknowledgement()  # The first response, if it came now, is not the second one's.
+
+    virtually(main)
+
+
 def test_a_peer_that_takes_content_slowly_is_waited_for() -> None:
     async def main(loop: SimLoop) -> None:
         each = PATIENCE_SECONDS / 2
