@@ -210,7 +210,8 @@ class AppendFsm:
                 claims=self._claims,
             )
         except Unavailable as error:
-            raise rolled_back(error) from error  # So clients may try again: no content has been proposed yet.
+            # So clients may try again: no content has been proposed yet.
+            raise rolled_back(error, "nothing was appended") from error
         self.resolution = resolution
         if resolution.status == pb.SUSPENDED and self.request.suspend == pb.AppendRequest.SUSPEND_RESUME:
             offset = resolution.spec.suspend.offset

@@ -272,6 +272,8 @@ class PeerStream:
 
     def abort(self) -> None:
         self._failed = True
+        self._responses.clear()  # Otherwise whoever asks next would take one for its own.
+        self._end(ReplicationFailed("it did not answer in time and was given up"))
         self._take_readable()
         self._writer.cancel()
         self._call.cancel()
@@ -333,7 +335,7 @@ class PeerStream:
             try:
                 await self._awaiting
             except asyncio.CancelledError:
-                self.abort()  # Otherwise whoever waits next would take the response for its own.
+                self.abort()
                 raise
             finally:
                 self._awaiting = None
@@ -343,27 +345,32 @@ class PeerStream:
         try:
             while (response := await self._call.read()) is not grpc.aio.EOF:
                 if not self._requested:
-                    self._ended = ReplicationFailed("the peer sent a response that was not asked for")
+                    self._end(ReplicationFailed("the peer sent a response that was not asked for"))
                     self._call.cancel()
                     return
                 self._requested -= 1
-                self._responses.append(response)
-                self._wake()
+                if self._ended is None:
+                    self._responses.append(response)
+                    self._wake()
             code = await self._call.code()
             if code is grpc.StatusCode.OK:
-                self._ended = _StreamEnded("the peer ended the stream")
+                self._end(_StreamEnded("the peer ended the stream"))
             else:
-                self._ended = ReplicationFailed(f"{code.name}: {await self._call.details()}")
+                self._end(ReplicationFailed(f"{code.name}: {await self._call.details()}"))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            self._ended = ReplicationFailed(_describe(error))
-            self._ended.__cause__ = error
+            failure = ReplicationFailed(_describe(error))
+            failure.__cause__ = error
+            self._end(failure)
         except asyncio.CancelledError:
-            self._ended = ReplicationFailed("it did not answer in time and was given up")
+            self._end(ReplicationFailed("the call was given up"))
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-        finally:
-            self._wake()
+
+    def _end(self, reason: ReplicationFailed) -> None:
+        """Note the reason why no further responses come, unless there is one already."""
+        self._ended = self._ended or reason
+        self._wake()
 
     def _wake(self) -> None:
         if self._awaiting is not None and not self._awaiting.done():
