@@ -18,6 +18,7 @@ from coranto_broker.rpc.rolled_back import RolledBack, TooManyAppends
 
 _log = structlog.get_logger(__name__)
 _MOST_LOGGED: Final = 8000
+_MOST_NAMED: Final = 128
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -61,6 +62,17 @@ def log_failure(error: Exception, method: str, context: Context, journal: str) -
     if not isinstance(error, TooManyAppends):  # `Admission` logs these, many in one entry.
         level = logging.INFO if code is grpc.StatusCode.INVALID_ARGUMENT else logging.WARNING
         about = {"journal": journal} if journal else {}
+        if name := _name_of(context):
+            about["client_name"] = name
         text = str(error)[:_MOST_LOGGED]
         _log.log(level, "call.failed", method=method, client=context.peer(), code=code.name, error=text, **about)
     return code
+
+
+def _name_of(context: Context) -> str:
+    """Return the name that a client gave itself (`ClientConfig.name`), or the empty text."""
+    agents = [value for key, value in context.invocation_metadata() or () if key == "user-agent"]
+    agent = agents[0] if agents and isinstance(agents[0], str) else ""
+    name, _, library = agent.partition(" ")
+    is_named = library.startswith("grpc-") and not name.startswith("grpc-") and name.isprintable()
+    return name[:_MOST_NAMED] if is_named else ""

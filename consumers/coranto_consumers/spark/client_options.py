@@ -22,6 +22,7 @@ OPTIONS: Final = {
     "authSecret": "keys to sign tokens with, as base64 (default: $CORANTO_AUTH_KEYS of the executors)",
     "tlsCa": "PEM file of the authorities to trust (default: $CORANTO_TLS_CA of the executors)",
     "tlsCert": "PEM file of the certificate that shows brokers who reads (default: $CORANTO_TLS_CERT)",
+    "clientName": "name that brokers log with calls of this read or write that fail (default: $CORANTO_CLIENT_NAME)",
     "tlsKey": "PEM file of the certificate's key (default: $CORANTO_TLS_KEY)",
 }
 
@@ -31,6 +32,8 @@ def client_options(config: ClientConfig) -> dict[str, str]:
     options = {"endpoint": config.endpoint, "patience": str(config.patience)}
     if config.zone:
         options["zone"] = config.zone
+    if config.name:
+        options["clientName"] = config.name
     if config.file_root is not None:
         options["fileRoot"] = str(config.file_root)
     if isinstance(config.auth, BearerToken):
@@ -55,6 +58,8 @@ def client_of(given: Mapping[str, str]) -> ClientConfig:
         environment |= auth
     if zone := given.get("zone", ""):
         environment["CORANTO_ZONE"] = zone
+    if client := given.get("clientname", ""):
+        environment["CORANTO_CLIENT_NAME"] = client
     for name in ("CA", "CERT", "KEY"):
         if path := given.get(f"tls{name.lower()}", ""):
             environment[f"CORANTO_TLS_{name}"] = path

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from pyspark.sql import SparkSession
 
@@ -94,6 +95,8 @@ class SparkConsumer:
         framing: ReadFraming | None = None,
     ) -> None:
         chosen = chosen_framing(framing, uuid_pointer)
+        if not client.name:
+            client = replace(client, name=f"spark-consumer/{quote(application.name)[:100]}")
         self._input = InputSettings(
             application, client, spark, max_partition_bytes, misfits, chosen, application.name
         )  # Raises InvalidInput.

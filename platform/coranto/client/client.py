@@ -84,6 +84,7 @@ class JournalClient:
         route_cache: int = DEFAULT_ROUTE_CACHE,
         disk_cache: DiskCache | None = None,
         append_streams: bool = True,
+        name: str = "",
         clock: Clock | None = None,
         connection: Connection | None = None,
         connect: Connect = Connection,
@@ -91,7 +92,7 @@ class JournalClient:
     ) -> None:
         """A simulation passes one `connection` for all calls, or `connect` to make them, in place of real ones."""
         self.config = ClientConfig(
-            endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache, append_streams
+            endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache, append_streams, name
         )
         self._clock: Clock = clock or SystemClock()
         self._dispatcher = Dispatcher(self.config, self._clock, connection, connect=connect, entropy=entropy)
@@ -111,6 +112,7 @@ class JournalClient:
             route_cache=config.route_cache,
             disk_cache=config.disk_cache,
             append_streams=config.append_streams,
+            name=config.name,
         )
 
     async def __aenter__(self) -> JournalClient:

@@ -18,6 +18,7 @@ from coranto.security.tokens import Auth, BearerToken, Keys
 DEFAULT_ROUTE_CACHE = 1024
 """The default number of journals whose brokers a client remembers."""
 
+_MAX_NAME = 128
 DEFAULT_PATIENCE = 60.0
 """The default seconds for which an unserved call is retried: longer than a lease, to outlast a fail-over."""
 
@@ -43,6 +44,9 @@ class ClientConfig:
     Small appends to one of Coranto's brokers share a stream, which makes many of them far cheaper. An append that is
     cancelled after it was sent may then still be applied. Without `append_streams`, and to Gazette's brokers, each
     append is a call of its own.
+
+    `name` is who calls, such as `nightly/orders`: brokers log it with calls that fail. It is the beginning of gRPC's
+    header `user-agent`, and has up to 128 printable ASCII characters without spaces.
     """
 
     endpoint: str
@@ -54,6 +58,7 @@ class ClientConfig:
     route_cache: int = DEFAULT_ROUTE_CACHE
     disk_cache: DiskCache | None = None
     append_streams: bool = True
+    name: str = ""
 
     def __post_init__(self) -> None:
         secure = {parse_endpoint(seed).secure for seed in self.seeds}
@@ -69,6 +74,12 @@ class ClientConfig:
             raise InvalidInput(f"{self.endpoint} is without TLS; write https://host:port", field="endpoint")
         if self.zone:
             validate_zone(self.zone)
+        if len(self.name) > _MAX_NAME or not (self.name.isascii() and self.name.isprintable()) or " " in self.name:
+            raise InvalidInput(
+                f"{self.name[:200]!r} cannot name a client: give up to {_MAX_NAME} printable ASCII characters without "
+                "spaces",
+                field="name",
+            )
         if self.route_cache < 0:
             raise InvalidInput(f"{self.route_cache} is not a number of journals; give 0 or more", field="route_cache")
 
@@ -88,11 +99,12 @@ class ClientConfig:
         """Return the configuration for an endpoint, with tokens, certificates and zone from the environment.
 
         The variables are `$CORANTO_AUTH_KEYS` or `$CORANTO_AUTH_TOKEN`; for `https` endpoints also `$CORANTO_TLS_CA`,
-        `$CORANTO_TLS_CERT` and `$CORANTO_TLS_KEY`; and `$CORANTO_ZONE` for the zone of this process. Raises
-        InvalidInput.
+        `$CORANTO_TLS_CERT` and `$CORANTO_TLS_KEY`; `$CORANTO_ZONE` for the zone of this process; and
+        `$CORANTO_CLIENT_NAME` for the name. Raises InvalidInput.
         """
         auth, tls = _auth_of(environment), _tls_of(environment, endpoint)
-        return cls(endpoint, file_root, patience, auth, tls, environment.get("CORANTO_ZONE", ""))
+        zone, name = environment.get("CORANTO_ZONE", ""), environment.get("CORANTO_CLIENT_NAME", "")
+        return cls(endpoint, file_root, patience, auth, tls, zone, name=name)
 
 
 @dataclass(frozen=True, slots=True)

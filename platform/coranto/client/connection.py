@@ -100,6 +100,7 @@ class Connection:
         self.endpoint = config.endpoint
         self.target = parse_endpoint(config.endpoint)
         self.tokens = tokens or CallTokens(config.auth, clock or SystemClock())
+        self._named = [("grpc.primary_user_agent", config.name)] if config.name else []
         self._certificates = ChannelCertificates(config.tls) if self.target.secure else None
         self._credentials: grpc.ChannelCredentials | None = None
         self._closed = False
@@ -126,14 +127,14 @@ class Connection:
         if self._certificates is None:
             # A token for this machine must not pass through a proxy on another machine.
             private = [("grpc.enable_http_proxy", 0)] if self.tokens.auth is not None else []
-            return grpc.aio.insecure_channel(self.target.address, options=[*_OPTIONS, *private])
+            return grpc.aio.insecure_channel(self.target.address, options=[*_OPTIONS, *self._named, *private])
         self._credentials = self._certificates.get()
         if outdated is not None:
             self._append_streams.renew()
             task = asyncio.ensure_future(outdated.close(_DRAIN_SECONDS))
             self._draining.add(task)
             task.add_done_callback(self._draining.discard)
-        return grpc.aio.secure_channel(self.target.address, self._credentials, options=_OPTIONS)
+        return grpc.aio.secure_channel(self.target.address, self._credentials, options=[*_OPTIONS, *self._named])
 
     @property
     def stub(self) -> pb_grpc.JournalAsyncStub:

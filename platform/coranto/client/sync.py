@@ -55,9 +55,10 @@ class SyncJournalClient(JournalClientFace, Blocking):
         route_cache: int = DEFAULT_ROUTE_CACHE,
         disk_cache: DiskCache | None = None,
         append_streams: bool = True,
+        name: str = "",
     ) -> None:
         self.config = ClientConfig(
-            endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache, append_streams
+            endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache, append_streams, name
         )
         self.timeout = timeout
         self._lock = threading.Lock()
@@ -77,6 +78,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
             route_cache=config.route_cache,
             disk_cache=config.disk_cache,
             append_streams=config.append_streams,
+            name=config.name,
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -14,6 +14,8 @@ import grpc.aio
 import pytest
 import structlog
 
+from coranto.client.config import ClientConfig
+from coranto.client.connection import Connection
 from coranto.effects import LocalDisk
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.heads import VERSION
@@ -103,8 +105,23 @@ async def test_what_is_logged_of_a_call_names_its_journal(
             await client.append_messages(pb.AppendRequest(journal=J), pb.AppendRequest(content=b"x"))
     (failed,) = [entry for entry in logs if entry["event"] == "call.failed" and "EOF" in entry["error"]]
     assert (failed["method"], failed["journal"], failed["code"]) == ("Append", J, "INVALID_ARGUMENT")
+    assert "client_name" not in failed
     (started,) = [entry for entry in logs if entry["event"] == "replica.starting"]
     assert started["journal"] == J
+
+
+async def test_what_is_logged_of_a_call_names_its_client(
+    broker: tuple[BrokerProcess, RawClient], spec: MakeSpec
+) -> None:
+    process, client = broker
+    await create(client, spec())
+    connection = Connection(ClientConfig(process.endpoint, name="nightly/orders"))
+    with structlog.testing.capture_logs() as logs:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await connection.stub.Append(iter([pb.AppendRequest(journal=J), pb.AppendRequest(content=b"x")]))
+    await connection.close()
+    [failed] = [entry for entry in logs if entry["event"] == "call.failed"]
+    assert failed["client_name"] == "nightly/orders"
 
 
 async def test_a_broker_listens_on_ipv6(watched: BrokerSettings) -> None:

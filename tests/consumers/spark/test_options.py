@@ -4,11 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
-from coranto.security.tls import ClientTls
-from coranto.security.tokens import BearerToken, Keys
-from coranto_consumers.spark.client_options import client_options
 from coranto_consumers.spark.options import Isolation, SourceOptions
 
 ENDPOINT = {"endpoint": "127.0.0.1:1"}
@@ -45,35 +41,6 @@ def test_keys_are_in_any_case():
     assert (options.starting, options.ending) == ({"a/one": -2}, {"a/one": 7})
     assert options.isolation is Isolation.READ_UNCOMMITTED
     assert (options.max_bytes, options.include_uuid, options.framing.pointer) == (1024, False, "/id")
-
-
-KEYS = ",".join(["QUFB" * 11, "QkJC" * 11])
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        ClientConfig("127.0.0.1:1"),
-        ClientConfig("127.0.0.1:1", Path("/srv/root"), 3.5, Keys.parse(KEYS)),
-        ClientConfig("broker-0:1,broker-1:1", zone="eu-1"),
-        ClientConfig(
-            "https://b:1", auth=BearerToken.parse("a.b.c"), tls=ClientTls(Path("/ca"), Path("/c"), Path("/k"))
-        ),
-    ],
-)
-def test_a_client_is_configured_alike_on_both_sides(config, monkeypatch):
-    for name in ("AUTH_KEYS", "AUTH_TOKEN", "TLS_CA", "TLS_CERT", "TLS_KEY", "ZONE"):
-        monkeypatch.delenv(f"CORANTO_{name}", raising=False)
-
-    assert SourceOptions.parse({**client_options(config), "selector": "x"}).client == config
-
-
-def test_a_client_is_configured_by_the_environment_where_options_say_nothing(monkeypatch):
-    monkeypatch.setenv("CORANTO_AUTH_KEYS", KEYS)
-
-    assert SourceOptions.parse({**ENDPOINT, "selector": "x"}).client.auth == Keys.parse(KEYS)
-    given = SourceOptions.parse({**ENDPOINT, "selector": "x", "authToken": "a.b.c"})
-    assert given.client.auth == BearerToken.parse("a.b.c")
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,11 @@ def test_several_endpoints() -> None:
         ClientConfig("https://a,b:1", tls=ClientTls())
 
 
-@pytest.mark.parametrize(("field", "value"), [("zone", "a#b"), ("zone", "z" * 33), ("route_cache", -1)])
-def test_zone_and_route_cache_are_checked(field: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("zone", "a#b"), ("zone", "z" * 33), ("route_cache", -1), ("name", "a b"), ("name", "ä"), ("name", "n" * 129)],
+)
+def test_zone_route_cache_and_name_are_checked(field: str, value: object) -> None:
     with pytest.raises(InvalidInput, match=field):
         ClientConfig("broker:1", **{field: value})
 

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 
 from coranto.effects import Clock
+from coranto.errors import Unavailable
 from coranto.streams.control.decisions import Decisions, Gate
 from coranto.streams.control.lifecycle import Streams
 from coranto.streams.model.stream import Stream
@@ -15,6 +16,8 @@ from coranto.streams.model.stream import Stream
 _GATE_SECONDS: Final = 5.0
 """Seconds to wait at a closed gate before the process that closed it is taken for dead."""
 _POLL_SECONDS: Final = 0.05
+_LISTING_SECONDS: Final = 60.0
+"""Seconds for which a broker may list what was there before the last change."""
 
 _log = structlog.get_logger(__name__)
 
@@ -48,6 +51,12 @@ async def take_snapshot(name: str, streams: Streams, decisions: Decisions, clock
         gate = await decisions.gate()
     assert gate.token is not None
     # Who opened the gate had changed the segments before. Not all brokers may know that yet.
+    deadline = clock.monotonic() + _LISTING_SECONDS
     while (stream := await streams.describe(name)).revision < gate.revision:
+        if clock.monotonic() > deadline:
+            raise Unavailable(
+                f"stream {name} changed at etcd revision {gate.revision}, and the broker that lists it knows only "
+                f"revision {stream.revision}: look at its connection to etcd, or name another broker"
+            )
         await clock.sleep(_POLL_SECONDS)
     return StreamSnapshot(gate.token, gate, stream)
