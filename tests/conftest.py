@@ -46,6 +46,7 @@ LONG = (
     "platform/cli/journals/test_journals_with_cluster.py",
     "consumers/spark/test_store_restarts.py",
     "broker/server/test_kill.py",
+    "consumers/spark/test_iceberg.py",
     "consumers/spark/test_fetching.py",
     "consumers/spark/test_foreach_batch.py",
     "orchestration/flights/test_ui_processes.py",

@@ -124,7 +124,8 @@ def world(spark, broker, tmp_path) -> World:
 @pytest.mark.parametrize("kind", [World, LakeWorld])
 def test_a_query_that_dies_at_any_step_goes_on_and_each_row_counts_once(kind, spark, broker, tmp_path):
     world = kind(spark, broker, tmp_path)
-    for step in (Step.STAGED, Step.PUBLISHED, Step.MERGED, Step.COMMITTED, Step.ACKNOWLEDGED):
+    steps = (Step.STAGED, Step.PUBLISHED, Step.MERGED, Step.COMMITTED, Step.ACKNOWLEDGED)
+    for step in (Step.STAGED, Step.COMMITTED) if kind is LakeWorld else steps:
         world.add(10)
         with pytest.raises(PySparkException, match=f"died: {step.name}"):
             world.run(world.function(hooks=Dying(step)))

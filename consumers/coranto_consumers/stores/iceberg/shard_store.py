@@ -53,9 +53,15 @@ class IcebergShardStore(Store):
         self._commit: asyncio.Future[None] | None = None
         self._columns: pa.Schema = pa.schema([])
 
-    def append(self, rows: Sequence[Mapping[str, object]] | pa.Table) -> None:
-        """Add rows to the current transaction. Raises InvalidInput for rows that do not fit the table."""
-        if isinstance(rows, pa.Table):
+    def append(self, rows: Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch) -> None:
+        """Add rows to the current transaction. Raises InvalidInput for rows that do not fit the table.
+
+        Rows in Arrow are written as they are, without a Python object of any value. Columns that the table does not
+        have are left out.
+        """
+        if isinstance(rows, pa.RecordBatch):
+            given = pa.Table.from_batches([rows])
+        elif isinstance(rows, pa.Table):
             given = rows
         else:
             if unknown := {name for row in rows for name in row} - set(self._columns.names):

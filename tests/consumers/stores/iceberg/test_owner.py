@@ -1,6 +1,6 @@
 """An owner's commits to several tables, what it leaves behind, and who finds that."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +9,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Transaction
 
-from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput
+from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, SqlStoreError
+from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.contract import SHARD, checkpoint
 from coranto_consumers.stores.iceberg.changes import append
 from coranto_consumers.stores.iceberg.files import place_of
@@ -85,6 +86,72 @@ def test_tables_commit_together_or_not_at_all(warehouse: Warehouse) -> None:
     assert state_of(new.load(), SHARD).checkpoint == checkpoint(300)
 
 
+STEPS = ("load_table", "_update_and_stage_table", "_write_metadata", "_delete_old_metadata")
+"""The steps of a commit: it reads the tables, has its changes checked, writes them down, and has swapped them."""
+
+
+def at(monkeypatch: pytest.MonkeyPatch, owner: IcebergOwner, step: str, work: Callable[[], None]) -> list[bool]:
+    """Do `work` once, when a commit of an owner comes to a step of its catalog. Return what tells if it did."""
+    original, met = getattr(owner.catalog, step), list[bool]()
+
+    def hung(*arguments: object, **named: object) -> object:
+        if not met:
+            met.append(True)
+            work()
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(owner.catalog, step, hung)
+    return met
+
+
+@pytest.mark.parametrize("names", [(ONE,), (ONE, TWO)])
+@pytest.mark.parametrize("step", STEPS)
+def test_an_owner_that_hung_commits_nothing_wherever_it_hung(
+    step: str, names: Sequence[str], warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = warehouse.owner()
+    zombie = {name: write(old, name) for name in names}
+    met = at(monkeypatch, old, step, lambda: commit(warehouse.owner(), 200, *names))
+    if step == STEPS[-1]:  # After the swap: what it has committed counts, and the next is refused.
+        old.commit(checkpoint(100), zombie, old.next_number)
+    with pytest.raises(Fenced):
+        old.commit(checkpoint(300), zombie, old.next_number)
+    assert met
+    monkeypatch.undo()
+    new = warehouse.owner()
+    assert new.state.checkpoint == checkpoint(200)
+    assert {len(warehouse.rows(name)) for name in names} == {4 if step == STEPS[-1] else 2}
+
+
+@pytest.mark.parametrize("names", [(ONE,), (ONE, TWO)])
+@pytest.mark.parametrize("step", STEPS[1:])
+def test_an_unknown_outcome_is_found_out(
+    step: str, names: Sequence[str], warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = warehouse.owner()
+    changes = {name: write(owner, name) for name in names}
+
+    def fail() -> None:
+        raise ConnectionError("gone")
+
+    at(monkeypatch, owner, step, fail)
+    number, applied = owner.next_number, step == STEPS[-1]
+    if applied and len(names) == 1:  # pyiceberg itself warns, and goes on.
+        with pytest.warns(UserWarning, match="delete old metadata"):
+            owner.commit(checkpoint(100), changes, number)
+    else:
+        with pytest.raises(CommitOutcomeUnknown) as unknown:
+            owner.commit(checkpoint(100), changes, number)
+        if applied:
+            owner.resolve(number, unknown.value)
+        else:
+            with pytest.raises(SqlStoreError, match="was not applied"):
+                owner.resolve(number, unknown.value)
+    assert owner.state.committed == (number if applied else number - 1)
+    assert [len(warehouse.rows(name)) for name in names] == [2 if applied else 0] * len(names)
+    assert warehouse.owner().state.checkpoint == (checkpoint(100) if applied else Checkpoint())
+
+
 def test_a_table_that_another_writer_changed_keeps_all_back_until_the_next_attempt(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +212,7 @@ def test_a_commit_that_is_under_way_cannot_arrive_after_it_was_called_off(
     change = write(owner, ONE)
     stale = owner.load()
     under_way = owner._stage({ONE: stale}, {ONE: change})
-    with pytest.raises(Exception, match="was not applied"):
+    with pytest.raises(SqlStoreError, match="was not applied"):
         owner.resolve(owner.next_number, CommitOutcomeUnknown("broke"))
     with pytest.raises(CommitFailedException):
         under_way[ONE].commit_transaction()

@@ -199,7 +199,7 @@ async def test_other_writers_and_shards_keep_their_rows(
     await one.restore_checkpoint("one")
     await two.restore_checkpoint("two")
     one.append([{"n": 1, "text": "one"}])
-    two.append(pa.table({"text": ["two"], "n": pa.array([2], pa.int32())}))
+    two.append(pa.record_batch({"text": ["two"], "n": pa.array([2], pa.int32()), "other": [0]}))
 
     def meanwhile() -> None:
         subject.catalog().load_table(TABLE).append(pa.Table.from_pylist([{"n": 3, "text": "other"}], SCHEMA))
