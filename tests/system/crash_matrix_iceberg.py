@@ -9,6 +9,7 @@ from crash_matrix_control import Control, StoppingClient
 from pyiceberg.catalog.sql import SqlCatalog
 
 from coranto_consumers.runtime.application import Application
+from coranto_consumers.runtime.columns import Columns
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.stores.iceberg import IcebergShardStore
 
@@ -46,11 +47,21 @@ class Appending(Application[IcebergShardStore]):
         catalog.control = self._control
         return IcebergShardStore(catalog, "cells.counts", SCHEMA)
 
+    def new_message(self, journal: Any) -> Any:
+        return Columns(SCHEMA) if self._job["in_batches"] else super().new_message(journal)
+
     def consume_message(self, shard: Any, store: IcebergShardStore, message: Any, publisher: Any) -> None:
-        n = message.message["n"]
-        store.append([{"n": n}])
-        for journal in self._job["outputs"]:
-            publisher.publish(journal, {"n": n})
+        store.append([{"n": message.message["n"]}])
+        self._publish([message.message["n"]], publisher)
+
+    def consume_batch(self, shard: Any, store: IcebergShardStore, batch: Any, publisher: Any) -> None:
+        store.append(batch.rows)
+        self._publish(batch.rows.column("n").to_pylist(), publisher)
+
+    def _publish(self, numbers: list[int], publisher: Any) -> None:
+        for n in numbers:
+            for journal in self._job["outputs"]:
+                publisher.publish(journal, {"n": n})
 
     def finalize_txn(self, shard: Any, store: IcebergShardStore, publisher: Any) -> None:
         self._control.at("flush.before")

@@ -153,6 +153,7 @@ async def test_every_step_of_an_iceberg_commit_can_be_the_last(tmp_path: Path, m
             "point": point,
             "dies": dies,
             "locks": False,
+            "in_batches": dies == (ICEBERG_POINTS.index(point) % 2 == 0),
             "endpoint": matrix.client.config.endpoint,
             "input": f"{cell}/in",
             "outputs": [f"{cell}/out-a", f"{cell}/out-b"],

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
+import structlog
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFile
@@ -47,6 +48,7 @@ from coranto_consumers.stores.iceberg.writing import FileWriter
 from coranto_consumers.stores.merge import MergePlan
 from coranto_consumers.stores.sql import Restored
 
+_log = structlog.get_logger(__name__)
 _SWEPT_TRANSACTIONS: Final = 2
 """The number of the last transactions whose folders are looked through after a commit."""
 
@@ -212,10 +214,16 @@ class IcebergStore(OutputStore[Written]):
         return change
 
     def _sweep_losers(self) -> None:
-        """Remove files in the folders of the last transactions that their commits do not name."""
+        """Remove files in the folders of the last transactions that their commits do not name.
+
+        A failure is logged: what is committed is committed, and the next owner sweeps as well.
+        """
         for transaction in self._recent:
             for name, named in transaction.named.items():
-                sweep(self._owner.load(name), transaction.folder, named)
+                try:
+                    sweep(self._owner.load(name), transaction.folder, named)
+                except (SQLAlchemyError, OSError, InvalidInput) as error:
+                    _log.warning("iceberg.sweep_failed", table=name, folder=transaction.folder, error=str(error))
 
     def _find(self, table: Table | str) -> IcebergTable:
         definition = None if isinstance(table, str) else table

@@ -148,7 +148,10 @@ class IcebergOwner:
     def sweep(self) -> None:
         """Remove what earlier owners have left. The fence is raised: nobody can commit it any more."""
         for name in {self.home, *self.state.tables}:
-            table = self.load(name)
+            try:
+                table = self.load(name)
+            except InvalidInput:
+                continue  # It was dropped before a commit had rows for it.
             for left in self.state.left:
                 sweep(table, left)
             if self.state.last.endswith("/") and (known := self.state.tables.get(name)):

@@ -226,6 +226,13 @@ def test_a_commit_that_is_under_way_cannot_arrive_after_it_was_called_off(
         owner.resolve(owner.next_number, CommitOutcomeUnknown("broke"))
 
 
+def test_a_table_that_was_dropped_before_it_had_rows_is_no_loss(warehouse: Warehouse) -> None:
+    warehouse.owner().know(TWO)
+    warehouse.catalogs[0].drop_table(TWO)
+    commit(warehouse.owner(), 100, ONE)
+    assert warehouse.owner().state.checkpoint == checkpoint(100)
+
+
 def test_tables_that_were_rolled_back_or_dropped_are_refused(warehouse: Warehouse) -> None:
     owner = warehouse.owner()
     commit(owner, 100, TWO)
