@@ -185,6 +185,10 @@ REVIEWED: Final = {
     "coranto_broker.recovery.set_aside": {"_NAME"},
     "coranto_broker.spool.recovery": {"_NAME"},
     "coranto_consumers.runtime.replica": {"one that is not assigned to a name"},
+    "coranto_consumers.stores.iceberg.tables": {"_TRANSFORMED"},
+    "coranto_consumers.stores.sql_text": {
+        *("_PIECES", "_TARGET", "_UNNAMED_ROWS", "found", "one that is not assigned to a name"),
+    },
     "coranto_consumers.spark.inputs": {"one that is not assigned to a name"},
     "coranto_consumers.spark.discovery": {"found"},
     "coranto_consumers.spark.selections": {"one that is not assigned to a name"},
