@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 from coranto.errors import CorruptMessage, InvalidInput
+from coranto.messages.json_codec import decode_json, encode_json
 from coranto.messages.uuids import ZERO_UUID, ProducerId, UuidParts, format_uuid, parse_uuid_text
 
 M = TypeVar("M")
@@ -30,8 +31,6 @@ JsonObject: TypeAlias = Mapping[str, Any]
 DEFAULT_UUID_POINTER: Final = "/_meta/uuid"
 DEFAULT_LINE_BYTES: Final = 256 << 20
 """The longest line in bytes. A longer one is corrupt: a reader must not collect endless content without a newline."""
-
-_decode = json.JSONDecoder().decode
 
 
 class Envelope(NamedTuple, Generic[M]):
@@ -184,27 +183,26 @@ class JsonLines:
         self._close = '"' + "}" * (len(self.path) - 1) if self.path else ""
         self.uuid_prefix: bytes = self._open.encode()
         """The bytes of a line before its UUID; empty when lines have none."""
-        self._encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
     def __repr__(self) -> str:
         return f"JsonLines({self.pointer!r}, require_uuid={self.require_uuid})"
 
     def marshal(self, message: JsonObject, uuid: str | UUID) -> bytes:
         """Return the line of `message` with `uuid` at the pointer. `message` is not changed. Raises InvalidInput."""
-        head = f"{self._open}{uuid}{self._close}"
         try:
             if not self.path:
-                text = self._encode(message) + "\n"
-                if text[0] != "{":
+                line = encode_json(message)
+                if line[:1] != b"{":
                     raise InvalidInput(f"a message must be a JSON object, not {type(message).__name__}; pass a dict")
             elif self.path[0] not in message:
-                body = self._encode(message)
-                if body[0] != "{":
+                body = encode_json(message)
+                if body[:1] != b"{":
                     raise InvalidInput(f"a message must be a JSON object, not {type(message).__name__}; pass a dict")
-                text = f"{head}}}\n" if body == "{}" else f"{head},{body[1:]}\n"
+                head = f"{self._open}{uuid}{self._close}".encode()
+                line = head + b"}" if body == b"{}" else b"%b,%b" % (head, body[1:])
             else:
-                text = self._encode(self._place(message, self.path, f"{uuid}")) + "\n"
-            return text.encode()
+                line = encode_json(self._place(message, self.path, f"{uuid}"))
+            return line + b"\n"
         except InvalidInput:
             raise
         except (TypeError, ValueError, RecursionError) as error:
@@ -215,9 +213,7 @@ class JsonLines:
 
     def unmarshal(self, content: bytes) -> JsonObject:
         try:
-            # Content that begins like this is not UTF-16 or UTF-32, which `json.loads` would check for.
-            is_utf8 = content[:1] == b"{" and content[1:2] != b"\0"
-            decoded = _decode(content.decode("utf-8", "surrogatepass")) if is_utf8 else json.loads(content)
+            decoded = decode_json(content)
         except (ValueError, RecursionError) as error:
             raise InvalidInput(f"not a line of JSON: {error}") from error
         if not isinstance(decoded, dict):
