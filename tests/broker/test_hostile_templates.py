@@ -178,6 +178,7 @@ REVIEWED: Final = {
     "coranto.checkup.etcd": {"found"},
     "coranto.checkup.machine": {"numbers"},
     "coranto.cli.audit": {"found"},
+    "coranto.lake.compaction": {"_NAME"},
     "coranto.cli.selectors": {"one that is not assigned to a name"},
     "coranto_consumers.audit.expectations": {"_SEPARATOR", "_SUM"},
     "coranto.testing.sim.history": {"HEADER"},
