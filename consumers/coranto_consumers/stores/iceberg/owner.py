@@ -191,14 +191,17 @@ class IcebergOwner:
     ) -> None:
         """Commit changes of tables, by name, and the checkpoint, as the transaction of a number.
 
-        `merged` is called before the commit itself, once. Raises Fenced, SqlStoreError (nothing was committed) and
-        CommitOutcomeUnknown; see `resolve`.
+        `merged` is called before the commit itself, once. Raises Fenced, SqlStoreError and CorruptData for a table that
+        was rolled back (nothing was committed), and CommitOutcomeUnknown; see `resolve`.
         """
         done: list[bool] = []
 
         def commit() -> None:
             tables = {name: self.load(name) for name in {self.home, *changes}}
             self.require_fence(tables[self.home])
+            for name in changes:  # Otherwise what was committed before would be forgotten with the older snapshot.
+                if (known := self.state.tables.get(name)) is not None and known.snapshot:
+                    require_history(tables[name], known, self.shard)
             state = replace(self.state, checkpoint=checkpoint, committed=number)
             if changes:
                 state = replace(state, last=self.name_of(number))

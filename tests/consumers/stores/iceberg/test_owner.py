@@ -240,6 +240,8 @@ def test_tables_that_were_rolled_back_or_dropped_are_refused(warehouse: Warehous
     commit(owner, 200, TWO)
     owner.load(TWO).manage_snapshots().set_current_snapshot(first).commit()
     with pytest.raises(CorruptData, match=r"shop\.two was rolled back behind the checkpoint"):
+        commit(owner, 300, TWO)
+    with pytest.raises(CorruptData, match=r"shop\.two was rolled back behind the checkpoint"):
         warehouse.owner()
     warehouse.catalogs[0].drop_table(TWO)
     with pytest.raises(CorruptData, match=r"table shop\.two is gone"):
