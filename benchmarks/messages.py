@@ -20,6 +20,7 @@ import pyarrow.json
 
 from benchmarks.runner import Figure, in_turns
 from coranto.client import JournalClient
+from coranto.client.publishing import publisher
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
@@ -43,6 +44,8 @@ PER_TRANSACTION = 1000
 PUBLISHED = 100_000
 PER_PUBLISHED_TRANSACTION = 10_000
 BATCH_BYTES = 1 << 20
+TABLE_ROWS = 1_000_000
+TABLE_BATCH_BYTES = 16 << 20
 CHUNK_BYTES = 4 << 20
 LINES = JsonLines()
 SCHEMA = pa.schema(
@@ -149,12 +152,14 @@ def _sequencing(rounds: int) -> list[Figure]:
     return figures
 
 
-def _in_loop(endpoint: str, work: Callable[[JournalClient], Coroutine[Any, Any, None]]) -> Callable[[], float]:
+def _in_loop(
+    endpoint: str, work: Callable[[JournalClient], Coroutine[Any, Any, None]], messages: int = PUBLISHED
+) -> Callable[[], float]:
     async def once() -> float:
         async with JournalClient(endpoint) as client:
             begun = time.perf_counter()
             await work(client)
-            return PUBLISHED / (time.perf_counter() - begun)
+            return messages / (time.perf_counter() - begun)
 
     return lambda: asyncio.run(once())
 
@@ -174,14 +179,33 @@ def _publishing(rounds: int) -> list[Figure]:
                 clock=ProducerClock(time.time_ns),
                 framing=LINES,
                 max_batch_bytes=BATCH_BYTES,
-            ) as publisher:
+            ) as publishing:
                 for number, message in enumerate(messages, 1):
                     if is_committed:
-                        await publisher.publish(journal, message)
+                        await publishing.publish(journal, message)
                         continue
-                    await publisher.add(journal, message)
+                    await publishing.add(journal, message)
                     if number % PER_PUBLISHED_TRANSACTION == 0:
-                        await publisher.commit()
+                        await publishing.commit()
+
+        return work
+
+    table = pa.Table.from_pylist([_message(number) for number in range(TABLE_ROWS)], SCHEMA)
+    table_bytes = [b"".join(framed)] * (TABLE_ROWS // PUBLISHED)
+
+    def publish_table(journal: str) -> Callable[[JournalClient], Coroutine[Any, Any, None]]:
+        async def work(client: JournalClient) -> None:
+            async with publisher(client, LINES, max_batch_bytes=TABLE_BATCH_BYTES) as publishing:
+                await publishing.add_table(journal, table)
+                await publishing.commit()
+
+        return work
+
+    def append_again(journal: str) -> Callable[[JournalClient], Coroutine[Any, Any, None]]:
+        async def work(client: JournalClient) -> None:
+            for content in table_bytes:
+                for at in range(0, len(content), TABLE_BATCH_BYTES):
+                    await client.append(journal, content[at : at + TABLE_BATCH_BYTES])
 
         return work
 
@@ -218,6 +242,10 @@ def _publishing(rounds: int) -> list[Figure]:
                 figures.append(
                     Figure(f"published, R={replication}, {name}", "messages/s", subjects, floors, floor_name)
                 )
+            floor = _in_loop(endpoint, append_again(journal), TABLE_ROWS)
+            subject = _in_loop(endpoint, publish_table(journal), TABLE_ROWS)
+            subjects, floors = in_turns(rounds, floor, subject)
+            figures.append(Figure(f"a table published, R={replication}", "messages/s", subjects, floors, floor_name))
     return figures
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from coranto.messages import Flags, Framing, JsonLines, ProducerClock, ProducerId, format_uuid, successor
 from coranto.names import validate_journal
 
-DEFAULT_FRAMING: Framing[Any] = JsonLines()
+JSON_LINES: Final = JsonLines()
+DEFAULT_FRAMING: Framing[Any] = JSON_LINES
+_PIECE_BYTES: Final = 1 << 20
 
 
 class ShardPublisher:
@@ -40,6 +42,25 @@ class ShardPublisher:
         content = framing.marshal(message, format_uuid(self.producer, self._clock.tick(), Flags.CONTINUE_TXN))
         self._staged.append((journal, content))
         self.staged_bytes += len(content)
+
+    def publish_table(self, journal: str, table: Any, framing: JsonLines = JSON_LINES) -> None:
+        """Publish each row of an Arrow table or batch, or of a DataFrame, as a JSON message, as `publish` does.
+
+        UUIDs are stamped whole columns at once (see `coranto.messages.columnar_json`). Raises InvalidInput before
+        anything is published.
+        """
+        from coranto.messages.columnar_json import line_pieces, parts_of, stamped_rows, table_of
+
+        rows = table_of(table)
+        if journal not in self._journals:
+            validate_journal(journal)
+        for part in parts_of(rows):
+            first = self._clock.ticks(part.num_rows)
+            lines = stamped_rows(part, framing, self.producer, first, Flags.CONTINUE_TXN)
+            self._journals.setdefault(journal, framing)
+            for content in line_pieces(lines, _PIECE_BYTES):
+                self._staged.append((journal, content))
+                self.staged_bytes += len(content)
 
     def take(self) -> list[tuple[str, bytes]]:
         """Return the content published since the last call, by journal and in order, for the shard to append."""

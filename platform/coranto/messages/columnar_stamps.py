@@ -61,8 +61,11 @@ def stamped_lines(
     return pc.replace_with_mask(lines, pa.array(odd), pa.array(replaced, pa.binary()))
 
 
-def uuid_texts(producer: ProducerId, clocks: UInt64s, flags: Flags) -> Any:
-    """Return an Arrow binary array with the texts of the UUIDs of one producer's messages (see `uuids`)."""
+def uuid_texts(producer: ProducerId, clocks: UInt64s, flags: Flags, *, before: bytes = b"", behind: bytes = b"") -> Any:
+    """Return an Arrow binary array with the texts of the UUIDs of one producer's messages (see `uuids`).
+
+    Each has the bytes `before` and `behind` around it.
+    """
     packed = np.empty((len(clocks), 16), dtype=np.uint8)
     ticks = clocks >> np.uint64(4)
     low = (ticks & np.uint64(0xFFFFFFFF)).astype(">u4")
@@ -74,9 +77,11 @@ def uuid_texts(producer: ProducerId, clocks: UInt64s, flags: Flags) -> Any:
         packed[:, begin : begin + part.itemsize] = part.view(np.uint8).reshape(-1, part.itemsize)
         begin += part.itemsize
     packed[:, begin:] = np.frombuffer(producer, dtype=np.uint8)
-    text: NDArray[np.uint8] = np.full((len(clocks), _TEXT_BYTES), ord("-"), dtype=np.uint8)
+    width = len(before) + _TEXT_BYTES + len(behind)
+    text: NDArray[np.uint8] = np.empty((len(clocks), width), dtype=np.uint8)
+    text[:] = np.frombuffer(before + b"-" * _TEXT_BYTES + behind, dtype=np.uint8)
     nibbles = np.empty((len(clocks), 32), dtype=np.uint8)
     nibbles[:, ::2], nibbles[:, 1::2] = packed >> 4, packed & 0xF
-    text[:, _PLACES] = _DIGITS[nibbles]
-    borders = np.arange(0, _TEXT_BYTES * len(clocks) + 1, _TEXT_BYTES, dtype=np.int32)
+    text[:, len(before) + _PLACES] = _DIGITS[nibbles]
+    borders = np.arange(0, width * len(clocks) + 1, width, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(clocks), [None, pa.py_buffer(borders), pa.py_buffer(text)])

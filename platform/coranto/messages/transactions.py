@@ -28,13 +28,18 @@ import enum
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from coranto.errors import InvalidInput
-from coranto.messages.framing import Framing
+from coranto.messages.framing import Framing, JsonLines
 from coranto.messages.uuids import Flags, ProducerClock, ProducerId, format_uuid, successor
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 M = TypeVar("M")
+
+_OPEN_FOR = "a transaction has messages for {}: commit or roll it back before publishing outside of it"
 
 
 class Phase(enum.Enum):
@@ -97,12 +102,40 @@ class TransactionBuilder(Generic[M]):
         """
         lane = self._lanes.get(journal)
         if lane is not None and lane.in_transaction:
-            raise InvalidInput(
-                f"a transaction has messages for {journal}: commit or roll it back before publishing outside of it"
-            )
+            raise InvalidInput(_OPEN_FOR.format(journal))
         lane = self._queue(journal, message, Flags.OUTSIDE_TXN)
         lane.last_ack = self._clock.last
         return len(lane.queue[-1])
+
+    def add_rows(self, journal: str, batch: pa.RecordBatch, flags: Flags, max_bytes: int) -> None:
+        """Queue the rows of an Arrow record batch as messages, in the open transaction or outside of it by `flags`.
+
+        They are queued in pieces of at most `max_bytes`. The columns are those of `columnar_json.table_of`. Raises
+        InvalidInput as `add` and `outside` do, and for a framing other than JSON lines; then no row is queued.
+        """
+        from coranto.messages.columnar_json import line_pieces, stamped_rows
+
+        self._require(Phase.OPEN)
+        framing: object = self._framing
+        if not isinstance(framing, JsonLines):
+            raise InvalidInput(f"rows of tables are written as JSON lines, not by {type(framing).__name__}")
+        lane = self._lanes.get(journal)
+        if flags is Flags.OUTSIDE_TXN and lane is not None and lane.in_transaction:
+            raise InvalidInput(_OPEN_FOR.format(journal))
+        if not batch.num_rows:
+            return
+        first = self._clock.ticks(batch.num_rows)
+        lines = stamped_rows(batch, framing, self.producer, first, flags)
+        lane = self._lane(journal, first)
+        for piece in line_pieces(lines, max_bytes):
+            lane.queue.append(piece)
+            lane.size += len(piece)
+            self._pending += len(piece)
+        self.last_uuid = format_uuid(self.producer, self._clock.last, flags)
+        if flags is Flags.OUTSIDE_TXN:
+            lane.last_ack = self._clock.last
+        else:
+            lane.in_transaction = True
 
     def pending_bytes(self, journal: str | None = None) -> int:
         """Return the number of bytes that wait to be taken, for one journal or for all."""
@@ -250,14 +283,19 @@ class TransactionBuilder(Generic[M]):
         uuid = format_uuid(self.producer, clock, flags)
         content = self._framing.marshal(message, uuid)
         self.last_uuid = uuid
+        lane = self._lane(journal, clock)
+        lane.queue.append(content)
+        lane.size += len(content)
+        self._pending += len(content)
+        return lane
+
+    def _lane(self, journal: str, clock: int) -> _Output:
+        """Return the state of a journal in which the producer's next message has a clock."""
         lane = self._lanes.get(journal)
         if lane is None:
             lane = self._lanes[journal] = _Output(clock - 1)
         elif not lane.is_met:
             lane.last_ack, lane.is_met = clock - 1, True
-        lane.queue.append(content)
-        lane.size += len(content)
-        self._pending += len(content)
         return lane
 
     def _acknowledgement(self, clock: int) -> bytes:

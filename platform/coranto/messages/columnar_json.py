@@ -1,0 +1,225 @@
+"""Rows of Arrow tables as JSON messages with UUIDs, whole columns at once.
+
+A field that is null is left out, and null elements of lists and maps are kept. Binary values are base64, times with a
+zone are in UTC, and numbers that are none (`NaN`) are texts. Types for which JSON has no form are refused before
+anything is written. Needs pyarrow (the `consumers` extra).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coranto.errors import InvalidInput
+from coranto.messages.columnar import UInt64s
+from coranto.messages.columnar_stamps import uuid_texts
+from coranto.messages.framing import JsonLines
+from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId
+
+ROWS_AT_ONCE: Final = 1 << 15
+"""The rows that are encoded together: their texts fit into the processor's cache."""
+_SPECIAL: Final = r'["\\\x00-\x1f]'
+
+
+def table_of(data: Any) -> pa.Table:
+    """Return an Arrow table of a table, a record batch, a DataFrame of pandas or Polars, or another Arrow stream.
+
+    The index of a DataFrame of pandas is left out. Raises InvalidInput for anything else, and for columns that JSON has
+    no form for.
+    """
+    if type(data).__module__.partition(".")[0] == "pandas":
+        table = pa.Table.from_pandas(data, preserve_index=False)
+    elif isinstance(data, pa.Table):
+        table = data
+    elif hasattr(data, "__arrow_c_stream__"):
+        table = pa.table(data)
+    elif isinstance(data, pa.RecordBatch):
+        table = pa.Table.from_batches([data])
+    else:
+        raise InvalidInput(f"a table must be one of Arrow, or a DataFrame, not {type(data).__name__}", field="table")
+    names = table.schema.names
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidInput(f"the table has two columns {repeated[0]!r}; rename one", field="table")
+    for each in table.schema:
+        _require_encodable(each.type, each.name)
+    return table
+
+
+def parts_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a table in parts to be stamped one after the other."""
+    yield from table.combine_chunks().to_batches(max_chunksize=ROWS_AT_ONCE)
+
+
+def stamped_rows(
+    batch: pa.RecordBatch, framing: JsonLines, producer: ProducerId, first_clock: int, flags: Flags
+) -> Any:
+    """Return an Arrow binary array with the line of each row.
+
+    Their clocks are `first_clock` and those that follow it, CLOCK_TICK apart. The columns are those of `table_of`.
+    Raises InvalidInput if lines have no place for UUIDs, or a column has their name.
+    """
+    if not framing.path:
+        raise InvalidInput("lines without a place for UUIDs cannot be stamped; give the framing a pointer")
+    if framing.path[0] in batch.schema.names:
+        raise InvalidInput(
+            f"column {framing.path[0]!r} is where UUIDs come ({framing.pointer}); rename it, or give the framing "
+            "another pointer",
+            field="table",
+        )
+    clocks: UInt64s = np.uint64(first_clock) + np.arange(batch.num_rows, dtype=np.uint64) * np.uint64(CLOCK_TICK)
+    close = framing.acknowledgement("")[len(framing.uuid_prefix) : -2]  # Without the object's end and the newline.
+    pieces: list[Any] = [uuid_texts(producer, clocks, flags, before=framing.uuid_prefix, behind=close)]
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        pieces += _named(f",{json.dumps(name, ensure_ascii=False)}:".encode(), column)
+    return _joined([*pieces, b"}\n"])
+
+
+def line_pieces(lines: Any, max_bytes: int) -> Iterator[bytes]:
+    """Yield the bytes of an Arrow binary array of lines, in pieces of whole lines with at most `max_bytes`.
+
+    A longer line comes alone.
+    """
+    _, borders, data = lines.buffers()
+    ends = np.frombuffer(borders, dtype=np.int32)[lines.offset : lines.offset + len(lines) + 1]
+    row = 0
+    while row < len(lines):
+        begin = int(ends[row])
+        row = max(int(np.searchsorted(ends, begin + max_bytes, side="right")) - 1, row + 1)
+        yield data.slice(begin, int(ends[row]) - begin).to_pybytes()
+
+
+def _named(name: bytes, column: Any) -> list[Any]:
+    """Return the pieces of a field: constants, and columns without nulls."""
+    if column.null_count:
+        return [pc.fill_null(_joined([name, *_value(column)]), b"")]
+    return [name, *_value(column)]
+
+
+def _value(column: Any) -> list[Any]:
+    """Return the pieces of values; null for those that are."""
+    kind, types = column.type, pa.types
+    if types.is_dictionary(kind):
+        return _value(column.cast(kind.value_type))
+    if types.is_null(kind):
+        return [pa.nulls(len(column), pa.binary())]
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return _quoted(column.cast(pa.string()))
+    if types.is_floating(kind):
+        return [_fractions(column.cast(pa.float64()) if types.is_float16(kind) else column)]
+    if types.is_timestamp(kind) or types.is_date(kind):
+        if types.is_timestamp(kind) and kind.tz is not None:
+            column = column.cast(pa.timestamp(kind.unit, "UTC"))
+        texts = pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
+        return [b'"', texts.cast(pa.binary()), b'"']
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        found = [None if value is None else base64.b64encode(value) for value in column.to_pylist()]
+        return [b'"', pa.array(found, pa.binary()), b'"']
+    if types.is_struct(kind):
+        return [_objects(column)]
+    if types.is_map(kind):
+        keys = _joined([*_quoted(column.keys.cast(pa.string())), b":", *_elements(column.items)])
+        return [_in_brackets(b"{", column, keys, b"}")]
+    if types.is_list(kind):
+        return [_in_brackets(b"[", column, _joined(_elements(column.values)), b"]")]
+    return [column.cast(pa.string()).cast(pa.binary())]
+
+
+def _elements(values: Any) -> list[Any]:
+    return [pc.fill_null(_joined(_value(values)), b"null")]
+
+
+def _objects(column: Any) -> Any:
+    """Return the texts of structs."""
+    pieces: list[Any] = []
+    for each, field in zip(column.type, column.flatten(), strict=True):
+        pieces += _named(f",{json.dumps(each.name, ensure_ascii=False)}:".encode(), field)
+    # The first name has no comma before it.
+    inner = pc.binary_replace_slice(_joined(pieces), 0, 1, b"") if pieces else pa.repeat(pa.scalar(b""), len(column))
+    return pc.if_else(column.is_valid(), _joined([b"{", inner, b"}"]), pa.scalar(None, pa.binary()))
+
+
+def _in_brackets(opening: bytes, column: Any, elements: Any, closing: bytes) -> Any:
+    """Return the texts of lists (or maps), from those of the elements of all of them together."""
+    borders = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    lists = pa.ListArray.from_arrays(pa.array(borders), elements)
+    texts = _joined([opening, pc.binary_join(lists, b","), closing])
+    return pc.if_else(column.is_valid(), texts, pa.scalar(None, pa.binary()))
+
+
+def _fractions(column: Any) -> Any:
+    """Return the texts of floats, which are always fractions, and texts for those that are no numbers."""
+    texts = column.cast(pa.string())
+    whole = pc.fill_null(pc.equal(column, pc.trunc(column)), False)
+    if pc.any(whole).as_py():
+        ended = pc.replace_substring_regex(texts.filter(whole), r"^(-?\d+)$", r"\1.0")
+        texts = pc.replace_with_mask(texts, whole, ended)
+    finite = pc.is_finite(column)
+    if pc.all(finite).as_py() is False:
+        words = pc.case_when(
+            pc.make_struct(pc.is_nan(column), pc.greater(column, 0)), '"NaN"', '"Infinity"', '"-Infinity"'
+        )
+        texts = pc.if_else(finite, texts, words)
+    return texts.cast(pa.binary())
+
+
+def _quoted(column: Any) -> list[Any]:
+    """Return the pieces of texts in quotes."""
+    if not _has_special(column):
+        return [b'"', column.cast(pa.binary()), b'"']
+    special = pc.fill_null(pc.match_substring_regex(column, _SPECIAL), False)
+    texts = _joined([b'"', column.cast(pa.binary()), b'"'])
+    escaped = [json.dumps(text, ensure_ascii=False).encode() for text in column.filter(special).to_pylist()]
+    return [pc.replace_with_mask(texts, special, pa.array(escaped, pa.binary()))]
+
+
+def _has_special(column: Any) -> bool:
+    """Return True if a text may have a character that JSON escapes."""
+    _, borders, data = column.buffers()
+    if data is None or not len(column):
+        return False
+    ends = np.frombuffer(borders, dtype=np.int32)
+    characters = np.frombuffer(data, dtype=np.uint8)[ends[column.offset] : ends[column.offset + len(column)]]
+    return bool(((characters < 0x20) | (characters == ord('"')) | (characters == ord("\\"))).any())
+
+
+def _joined(pieces: Sequence[Any]) -> Any:
+    """Return pieces joined row by row, of which one at least is a column; null where a piece is null."""
+    merged: list[Any] = []
+    for piece in pieces:
+        if isinstance(piece, bytes) and merged and isinstance(merged[-1], bytes):
+            merged[-1] += piece
+        else:
+            merged.append(piece)
+    values = [pa.scalar(piece, pa.binary()) if isinstance(piece, bytes) else piece for piece in merged]
+    return pc.binary_join_element_wise(*values, pa.scalar(b"", pa.binary()))
+
+
+def _require_encodable(kind: Any, place: str) -> None:
+    """Raise InvalidInput, naming `place`, for a type that JSON has no form for."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        _require_encodable(kind.value_type, place)
+    elif types.is_struct(kind):
+        for each in kind:
+            _require_encodable(each.type, f"{place}.{each.name}")
+    elif types.is_map(kind):
+        if not types.is_string(kind.key_type):
+            raise InvalidInput(f"{place} is {kind}, and names in JSON are texts: cast its keys", field="table")
+        _require_encodable(kind.item_type, f"{place}{{}}")
+    elif types.is_list(kind):
+        _require_encodable(kind.value_type, f"{place}[]")
+    elif not any(
+        check(kind)
+        for check in (
+            *(types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_decimal128),
+            *(types.is_string, types.is_large_string, types.is_string_view, types.is_date, types.is_timestamp),
+            *(types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
+        )
+    ):
+        raise InvalidInput(f"{place} is {kind}, which JSON has no form for: cast it", field="table")

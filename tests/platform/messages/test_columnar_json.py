@@ -1,0 +1,194 @@
+"""Rows of tables become the messages that they are, with UUIDs of their own, however they are published."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+from decimal import Decimal
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coranto.errors import InvalidInput
+from coranto.messages import (
+    Flags,
+    JsonLines,
+    ProducerClock,
+    ProducerId,
+    Publisher,
+    Sequencer,
+    SyncPublisher,
+    TypedLines,
+    iter_messages,
+    new_producer_id,
+)
+from coranto.messages.columnar_json import line_pieces, parts_of, stamped_rows, table_of
+from coranto.messages.sequencer import read_committed
+
+PRODUCER = ProducerId(b"\x01abcde")
+SCHEMA = pa.schema(
+    [
+        *(("n", pa.int64()), ("u", pa.uint64()), ("b", pa.bool_()), ("s", pa.string()), ("f", pa.float64())),
+        *(("l", pa.list_(pa.int32())), ("o", pa.struct([("x", pa.string()), ("y", pa.float32())]))),
+        ("m", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=5) | st.sampled_from(['"', "\\", "\n\x00", "é", ""])
+ROWS = st.fixed_dictionaries(
+    {
+        "n": st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+        "u": st.none() | st.integers(0, (1 << 64) - 1),
+        "b": st.none() | st.booleans(),
+        "s": st.none() | TEXTS,
+        "f": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        "l": st.none() | st.lists(st.none() | st.integers(-5, 5), max_size=3),
+        "o": st.none() | st.fixed_dictionaries({"x": st.none() | TEXTS, "y": st.none() | st.sampled_from([0.5, 1.0])}),
+        "m": st.none() | st.dictionaries(TEXTS, st.none() | st.integers(-5, 5), max_size=2).map(lambda d: [*d.items()]),
+    }
+)
+
+
+def expected(row: dict[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in row.items() if value is not None}
+    if "o" in found:
+        found["o"] = {name: value for name, value in found["o"].items() if value is not None}
+    if "m" in found:
+        found["m"] = dict(found["m"])
+    return found
+
+
+@given(st.lists(ROWS, min_size=1, max_size=8), st.integers(0, 3))
+def test_rows_are_messages_with_their_values_and_uuids_in_order(rows, skipped):
+    table = pa.Table.from_pylist(rows, SCHEMA).slice(skipped)
+    lines = []
+    for part in parts_of(table_of(table)):
+        lines += stamped_rows(part, JsonLines(), PRODUCER, 1600, Flags.CONTINUE_TXN).to_pylist()
+    found = list(iter_messages(JsonLines(require_uuid=True), "j", lines, 0))
+    assert [(each.producer, each.clock, each.flags) for each in found] == [
+        (PRODUCER, 1600 + 160 * n, Flags.CONTINUE_TXN) for n in range(len(rows[skipped:]))
+    ]
+    for each, row in zip(found, rows[skipped:], strict=True):
+        message = dict(each.message)
+        assert list(message.pop("_meta")) == ["uuid"]
+        assert message == expected(row)
+        assert {name: type(value) for name, value in message.items()} == {
+            name: type(value) for name, value in expected(row).items()
+        }
+
+
+def test_other_types_have_their_forms():
+    table = pa.table(
+        {
+            "at": pa.array([dt.datetime(2024, 2, 29, 1, 2, 3)], pa.timestamp("us", "Europe/Berlin")),
+            "local": pa.array([dt.datetime(2024, 2, 29, 1, 2, 3)], pa.timestamp("s")),
+            "day": pa.array([dt.date(2024, 2, 29)]),
+            "price": pa.array([Decimal("1.50")]),
+            "raw": pa.array([b"\x00\xff"]),
+            "kind": pa.array(["a"]).dictionary_encode(),
+            "none": pa.nulls(1),
+            "f": pa.array([float("nan")]),
+            "g": pa.array([float("-inf")]),
+        }
+    )
+    [line] = stamped_rows(table_of(table).to_batches()[0], JsonLines(), PRODUCER, 1600, Flags.OUTSIDE_TXN).to_pylist()
+    message = json.loads(line)
+    del message["_meta"]
+    assert message == {
+        "at": "2024-02-29T01:02:03.000000Z",
+        "local": "2024-02-29T01:02:03",
+        "day": "2024-02-29",
+        "price": 1.5,
+        "raw": "AP8=",
+        "kind": "a",
+        "f": "NaN",
+        "g": "-Infinity",
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ([{"n": 1}], "not list"),
+        (pa.table({"d": pa.array([1], pa.duration("s"))}), "d is duration"),
+        (pa.table({"o": pa.array([{"t": dt.time(1)}])}), r"o\.t is time64"),
+        (pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]), "two columns 'a'"),
+        (pa.table({"_meta": [1]}), "column '_meta' is where UUIDs come"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_anything_is(table, reason):
+    appended: list[bytes] = []
+    publisher = SyncPublisher(
+        lambda journal, content: appended.append(content),
+        producer=PRODUCER,
+        clock=ProducerClock(lambda: 0),
+        framing=JsonLines(),
+    )
+    with pytest.raises(InvalidInput, match=reason):
+        publisher.publish_table("j", table)
+    publisher.flush()
+    assert appended == []
+
+
+def test_only_json_lines_take_rows():
+    publisher = SyncPublisher(
+        lambda journal, content: None, producer=PRODUCER, clock=ProducerClock(lambda: 0), framing=TypedLines(dict)
+    )
+    with pytest.raises(InvalidInput, match="not by TypedLines"):
+        publisher.add_table("j", pa.table({"n": [1]}))
+
+
+def committed(content: bytes) -> list[int]:
+    messages = iter_messages(JsonLines(), "j", [content], 0)
+    return [each.message["n"] for each in read_committed(messages, Sequencer(), lambda _: ())]
+
+
+@pytest.mark.parametrize("kind", [pa.table, pd.DataFrame, pl.DataFrame])
+async def test_tables_and_single_messages_are_published_in_order(kind):
+    """In batches of a bounded size, in transactions and outside of them, in both publishers."""
+    tables = [kind({"n": list(range(begin, begin + 500))}) for begin in (1, 502)]
+    batches: list[bytes] = []
+
+    async def append(journal: str, content: bytes) -> None:
+        batches.append(content)
+
+    def settings() -> dict[str, Any]:
+        return {
+            "producer": new_producer_id(os.urandom),
+            "clock": ProducerClock(lambda: 0),
+            "framing": JsonLines(),
+            "max_batch_bytes": 10_000,
+            "max_pending_bytes": 30_000,
+        }
+
+    async with Publisher(append, **settings()) as publisher:
+        await publisher.add("j", {"n": 0})
+        assert await publisher.add_table("j", tables[0]) == 500
+        await publisher.add("j", {"n": 501})
+        with pytest.raises(InvalidInput, match="a transaction has messages for j"):
+            await publisher.publish_table("j", tables[1])
+        await publisher.commit()
+        await publisher.publish_table("j", tables[1])
+        await publisher.add_table("j", tables[0])
+        await publisher.rollback()
+    assert committed(b"".join(batches)) == list(range(1002))
+    assert max(map(len, batches)) <= 10_000
+
+    synchronous: list[bytes] = []
+    other = SyncPublisher(lambda journal, content: synchronous.append(content), **settings())
+    other.publish("j", {"n": 0})
+    assert other.publish_table("j", tables[0]) == 500
+    other.add_table("j", tables[1])
+    other.commit()
+    assert committed(b"".join(synchronous)) == [*range(501), *range(502, 1002)]
+    assert max(map(len, synchronous)) <= 10_000
+
+
+def test_a_line_longer_than_a_piece_comes_alone():
+    lines = pa.array([b"a" * 5, b"b" * 50, b"c" * 5, b"d" * 5], pa.binary())
+    assert list(line_pieces(lines.slice(1), 12)) == [b"b" * 50, b"c" * 5 + b"d" * 5]
