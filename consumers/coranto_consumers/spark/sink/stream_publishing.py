@@ -37,7 +37,7 @@ from coranto.errors import (
 from coranto.messages.columnar import Int64s, UInt64s
 from coranto.messages.columnar_stamps import stamped_lines
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerClock, ProducerId, new_producer_id
-from coranto.streams.model.keys import key_hash
+from coranto.streams.model.columnar_keys import key_hashes
 from coranto.streams.model.stream import Stream, decode, segments_selector
 from coranto.streams.writer.multi_key.bulk import hold_segment
 from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, restamped, roll_back
@@ -51,14 +51,6 @@ _PENDING_BYTES: Final = 32 << 20
 _POLL_SECONDS: Final = 0.05
 _MOST_LOST: Final = 100
 """The appends of an attempt whose answers may be lost."""
-
-
-def places_of(keys: Any) -> UInt64s:
-    """Return the places in the key space of an Arrow array of texts without nulls."""
-    encoded = keys.cast(pa.string()).dictionary_encode()
-    places: UInt64s = np.array([key_hash(key) for key in encoded.dictionary.to_pylist()], dtype=np.uint64)
-    found: UInt64s = places[encoded.indices.to_numpy(zero_copy_only=False)]
-    return found
 
 
 @dataclass(slots=True)
@@ -138,7 +130,7 @@ class SegmentPublisher:
         clock = self._clock.ticks(len(texts))
         clocks = np.uint64(clock) + np.arange(len(texts), dtype=np.uint64) * np.uint64(CLOCK_TICK)
         lines = stamped_lines(texts, EVENTS, self._producer, clock, Flags.CONTINUE_TXN, checked=checked)
-        places = places_of(keys)
+        places = key_hashes(keys)
         for journal, rows in self._routed(places):
             first, last = int(clocks[rows[0]]), int(clocks[rows[-1]])
             if (own := self._own.get(journal)) is not None:

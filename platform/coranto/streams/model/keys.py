@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from coranto.errors import InvalidInput
 
@@ -18,7 +18,7 @@ KEY_BITS: Final = 52
 KEY_SPACE: Final = 1 << KEY_BITS
 """The end of the key space (exclusive)."""
 
-_SEED: Final = 1741865571  # Java's hash of the string "EventRouter".
+SEED: Final = 1741865571  # Java's hash of the string "EventRouter".
 _MASK: Final = (1 << 64) - 1
 _C1: Final = 0x87C37B91114253D5
 _C2: Final = 0x4CF5AD432745937F
@@ -28,36 +28,40 @@ def key_hash(key: str) -> int:
     """Return the key's place in [0, 2**52). Any text is a key, even empty text and text that is not valid Unicode."""
     data = key.encode("utf-16-le", "surrogatepass")
     size = len(data)
-    h1 = h2 = _SEED
+    h1 = h2 = SEED
     whole = size & ~15
     for at in range(0, whole, 16):
-        h1 ^= _mix1(int.from_bytes(data[at : at + 8], "little"))
-        h1 = ((_rotate(h1, 27) + h2) * 5 + 0x52DCE729) & _MASK
-        h2 ^= _mix2(int.from_bytes(data[at + 8 : at + 16], "little"))
-        h2 = ((_rotate(h2, 31) + h1) * 5 + 0x38495AB5) & _MASK
+        h1 ^= mix1(int.from_bytes(data[at : at + 8], "little"))
+        h1 = ((rotate(h1, 27) + h2) * 5 + 0x52DCE729) & _MASK
+        h2 ^= mix2(int.from_bytes(data[at + 8 : at + 16], "little"))
+        h2 = ((rotate(h2, 31) + h1) * 5 + 0x38495AB5) & _MASK
     # The tail is treated like a block padded with zeros, but it is only mixed in: the rotate and multiply are left out.
-    h2 ^= _mix2(int.from_bytes(data[whole + 8 :], "little"))
-    h1 ^= _mix1(int.from_bytes(data[whole : whole + 8], "little"))
+    h2 ^= mix2(int.from_bytes(data[whole + 8 :], "little"))
+    h1 ^= mix1(int.from_bytes(data[whole : whole + 8], "little"))
     h1 ^= size
     h2 ^= size
     h1 = (h1 + h2) & _MASK
     h2 = (h2 + h1) & _MASK
-    return ((_final(h1) + _final(h2)) & _MASK) >> (64 - KEY_BITS)
+    found: int = ((final_mix(h1) + final_mix(h2)) & _MASK) >> (64 - KEY_BITS)
+    return found
 
 
-def _rotate(value: int, by: int) -> int:
+# Of numbers, or of arrays of unsigned 64-bit numbers (`columnar_keys.py`).
+
+
+def rotate(value: Any, by: int) -> Any:
     return (value << by | value >> (64 - by)) & _MASK
 
 
-def _mix1(block: int) -> int:
-    return _rotate(block * _C1 & _MASK, 31) * _C2 & _MASK
+def mix1(block: Any) -> Any:
+    return rotate(block * _C1 & _MASK, 31) * _C2 & _MASK
 
 
-def _mix2(block: int) -> int:
-    return _rotate(block * _C2 & _MASK, 33) * _C1 & _MASK
+def mix2(block: Any) -> Any:
+    return rotate(block * _C2 & _MASK, 33) * _C1 & _MASK
 
 
-def _final(value: int) -> int:
+def final_mix(value: Any) -> Any:
     value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD & _MASK
     value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
     return value ^ value >> 33

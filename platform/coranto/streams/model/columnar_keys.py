@@ -1,0 +1,66 @@
+"""The places of whole columns of routing keys, as `keys.key_hash` computes them one by one."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from coranto.messages.columnar import Int64s, UInt64s
+from coranto.streams.model.keys import KEY_BITS, SEED, final_mix, key_hash, mix1, mix2, rotate
+
+_BLOCK: Final = 8
+"""The characters of a block of MurmurHash3: sixteen bytes of UTF-16."""
+_FEW_BLOCKS: Final = 16
+
+
+def key_hashes(keys: Any) -> UInt64s:
+    """Return the place of each key of an Arrow array of texts without nulls."""
+    values = keys.cast(pa.binary())
+    _, borders, data = values.buffers()
+    ends = np.frombuffer(borders, dtype=np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
+    characters = np.frombuffer(data if data is not None else b"", dtype=np.uint8)
+    lengths = np.diff(ends)
+    others = _with_other_characters(characters, ends) | (lengths >= _FEW_BLOCKS * _BLOCK)
+    found: UInt64s = np.zeros(len(values), dtype=np.uint64)
+    # ASCII in UTF-16 is each character with a zero behind it.
+    for blocks in np.unique(lengths[~others] // _BLOCK).tolist():
+        rows = np.flatnonzero(~others & (lengths // _BLOCK == blocks))
+        found[rows] = _hashed(characters, ends[rows], lengths[rows], blocks)
+    for row in np.flatnonzero(others).tolist():
+        found[row] = key_hash(keys[row].as_py())
+    return found
+
+
+def _with_other_characters(characters: NDArray[np.uint8], ends: Int64s) -> NDArray[np.bool_]:
+    """Return the mask of keys with characters beyond ASCII."""
+    at = np.flatnonzero(characters[ends[0] : ends[-1]] >= 0x80) + ends[0]
+    mask = np.zeros(len(ends) - 1, dtype=np.bool_)
+    mask[np.searchsorted(ends, at, side="right") - 1] = True
+    return mask
+
+
+def _hashed(characters: NDArray[np.uint8], begins: Int64s, lengths: Int64s, blocks: int) -> UInt64s:
+    """Return the places of ASCII keys of `blocks` whole blocks and a part of another."""
+    width = (blocks + 1) * _BLOCK
+    at = np.arange(width)
+    inside = at < lengths[:, None]
+    units = np.zeros((len(begins), width), dtype="<u2")
+    units[inside] = characters[(begins[:, None] + at)[inside]]
+    words = units.view("<u8").astype(np.uint64)
+    h1 = np.full(len(begins), SEED, dtype=np.uint64)
+    h2 = h1.copy()
+    for block in range(blocks):
+        h1 = h1 ^ mix1(words[:, 2 * block])
+        h1 = (rotate(h1, 27) + h2) * 5 + 0x52DCE729
+        h2 = h2 ^ mix2(words[:, 2 * block + 1])
+        h2 = (rotate(h2, 31) + h1) * 5 + 0x38495AB5
+    sizes = (2 * lengths).astype(np.uint64)
+    h1 = h1 ^ mix1(words[:, 2 * blocks]) ^ sizes
+    h2 = h2 ^ mix2(words[:, 2 * blocks + 1]) ^ sizes
+    h1 = h1 + h2
+    h2 = h2 + h1
+    found: UInt64s = (final_mix(h1) + final_mix(h2)) >> (64 - KEY_BITS)
+    return found
