@@ -46,7 +46,7 @@ class ColumnIntake:
     def __init__(self, sources: Mapping[str, Source], ring_rows: int = DEFAULT_RING_ROWS) -> None:
         self._sequencer = ColumnarSequencer(sources=sources, ring_rows=ring_rows)
         self._read: deque[tuple[str, pa.RecordBatch]] = deque()
-        self._read_bytes = 0
+        self._read_rows = self._read_bytes = 0
         self._pulled: CommittedRows | None = None
         self._ready: deque[CommittedRows] = deque()
         """The rest of the delivery under way."""
@@ -69,7 +69,7 @@ class ColumnIntake:
     @property
     def size(self) -> int:
         """The number of messages that were added and not sequenced yet."""
-        return sum(batch.num_rows for _, batch in self._read)
+        return self._read_rows
 
     @property
     def is_ready(self) -> bool:
@@ -94,6 +94,7 @@ class ColumnIntake:
         if batch.num_rows:
             self._journals.add(journal)
             self._read.append((journal, batch))
+            self._read_rows += batch.num_rows
             self._read_bytes += _size(batch)
 
     def add_replayed(self, batch: pa.RecordBatch) -> None:
@@ -217,10 +218,12 @@ class ColumnIntake:
             batches.append(self._read.popleft()[1])
             size += _size(batches[-1])
         self._read_bytes -= size
+        self._read_rows -= sum(each.num_rows for each in batches)
         return journal, batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
     def _put_off(self, journal: str, batch: pa.RecordBatch) -> None:
         self._read.appendleft((journal, batch))
+        self._read_rows += batch.num_rows
         self._read_bytes += _size(batch)
 
 

@@ -99,8 +99,10 @@ class Consuming:
     def passed_over(self) -> dict[str, int]:
         """The end offsets, by journal, of messages that commit nothing and open nothing. May be emptied."""
         for each in self._inputs:
-            self._passed_over.update(each.intake.passed_over)
-            each.intake.passed_over.clear()
+            passed = each.intake.passed_over
+            while passed:  # One by one, since a slice may be adding to them.
+                journal, end = passed.popitem()
+                self._passed_over[journal] = max(end, self._passed_over.get(journal, 0))
         return self._passed_over
 
     def checkpoint(self, pruning: Pruning) -> dict[str, Source]:

@@ -146,11 +146,11 @@ def _check_keys(table: Table, columns: Sequence[str], keys: Sequence[str], where
         raise InvalidInput(f"needs a primary key or unique constraint on exactly ({', '.join(keys)})", field=where)
 
 
-def stage_table(plan: MergePlan, name: str, *, prefixes: Sequence[str] = ()) -> Table:
+def stage_table(plan: MergePlan, name: str, *, prefixes: Sequence[str] = (), on_commit: str | None = None) -> Table:
     """Return the table in which a plan's rows are staged: its columns without constraints, and `STAGE_COLUMNS`.
 
     `prefixes` stand before TABLE. An unlogged table (PostgreSQL) is emptied when the server crashes; `merge_staged`
-    notices missing rows.
+    notices missing rows. `on_commit` tells what becomes of a temporary table there.
     """
     shard, fence, attempt = STAGE_COLUMNS
     return Table(
@@ -163,6 +163,7 @@ def stage_table(plan: MergePlan, name: str, *, prefixes: Sequence[str] = ()) -> 
         *([Column(plan.delete, Boolean, nullable=True)] if plan.delete else []),
         Index(f"{name}_attempt", attempt),
         prefixes=list(prefixes),
+        postgresql_on_commit=on_commit,
     )
 
 

@@ -128,7 +128,7 @@ def merge_in_transaction(connection: Connection, plan: MergePlan, batch: Any) ->
     """
     if not batch.num_rows:
         return
-    stage = stage_table(plan, stage_name(plan) + "_own", prefixes=("TEMPORARY",))
+    stage = stage_table(plan, stage_name(plan) + "_own", prefixes=["TEMPORARY"], on_commit="DROP")
     connection.execute(CreateTable(stage, if_not_exists=True))
     owner = ("", 0, "")
     if connection.dialect.name != "postgresql" or can_copy_all(batch, stage):
