@@ -23,6 +23,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import structlog
@@ -33,6 +34,7 @@ from coranto.client.retry import Retry
 from coranto.effects import Clock, Entropy, SystemClock
 from coranto.errors import (
     AppendOutcomeUnknown,
+    CommitUnknown,
     CorantoError,
     CorruptData,
     Fenced,
@@ -60,6 +62,13 @@ _VALUE: Final = re.compile(r"(\d{1,18})\.([0-9a-f]{1,64})(\.done)?")
 _AT_ONCE: Final = 16
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """The reason for which a decision may have been made or not, if there is one."""
+
+    reason: AppendOutcomeUnknown | None = None
 
 
 class _Known(NamedTuple):
@@ -123,23 +132,26 @@ class BulkCommitter:
         InvalidInput for a batch above 0 if none is known, unless `accept_loss`: the stream, or all brokers of its
         decisions, are not those of before. Raises StreamChanged if a part cannot be moved to the successors of its
         segment, or the stream is changed for all of `patience`; StreamSealed, and errors of the client. After these,
-        nothing is committed, but for AppendOutcomeUnknown: then commit the batch again to learn the outcome.
+        nothing is committed. After CommitUnknown that is not known: the next commit of the batch tells.
         """
         if writer and not _WRITER.fullmatch(writer):
             raise InvalidInput(f"{writer[:100]!r} is no writer of batches; give up to 40 letters, digits, - and _")
-        placed = list(parts)
+        placed, doubt = list(parts), _Doubt()
         try:
-            mine = await self._decided(placed, writer, batch, accept_loss)
-        except AppendOutcomeUnknown:
-            raise  # The parts may be committed.
-        except CorantoError:
+            mine = await self._decided(placed, doubt, writer, batch, accept_loss)
+        except CorantoError as error:
+            if doubt.reason is not None:  # A rollback would drop what may be decided.
+                raise CommitUnknown(
+                    f"a transaction on stream {self.stream} may be committed or not: {doubt.reason} Nothing told "
+                    f"since: {error}"
+                ) from error
             await roll_back(self._client, placed)
             raise
         if not mine:
             await roll_back(self._client, placed)
         return mine
 
-    async def _decided(self, parts: list[BulkPart], writer: str, batch: int, accept_loss: bool) -> bool:
+    async def _decided(self, parts: list[BulkPart], doubt: _Doubt, writer: str, batch: int, accept_loss: bool) -> bool:
         """Decide, and acknowledge. Returns False if the batch was committed before. Moved parts replace others."""
         txn, retry = self._entropy(12).hex(), Retry(self._patience)
         while True:
@@ -174,13 +186,14 @@ class BulkCommitter:
                     ) from error
                 await self._clock.sleep(delay)
                 continue
-            except AppendOutcomeUnknown:
+            except AppendOutcomeUnknown as error:
+                doubt.reason = error
                 if writer:
                     if retry.failed(self._clock.monotonic()) is None:
                         raise
                     continue  # The register tells the outcome, and the condition on it prevents a second one.
                 if not await self._decisions.was_decided(txn, snapshot.gate.end):
-                    txn = self._entropy(12).hex()
+                    txn, doubt.reason = self._entropy(12).hex(), None
                     continue
             await self._acknowledge(txn, parts, writer, f"{batch}.{txn}")
             return True

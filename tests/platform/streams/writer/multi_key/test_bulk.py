@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coranto.client import JournalClient
-from coranto.errors import AppendOutcomeUnknown, CorruptData, Fenced, InvalidInput
+from coranto.errors import AppendOutcomeUnknown, CommitUnknown, CorruptData, Fenced, InvalidInput, Unavailable
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerClock, build_uuid, new_producer_id
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.control.scaling import Split
@@ -87,6 +87,32 @@ async def test_a_decision_whose_answer_is_lost_is_made_once(
     decisions = transactions_journal("orders")
     content = await client.read_all(decisions, 0, await client.head(decisions))
     assert content.count(b'"decided"') == 1
+
+
+@pytest.mark.parametrize("writer", ["", "query-1"])
+async def test_what_may_be_decided_is_not_rolled_back(
+    streams: Streams, client: JournalClient, writer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [segment] = (await streams.create("orders", 1, template=TEMPLATE)).active()
+    lossy: Any = Lossy(client, b'"decided"', applied=True)
+    committer = BulkCommitter(lossy, "orders")
+    part = await appended(client, segment.journal, range(5))
+    real = lossy.append
+
+    async def silent(journal: str, content: Any, **options: Any) -> Any:
+        if lossy.lost:
+            raise Unavailable("nothing answers")
+        return await real(journal, content, **options)
+
+    monkeypatch.setattr(lossy, "append", silent, raising=False)
+    with pytest.raises(CommitUnknown, match="may be committed or not: the answer is lost"):
+        await committer.commit([part], writer=writer)
+
+    await BulkCommitter(client, "orders").prepare()
+    assert await numbers(client) == list(range(5))
+    if writer:
+        assert not await BulkCommitter(client, "orders").commit([part], writer=writer)
+        assert await numbers(client) == list(range(5))
 
 
 async def test_acknowledgements_that_fail_are_appended_before_those_of_the_next_batch(
