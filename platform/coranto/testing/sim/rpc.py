@@ -501,6 +501,10 @@ class _ServerEnd:
     def peer(self) -> str:
         return self._call.node
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return no metadata: `peer` says who calls."""
+        return ()
+
     # -- The connection ------------------------------------------------------------------------------------------------
 
     def arrived(self, message: tuple[Any, ...]) -> None:
