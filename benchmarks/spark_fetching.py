@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 from sqlalchemy import BigInteger, Column, MetaData, Table
 
 from benchmarks.runner import Figure
@@ -22,13 +25,24 @@ from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_p
 from coranto.testing.fake_broker import FakeBroker
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
-from coranto_consumers.spark.session import new_session
+from coranto_consumers.spark.session import new_session, warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 JOURNAL = "bench/fetching"
 FRAGMENTS = 3
+CLUSTERS = {
+    "2 cores": "local[2]",
+    "16 cores": "local[16]",
+    "2 executors of 1 core": "local-cluster[2,1,1024]",
+    "2 executors of 8 cores": "local-cluster[2,8,1024]",
+}
+SETTINGS = {
+    "spark.executor.memory": "1g",
+    # On a busy machine tasks take so long that Spark would run some of them elsewhere than where they belong.
+    "spark.locality.wait": "120s",
+}
 MESSAGES = 180_000
 SMALL = 4 << 20
 TEXT = "abcdefghijklmnopqrstuvwxyz" * 8
@@ -66,21 +80,21 @@ def _store(fake: FakeBroker, loop: LoopThread, store: HttpStore) -> None:
         fake.journals[JOURNAL].roll_to(store)
 
 
-def _measured(cores: int, endpoint: str, store: HttpStore) -> list[Figure]:
+def _measured(cluster: str, endpoint: str, store: HttpStore) -> list[Figure]:
     figures = []
     stored = float(sum(len(body) for body, _ in store.objects.values()))
-    settings = {"spark.default.parallelism": str(cores)}
 
     def measure(name: str, run: Callable[[SparkSession], None]) -> None:
         # In a new session each, because sessions keep what they fetched.
-        spark = new_session("bench", master=f"local[{cores}]", settings=settings)
+        spark = new_session("bench", master=CLUSTERS[cluster], settings=SETTINGS)
         try:
+            warm_up(spark)  # The executors of a cluster are there only after that.
             store.fetched.clear()
             run(spark)
         finally:
             spark.stop()
         fetched = float(store.fetched_bytes)
-        figures.append(Figure(f"{name}, {cores} cores", "bytes", [fetched], [stored], "bytes stored"))
+        figures.append(Figure(f"{name}, {cluster}", "bytes", [fetched], [stored], "bytes stored"))
 
     def read(isolation: str) -> Callable[[SparkSession], None]:
         def run(spark: SparkSession) -> None:
@@ -111,15 +125,30 @@ def _measured(cores: int, endpoint: str, store: HttpStore) -> list[Figure]:
     return figures
 
 
+@contextmanager
+def _home() -> Iterator[None]:
+    """Have Spark's home in a folder of links: the workers of `local-cluster` write into it."""
+    before = os.environ.get("SPARK_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        for entry in Path(pyspark.__file__).parent.iterdir():
+            (Path(folder) / entry.name).symlink_to(entry)
+        os.environ["SPARK_HOME"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("SPARK_HOME")
+            os.environ |= {} if before is None else {"SPARK_HOME": before}
+
+
 def run(rounds: int) -> list[Figure]:
     """Count once, whatever `rounds`: the counts do not depend on the machine."""
     loop = LoopThread("fake-broker")
     fake = FakeBroker()
     try:
         loop.run(fake.__aenter__())
-        with HttpStore() as store:
+        with _home(), HttpStore() as store:
             _store(fake, loop, store)
-            return [figure for cores in (2, 16) for figure in _measured(cores, fake.endpoint, store)]
+            return [figure for cluster in CLUSTERS for figure in _measured(cluster, fake.endpoint, store)]
     finally:
         loop.run(fake.__aexit__(None, None, None))
         loop.stop()

@@ -22,6 +22,7 @@ from coranto_consumers.spark.framings import ReadFraming, name_of, options_of
 from coranto_consumers.spark.options import Isolation
 from coranto_consumers.spark.parsers import parser_of
 from coranto_consumers.spark.parsing import is_parsed
+from coranto_consumers.spark.placing import numbered_partitions
 from coranto_consumers.spark.ranges import Range, ReadPlan
 from coranto_consumers.spark.rows import COMMIT_OFFSET, FIELDS, LINE, PARSED_PREFIX, PIECE, Misfits
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
@@ -75,11 +76,12 @@ class PlannedRows(NamedTuple):
 
     task: ReadTask
     schema: StructType
+    places: tuple[str, ...] = ()
 
     def by_tasks(self, spark: SparkSession) -> DataFrame:
         """Return the rows, which tasks read whenever they are needed. Spark starts no process to plan them."""
         count = len(self.task.partitions)
-        return spark.range(0, count, 1, count).mapInArrow(self.task, self.schema)
+        return numbered_partitions(spark, count, self.places).mapInArrow(self.task, self.schema)
 
     def read_here(self) -> Any:
         """Return the rows as an Arrow table, read by this process."""
@@ -109,7 +111,7 @@ def planned_rows(
     values = schema.fields if parsed_by_workers(schema, framing) else []
     asked = StructType([*needed, StructField(_TEXT, StringType()), *values])
     reader = JournalDataSource(options).reader(asked)
-    return PlannedRows(ReadTask(reader, tuple(reader.partitions())), asked)
+    return PlannedRows(ReadTask(reader, tuple(reader.partitions())), asked, plan.places)
 
 
 def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSummary]:

@@ -33,6 +33,7 @@ from coranto_consumers.spark.frames import (
 from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.long_transactions import LongTransaction, find_long, sequence_part
+from coranto_consumers.spark.placing import FragmentPlaces, executors_of
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range, ReadPlan, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
 from coranto_consumers.spark.sequencing import Sequenced, sequence
@@ -94,6 +95,7 @@ class InputReader:
         self._by_workers = parsed_by_workers(self._schema, self._framing)
         self._max_partition_bytes = max_partition_bytes
         self._skew: dict[str, SkewWatch] = {}
+        self._places = FragmentPlaces()
 
     @contextmanager
     def read(
@@ -229,8 +231,14 @@ class InputReader:
     ) -> ReadPlan:
         max_slices = _SLICES_PER_CORE * cores(self._spark)  # Executors come and go.
         max_bytes = self._max_partition_bytes if isinstance(self._framing, JsonLines) else None
-        slices = plan_slices(ranges, max_bytes=max_bytes, max_slices=max_slices, cuts=cuts)
-        return ReadPlan(tuple(slices), first_number, replay or {}, self._commits)
+        places: tuple[str, ...] = ()
+        if cuts and max_bytes is not None and (executors := executors_of(self._spark)):
+            slices, places = self._places.plan_slices(
+                ranges, max_bytes=max_bytes, max_slices=max_slices, cuts=cuts, executors=executors
+            )
+        else:
+            slices = plan_slices(ranges, max_bytes=max_bytes, max_slices=max_slices, cuts=cuts)
+        return ReadPlan(tuple(slices), first_number, replay or {}, self._commits, places)
 
     def _plan_replays(
         self, results: Mapping[str, Sequenced], cuts: Mapping[str, Sequence[int]], first_number: int

@@ -159,6 +159,8 @@ class ReadPlan:
     """The only producers whose messages count, unless empty: begin offsets, by journal and producer id in hex."""
     commits: bool = False
     """True if summaries are to tell where each segment was acknowledged."""
+    places: tuple[str, ...] = ()
+    """The executor that is to read each slice (`placing.py`). Empty if any may."""
 
     @functools.cached_property
     def numbers(self) -> dict[Range, int]:
@@ -186,7 +188,7 @@ class ReadPlan:
         try:
             raw = json.loads(text)
             slices = tuple(tuple(Range(**part) for part in slice_) for slice_ in raw["slices"])
-            return cls(slices, raw["first_number"], raw["replay"], raw["commits"])
+            return cls(slices, raw["first_number"], raw["replay"], raw["commits"], tuple(raw["places"]))
         except (TypeError, ValueError, KeyError) as error:
             raise InvalidInput(
                 f"not a plan of slices: {error}; pass on what the planner returned", field="option slices"

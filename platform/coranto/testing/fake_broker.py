@@ -260,6 +260,7 @@ class FakeBroker(pb_grpc.JournalServicer):
                 return
 
     def _snapshot(self, selector: pb.LabelSelector) -> Iterator[pb.ListResponse]:
+        matches = labels.matcher(selector)
         entries = [
             pb.ListResponse.Journal(
                 spec=journal.spec,
@@ -268,7 +269,7 @@ class FakeBroker(pb_grpc.JournalServicer):
                 route=self._header().route,
             )
             for name, journal in sorted(self.journals.items())
-            if labels.matches(selector, labels.with_meta(name, journal.spec.labels))
+            if matches(labels.with_meta(name, journal.spec.labels))
         ]
         yield pb.ListResponse(header=self._header(), journals=entries[:2])
         for begin in range(2, len(entries), 2):

@@ -1,0 +1,159 @@
+"""Memory of a Spark consumer's driver with many producers and many journals. Less is better.
+
+`PRODUCERS` producers, new ones in each round, write a transaction of one message each into four journals; then each of
+`JOURNALS` journals gets a message a round. The consumer takes each round in one transaction. The broker runs in another
+process, so that the driver's memory is that of the consumer alone. A driver whose memory is bounded needs in the last
+round about what it needed in the first.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, Column, MetaData, Table
+
+from benchmarks.runner import Figure
+from coranto.client import ClientConfig
+from coranto.client.loop import LoopThread
+from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
+from coranto.testing.fake_broker import FakeBroker
+from coranto_consumers.spark import ConsumeReport, Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark.session import new_session, warm_up
+from coranto_consumers.stores import SqlStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PRODUCERS = 100_000
+JOURNALS = 10_000
+ROUNDS = 3
+SEEN = Table("seen", MetaData(), Column("messages", BigInteger, nullable=False))
+
+
+class Counts:
+    """Counts the messages of each transaction."""
+
+    value_schema = "n BIGINT"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sources = f"name:prefix={name}/"
+
+    def outputs(self, committed: DataFrame) -> Outputs:
+        return Outputs(tables=[TableOutput(SEEN, committed.selectExpr("count(*) AS messages"))])
+
+
+def _serve(calls: Connection) -> None:
+    """Serve journals: `calls` brings names to create, or journals and messages to write in transactions of one each."""
+    loop, fake = LoopThread("fake-broker"), FakeBroker()
+    loop.run(fake.__aenter__())
+    calls.send(fake.endpoint)
+    while (call := calls.recv()) is not None:
+        for journal, messages in call.items():
+            if journal not in fake.journals:
+                fake.create(journal, labels=label_set([(CONTENT_TYPE, JSON_LINES)]))
+            if messages:
+                loop.run(fake.write(journal, _transactions(journal, messages)))
+        calls.send(None)
+    loop.run(fake.__aexit__(None, None, None))
+    loop.stop()
+
+
+def _transactions(journal: str, count: int) -> bytes:
+    content = []
+    for n in range(count):
+        builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
+        builder.add(journal, {"n": n})
+        content.append(builder.take(journal, 1 << 30))
+        builder.ack_intents()
+        content += builder.commit().values()
+    return b"".join(content)
+
+
+@contextmanager
+def _broker() -> Iterator[tuple[str, Callable[[dict[str, int]], None]]]:
+    """Run a broker in a process of its own. Gives its endpoint, and a function that writes messages to journals."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,))
+    process.start()
+
+    def write(messages: dict[str, int]) -> None:
+        ours.send(messages)
+        ours.recv()
+
+    try:
+        yield ours.recv(), write
+    finally:
+        ours.send(None)
+        process.join()
+
+
+def _memory() -> float:
+    """Return the memory of this process in MiB, without what waits to be collected."""
+    gc.collect()
+    status = Path("/proc/self/status").read_text().split()
+    return int(status[status.index("VmRSS:") + 1]) / 1024
+
+
+def _list(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:.0f}" for number in numbers)
+
+
+def _rounds(name: str, journals: Sequence[str], each: int, endpoint: str, write: Any, spark: Any) -> list[Figure]:
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"sqlite:///{folder}/store.db"
+        found: list[float] = []
+        seconds = [time.monotonic()]
+        turns = iter(range(ROUNDS))
+        reports: list[ConsumeReport] = []
+
+        def more() -> None:
+            """Called when all is consumed: note what that took, and write the next round."""
+            found.append(_memory())
+            seconds.append(time.monotonic())
+            if next(turns, None) is not None:
+                write(dict.fromkeys(journals, each))
+
+        write(dict.fromkeys(journals, 0))
+        options: Any = {"max_transaction_bytes": 1 << 30, "on_progress": reports.append}
+        consumer = SparkConsumer(Counts(name), ClientConfig(endpoint), store, spark, **options)
+        consumer.run_until_stopped(lambda: len(found) > ROUNDS, wait=more)
+        assert reports[-1].messages == ROUNDS * each * len(journals)
+        kept = SqlStore(store).read(name)
+        assert kept is not None
+        checkpoint = len(kept.checkpoint.to_bytes()) / (1 << 20)
+    base, *after = found
+    grown = [at - base for at in after]
+    took = [at - before for before, at in pairwise(seconds)]
+    print(f"{name}, by round: +{_list(grown)} MiB, in {_list(took)} s", flush=True)
+    return [
+        Figure(f"driver, {name}, last round", "MiB", [grown[-1]], [max(grown[0], 1.0)], "first round"),
+        Figure(f"checkpoint, {name}", "MiB", [checkpoint], [grown[-1]], "memory of the driver"),
+    ]
+
+
+def run(rounds: int) -> list[Figure]:
+    """Measure once, whatever `rounds`: each case has rounds of its own."""
+    spark = new_session("bench", master="local[2]")
+    try:
+        warm_up(spark)
+        with _broker() as (endpoint, write):
+            few = [f"producers/{n}" for n in range(4)]
+            many = [f"journals/{n:05}" for n in range(JOURNALS)]
+            return [
+                *_rounds("producers", few, PRODUCERS // 4, endpoint, write, spark),
+                *_rounds("journals", many, 1, endpoint, write, spark),
+            ]
+    finally:
+        spark.stop()
