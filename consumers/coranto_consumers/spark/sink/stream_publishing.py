@@ -38,7 +38,7 @@ from coranto.messages.columnar import Int64s, UInt64s
 from coranto.messages.columnar_stamps import stamped_lines
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerClock, ProducerId, new_producer_id
 from coranto.streams.model.columnar_keys import key_hashes
-from coranto.streams.model.stream import Stream, decode, segments_selector
+from coranto.streams.model.stream import decode, segments_selector
 from coranto.streams.writer.multi_key.bulk import hold_segment
 from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, restamped, roll_back
 from coranto_consumers.spark.sink.publishing import content_of
@@ -49,8 +49,8 @@ _APPEND_BYTES: Final = 1 << 20
 _HELD_BYTES: Final = 16 << 20
 _PENDING_BYTES: Final = 32 << 20
 _POLL_SECONDS: Final = 0.05
-_MOST_LOST: Final = 100
-"""The appends of an attempt whose answers may be lost."""
+_MOST_REFUSALS: Final = 1000
+"""The appends of an attempt that may be refused, or lose their answers."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class SegmentPublisher:
         self._prepared = set(prepared)
         self._producer = new_producer_id(os.urandom)
         self._own: dict[str, ProducerId] = {}  # Of journals that refused something.
-        self._lost = 0
+        self._refusals = 0
         self._clock = ProducerClock(time.time_ns)
         self._service = client.append_service(
             batch_bytes=_APPEND_BYTES, pending_bytes=_PENDING_BYTES, retry_unknown=False
@@ -156,15 +156,13 @@ class SegmentPublisher:
 
     # -- Segments ------------------------------------------------------------------------------------------------------
 
-    def _look(self) -> Stream:
+    def _look(self) -> None:
         """Learn the active segments. Raises StreamSealed, StreamNotFound and CorruptData."""
-        stream = decode(self._client.list(segments_selector(self._name)))
-        active = stream.active()
+        active = decode(self._client.list(segments_selector(self._name))).active()
         if not active:
             raise StreamSealed(f"stream {self._name} is sealed: it takes no more events. Write to another stream")
         self._journals = [segment.journal for segment in active]
         self._ends: UInt64s = np.array([segment.range.end for segment in active], dtype=np.uint64)
-        return stream
 
     def _routed(self, places: UInt64s) -> list[tuple[str, Int64s]]:
         """Return the journals of events, each with the numbers of its events, in their order."""
@@ -240,11 +238,10 @@ class SegmentPublisher:
         lines += [line for content in segment.held for line in content.split(b"\n")[:-1]]
         places: UInt64s = np.concatenate([*(block.places for block in refused), *segment.held_places])
         segment.held, segment.held_places, segment.size = [], [], 0
-        if isinstance(error, AppendOutcomeUnknown):
-            self._lost += 1
-            if self._lost > _MOST_LOST:
-                raise error
-        else:
+        self._refusals += 1
+        if self._refusals > _MOST_REFUSALS:
+            raise error
+        if not isinstance(error, AppendOutcomeUnknown):
             self._await_change(journal, error)
         self._service.reset(journal)
         first = self._clock.ticks(len(lines))
