@@ -27,7 +27,7 @@ Append = Callable[[], Awaitable[object]]
 
 
 def _processor(process: psutil.Process) -> float:
-    return sum(process.cpu_times()[:2])
+    return float(sum(process.cpu_times()[:2]))
 
 
 def _server_at(endpoint: str) -> psutil.Process:

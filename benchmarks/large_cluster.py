@@ -152,7 +152,7 @@ async def measure(journals: int, brokers: int) -> dict[str, float]:
     assert not planner.plan(state).items
     found["the leader: plan after one change, s"] = _used_since(begun)
 
-    await _broker_dies(keyspace, etcd, planner, members[7].id, found)
+    await _broker_dies(keyspace, etcd, planner, members[brokers // 2].id, found)
     await keyspace.close()
     return found
 
