@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json
+from numpy.typing import NDArray
 
 from coranto.messages.columnar import Int64s, Mask
 
@@ -108,7 +108,7 @@ def _unlike_objects(content: Any) -> Mask:
     doubtful: Mask = ends - starts < _SHORTEST
     whole = np.flatnonzero(~doubtful)
     doubtful[whole] = (characters[starts[whole]] != ord("{")) | (characters[ends[whole] - 2] != ord("}"))
-    text = memoryview(data).tobytes() if any(_found(data, word) for word in _WORDS) else b""
+    text = memoryview(data).tobytes() if any(_found(characters, word) for word in _WORDS) else b""
     for at in _words(text):
         doubtful[np.searchsorted(ends, at, side="right")] = True
     try:
@@ -118,11 +118,12 @@ def _unlike_objects(content: Any) -> Mask:
     return doubtful
 
 
-def _found(data: Any, word: bytes) -> bool:
-    whole = pa.Array.from_buffers(
-        pa.large_binary(), 1, [None, pa.py_buffer(np.array([0, data.size], dtype=np.int64)), data]
-    )
-    return bool(pc.find_substring(whole, word)[0].as_py() >= 0)
+def _found(characters: NDArray[np.uint8], word: bytes) -> bool:
+    """Return True if a word occurs anywhere. Few places have its first letter, so only these are looked at."""
+    places = np.flatnonzero(characters[: max(len(characters) - len(word) + 1, 0)] == word[0])
+    for at, letter in enumerate(word[1:], 1):
+        places = places[characters[places + at] == letter]
+    return bool(len(places))
 
 
 def _words(text: bytes) -> Iterator[int]:
