@@ -8,6 +8,7 @@ they do not grow with the number of transactions. The driver decides which clock
 
 from __future__ import annotations
 
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class RangeSummary:
     """The number of lines that are left to Spark's parser."""
 
     def dumps(self) -> bytes:
-        """Return the summary as an Arrow stream."""
+        """Return the summary as a compressed Arrow stream: of a small one, most is the schema."""
         border = [
             {**segment._asdict(), "number": number, "flags": int(segment.flags), "rows": rows}
             for (number, segment), rows in zip(self.outline.border, self.border_rows, strict=True)
@@ -127,17 +128,17 @@ class RangeSummary:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, _SCHEMA) as stream:
             stream.write_batch(pa.RecordBatch.from_pylist([row], schema=_SCHEMA))
-        return bytes(sink.getvalue())
+        return zlib.compress(sink.getvalue(), 1)
 
     @classmethod
     def loads(cls, content: bytes) -> Self:
         """Return the summary from bytes of `dumps`. Raises CorruptData."""
         try:
-            table = pa.ipc.open_stream(pa.BufferReader(content)).read_all()
+            table = pa.ipc.open_stream(pa.BufferReader(zlib.decompress(content))).read_all()
             if not table.schema.equals(_SCHEMA):
                 raise ValueError("it has other columns")
             [row] = table.to_pylist()
-        except (TypeError, ValueError, OSError) as error:
+        except (TypeError, ValueError, OSError, zlib.error) as error:
             raise CorruptData(
                 f"not a range's summary: {error}; all processes must run one version of Coranto"
             ) from error
