@@ -25,6 +25,7 @@ from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_p
 from coranto.testing.fake_broker import FakeBroker
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark.placing import executors_of
 from coranto_consumers.spark.session import new_session, warm_up
 
 if TYPE_CHECKING:
@@ -88,7 +89,9 @@ def _measured(cluster: str, endpoint: str, store: HttpStore) -> list[Figure]:
         # In a new session each, because sessions keep what they fetched.
         spark = new_session("bench", master=CLUSTERS[cluster], settings=SETTINGS)
         try:
-            warm_up(spark)  # The executors of a cluster are there only after that.
+            warm_up(spark)
+            while "executors" in cluster and not executors_of(spark):
+                time.sleep(0.1)  # The second one has not registered yet.
             store.fetched.clear()
             run(spark)
         finally:

@@ -146,7 +146,7 @@ def standalone(tmp_path_factory, bare) -> Iterator[str]:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{status}/json/", timeout=30) as answer:
                     return json.load(answer)["aliveworkers"] == 2
-            except OSError:  # It does not answer yet.
+            except (OSError, ValueError):  # It does not answer yet, or not with its state.
                 return False
 
         until(complete, processes, folder / "master")
