@@ -103,10 +103,13 @@ async def test_content_that_was_not_acknowledged_stays_unseen_when_the_replica_s
     assert spool.end == len(b"only here"), "it is kept, for whoever finds out what came of it"
 
 
-async def test_a_replica_stops_in_its_turns_and_keeps_none_while_another_has_its_spool(tmp_path: Path) -> None:
+async def test_a_replica_stops_in_its_turns_and_keeps_none_while_another_has_its_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def pulse(replica: Replica) -> Signal | None:
         return None
 
+    monkeypatch.setattr("coranto_broker.turns.TURN_SECONDS", 600.0)  # No turn is lost on a slow machine.
     turns = Turns(1)
     held, free = (_replica(tmp_path / name, pb.JournalSpec(name=J), pulse) for name in ("held", "free"))
     for replica in (held, free):
