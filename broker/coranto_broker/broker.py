@@ -364,7 +364,8 @@ class Broker:
         """Start a replica when its turn has come, unless it is to stop by then."""
         async with self._starts.turn(replica.journal):
             if not replica.is_stopping:
-                await asyncio.wait((replica.start(after),))
+                replica.start(after)
+                await replica.attempted()  # It keeps no turn for as long as the disk fails.
         now = self.clock.monotonic()
         if self._starts.waiting and now >= self._start_reported_at + REPORT_SECONDS:
             self._start_reported_at = now

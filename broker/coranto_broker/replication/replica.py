@@ -146,6 +146,7 @@ class Replica:
         """The status of the last pulse, and its time (Unix seconds; 0: there was none)."""
         self.unreadable = False
         """True if the last attempt to read the spool from the disk failed."""
+        self._attempted = asyncio.Event()
         self._stopping = asyncio.Event()
         self._refresh_at = 0.0  # Monotonic time of the next listing of the stores.
         self._refreshed_at = 0.0
@@ -181,18 +182,21 @@ class Replica:
         """True once `stop` was called."""
         return self._stopping.is_set()
 
-    def start(self, after: Sequence[asyncio.Task[None]] = ()) -> asyncio.Task[None]:
-        """Start to list, to pulse, and to recover the spool once the tasks `after`, which use its files, are done.
-
-        Returns the task of the recovery.
-        """
+    def start(self, after: Sequence[asyncio.Task[None]] = ()) -> None:
+        """Start to list, to pulse, and to recover the spool once the tasks `after`, which use its files, are done."""
         self.pipeline.put(None)
         self._recovering = asyncio.create_task(self._recover(after), name=f"recover {self.journal}")
         self._daemons = [
             asyncio.create_task(self._keep_refreshed(), name=f"refresh {self.journal}"),
             asyncio.create_task(self._keep_pulsing(), name=f"pulse {self.journal}"),
         ]
-        return self._recovering
+
+    async def attempted(self) -> None:
+        """Return once the first attempt to recover the spool has ended. Call `start` first.
+
+        If it failed, others follow it, for as long as the disk fails.
+        """
+        await self._attempted.wait()
 
     def retire(self) -> None:
         """Begin nothing more in the background: `stop` follows once its turn has come."""
@@ -324,6 +328,12 @@ class Replica:
     # -- What goes on in the background --------------------------------------------------------------------------------
 
     async def _recover(self, after: Sequence[asyncio.Task[None]]) -> None:
+        try:
+            await self._keep_recovering(after)
+        finally:
+            self._attempted.set()
+
+    async def _keep_recovering(self, after: Sequence[asyncio.Task[None]]) -> None:
         if after:
             await asyncio.wait(after)
         await self._persister.release(self.journal, self.folder.create_revision)
@@ -341,6 +351,7 @@ class Replica:
                 )
                 self._distrusted = self._distrusted or (isinstance(error, OSError) and error.errno == errno.EIO)
                 self.spool.refuse(f"this broker's disk fails, so that it cannot serve {self.journal} now: {error}")
+                self._attempted.set()
                 if await self._stops_within(min(DISK_SECONDS, 0.25 * 2 ** min(failures, 8))):
                     return
                 failures += 1

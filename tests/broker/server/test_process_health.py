@@ -22,6 +22,7 @@ from coranto_broker.handlers.heads import VERSION
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.running import RawClient, create, eventually, running_broker
+from coranto_broker.turns import Turns
 
 pytestmark = pytest.mark.integration
 
@@ -138,7 +139,7 @@ async def test_without_a_port_there_is_nothing(broker: tuple[BrokerProcess, RawC
     assert (process.metrics_endpoint, process.http_endpoint) == ("", "")
 
 
-async def test_a_spool_that_cannot_be_read_is_reported_and_tried_again(
+async def test_a_spool_that_cannot_be_read_is_reported_and_tried_again_and_holds_back_no_other(
     watched: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusing(LocalDisk):
@@ -147,7 +148,7 @@ async def test_a_spool_that_cannot_be_read_is_reported_and_tried_again(
         refuses = True
 
         def read(self, path: Path) -> bytes:
-            if self.refuses and path.suffix == ".commits":
+            if self.refuses and path.suffix == ".commits" and path.exists():
                 raise OSError(errno.EIO, "input/output error", str(path))
             return super().read(path)
 
@@ -156,11 +157,14 @@ async def test_a_spool_that_cannot_be_read_is_reported_and_tried_again(
         assert (await client.append(J, b"content")).status == pb.OK
     disk = Refusing()
     monkeypatch.setattr("coranto_broker.server.process.LocalDisk", lambda: disk)
+    monkeypatch.setattr("coranto_broker.broker.Turns", lambda: Turns(1, most=1))
     async with running_broker(watched) as (process, client):
         await eventually(lambda: process.broker.unreadable_spools)
         status, found = await get(process, "/ready")
         assert (status, found["checks"]["spools"]) == (503, False)
         assert "coranto_spools_unreadable 1.0" in (await get(process, "/metrics"))[1]
+        await create(client, spec(name="test/other"))
+        assert (await client.append_when_ready("test/other", b"content")).status == pb.OK
         disk.refuses = False
         await eventually(lambda: not process.broker.unreadable_spools)
         assert (await client.append_when_ready(J, b", and more")).status == pb.OK
