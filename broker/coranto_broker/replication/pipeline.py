@@ -549,9 +549,14 @@ class Pipeline:
             stream.abort()
 
     async def gather_end(self) -> None:
-        """Wait until every replica has closed its stream."""
+        """Wait until every replica has closed its stream. Those that have failed are given up at once."""
+        # A replica that answers an error and then hangs would otherwise keep its call, and what reads it, alive.
+        failed = set(self._receive_errors)
         for name, stream in self._streams:
-            if name not in self._receive_errors:
+            if name in failed:
+                stream.abort()
+        for name, stream in self._streams:
+            if name not in failed:
                 try:
                     await stream.closed()
                 except CorantoError as error:

@@ -183,6 +183,16 @@ async def test_answers_that_end_the_pipeline(
     assert observer.visible == 0
 
 
+async def test_a_pipeline_that_ends_gives_up_peers_that_answered_an_error(spool: DurableSpool) -> None:
+    well, failed = Peer(OK), Peer(pb.ReplicateResponse(status=pb.NOT_JOURNAL_BROKER))
+    pln = pipeline(spool, well, failed)
+    pln.propose(spool.fragment, spool.registers, acknowledge=True)
+    await pln.gather_sync()
+    pln.close_send()
+    await pln.gather_end()
+    assert (well.broken, failed.broken) == (False, True)
+
+
 async def test_an_empty_spool_that_disagrees_cannot_be_rolled_further(spool: DurableSpool) -> None:
     spool.propose(empty_at(spool.fragment, 3, Codec.NONE), NONE, primary=True)
     result, pln = await synced(spool, mismatch(3, 3, labels.label_set(author="other")))
