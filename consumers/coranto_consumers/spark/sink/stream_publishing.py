@@ -97,7 +97,7 @@ class SegmentPublisher:
         self._service = client.append_service(
             batch_bytes=_APPEND_BYTES, pending_bytes=_PENDING_BYTES, retry_unknown=False
         )
-        self._ended: list[tuple[str, _Segment]] = []
+        self._all: list[tuple[str, _Segment]] = []
         self._segments: dict[str, _Segment] = {}
         self._events = 0
         self._look()
@@ -110,7 +110,7 @@ class SegmentPublisher:
     ) -> None:
         if error is not None:
             self._service.cancel()
-            parts = [replace(self._part(*each), last_clock=self._clock.tick()) for each in self._all()]
+            parts = [replace(self._part(*each), last_clock=self._clock.tick()) for each in self._all]
             run_blocking(self._rolled_back(parts))
 
     async def _rolled_back(self, parts: list[BulkPart]) -> None:
@@ -127,6 +127,7 @@ class SegmentPublisher:
         for column, name in ((texts, "value"), (keys, "routing key")):
             if column.null_count:
                 raise InvalidInput(f"a row has no {name}; fill it, or filter such rows out", field="stream output")
+        self._drain()
         clock = self._clock.ticks(len(texts))
         clocks = np.uint64(clock) + np.arange(len(texts), dtype=np.uint64) * np.uint64(CLOCK_TICK)
         lines = stamped_lines(texts, EVENTS, self._producer, clock, Flags.CONTINUE_TXN, checked=checked)
@@ -149,10 +150,7 @@ class SegmentPublisher:
                 self._send(journal)
             for journal in unsent:
                 self._settle(journal, wait=True)
-        return tuple(self._part(journal, each) for journal, each in self._all() if each.events)
-
-    def _all(self) -> list[tuple[str, _Segment]]:
-        return [*self._ended, *self._segments.items()]
+        return tuple(self._part(journal, each) for journal, each in self._all if each.events)
 
     # -- Segments ------------------------------------------------------------------------------------------------------
 
@@ -178,6 +176,7 @@ class SegmentPublisher:
         segment = self._segments.get(journal)
         if segment is None:
             segment = self._segments[journal] = _Segment(self._own.get(journal, self._producer), first_clock)
+            self._all.append((journal, segment))  # What a key has in a segment comes before what it has in successors.
         segment.held.append(content)
         segment.held_places.append(places)
         segment.last_clock = last_clock
@@ -186,6 +185,17 @@ class SegmentPublisher:
             self._send(journal)
         elif sum(each.size for each in self._segments.values()) > _HELD_BYTES:
             self._send(max(self._segments, key=lambda name: self._segments[name].size))
+
+    def _drain(self) -> None:
+        """Wait until nothing is left for sealed segments: newer events of their keys go to the successors."""
+        while sealed := [
+            journal
+            for journal, each in self._segments.items()
+            if (each.held or each.sent) and journal not in self._journals
+        ]:
+            for journal in sealed:
+                self._send(journal)
+                self._settle(journal, wait=True)
 
     def _send(self, journal: str) -> None:
         segment = self._segments.get(journal)
@@ -228,7 +238,7 @@ class SegmentPublisher:
 
     def _go_elsewhere(self, journal: str, segment: _Segment, error: CorantoError) -> None:
         """Publish again what a segment has perhaps not, and what is held back for it, by the segments of now."""
-        self._ended.append((journal, self._segments.pop(journal)))
+        del self._segments[journal]
         self._own[journal] = new_producer_id(os.urandom)
         refused = list(segment.sent)
         segment.sent.clear()
@@ -244,9 +254,10 @@ class SegmentPublisher:
         if not isinstance(error, AppendOutcomeUnknown):
             self._await_change(journal, error)
         self._service.reset(journal)
-        first = self._clock.ticks(len(lines))
         for name, rows in self._routed(places):
-            clocks = [first + int(row) * CLOCK_TICK for row in rows]
+            # Another segment may have been refused meanwhile, and its events be in this one.
+            first = self._clock.ticks(len(rows))
+            clocks = [first + number * CLOCK_TICK for number in range(len(rows))]
             stamped = [
                 restamped(lines[row] + b"\n", self._own.get(name, self._producer), clock)
                 for row, clock in zip(rows.tolist(), clocks, strict=True)

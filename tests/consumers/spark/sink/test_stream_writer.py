@@ -135,6 +135,71 @@ def test_a_task_goes_on_in_the_successors_of_segments_that_are_sealed_while_it_w
     assert shop.numbers() == list(range(30 + 30 * len(CHANGES[change])))
 
 
+class Numbered:
+    """Batches with numbers that go on, and with the keys that segments have when it is made."""
+
+    def __init__(self, shop: Shop) -> None:
+        segments = shop.streams.describe(shop.name).segments.items()
+        keys = [f"k{number}" for number in range(100)]
+        self._keys = {name: [key for key in keys if key_hash(key) in each.range] for name, each in segments}
+        self.end = 0
+
+    def __call__(self, rows: dict[int, int]) -> pa.RecordBatch:
+        """Return a batch with so many rows for each segment."""
+        keys = [self._keys[name][n % len(self._keys[name])] for name, count in rows.items() for n in range(count)]
+        begin, self.end = self.end, self.end + len(keys)
+        return pa.record_batch({"n": pa.array(range(begin, self.end), pa.int32()), "key": keys})
+
+
+@pytest.fixture
+def answered(monkeypatch) -> None:
+    """A task knows the answer to each append before it goes on."""
+    settle = stream_publishing.SegmentPublisher._settle
+
+    def waiting(self, journal: str, *, wait: bool) -> None:
+        settle(self, journal, wait=True)
+
+    monkeypatch.setattr(stream_publishing.SegmentPublisher, "_settle", waiting)
+
+
+@pytest.mark.usefixtures("answered")
+def test_keys_keep_their_order_when_another_segment_tells_that_theirs_is_sealed(shop, monkeypatch):
+    monkeypatch.setattr(stream_publishing, "_APPEND_BYTES", 400)
+    shop.scale(Split(1))
+    batch = Numbered(shop)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield batch({0: 60, 2: 3, 3: 60})  # Those of segment 2 are held back.
+        shop.scale(Split(0), Split(2), Split(3))
+        yield batch({0: 60})
+        yield batch({2: 60, 3: 60})
+        shop.scale(Split(8), Split(9))
+        yield batch({3: 60})
+
+    writer = shop.query_writer()
+    writer.commit([replace(writer.write(batches()), query=QUERY)], 0)
+
+    assert shop.numbers() == list(range(batch.end))
+
+
+@pytest.mark.usefixtures("answered")
+def test_events_of_two_sealed_segments_that_meet_in_one_are_all_there(shop, monkeypatch):
+    monkeypatch.setattr(stream_publishing, "_APPEND_BYTES", 4000)
+    monkeypatch.setattr(stream_publishing, "_HELD_BYTES", 4000)
+    batch = Numbered(shop)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield batch({1: 40})
+        shop.scale(Merge((0, 1)))
+        shop.scale(Split(2, 3))
+        yield batch({0: 48})  # Goes to two of the three, and between them those of segment 1 are sent.
+
+    writer = shop.query_writer()
+    writer.commit([replace(writer.write(batches()), query=QUERY)], 0)
+
+    assert shop.numbers() == list(range(batch.end))
+
+
 def test_a_segment_is_sealed_again_while_its_events_are_moved(shop, monkeypatch):
     writer = shop.batch_writer()
     written = attempt(writer, 0, 40)
