@@ -122,9 +122,9 @@ def test_acknowledgements_before_the_decision_are_caught(monkeypatch: pytest.Mon
 def slow_recovery(patch: pytest.MonkeyPatch) -> None:
     """Have processes that recover the stream stand still after they have read what was decided."""
 
-    async def acknowledge(self: Decisions, journal: str, ends: list[LaneEnd]) -> None:
+    async def acknowledge(self: Decisions, journal: str, ends: list[LaneEnd], settled: int) -> None:
         await asyncio.sleep(3.0)
-        await right(self, journal, ends)
+        await right(self, journal, ends, settled)
 
     right = Decisions._acknowledge
     patch.setattr(Decisions, "_acknowledge", acknowledge)

@@ -226,7 +226,7 @@ class Decisions:
         for each in undone:
             for journal, ack in each.acks.items():
                 by_journal.setdefault(journal, []).append(LaneEnd(each.use, ack))
-        await asyncio.gather(*(self._acknowledge(journal, acks) for journal, acks in by_journal.items()))
+        await asyncio.gather(*(self._acknowledge(journal, acks, gate.settled) for journal, acks in by_journal.items()))
         settled = {SETTLED_LABEL: str(gate.end)}
         # If the registers were lost and restored since, they must not claim that later decisions are settled.
         check = labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: gate.token or ""})
@@ -236,9 +236,12 @@ class Decisions:
             return len(undone)  # Another process is doing this, and finds the same work.
         return len(undone)
 
-    async def _acknowledge(self, journal: str, ends: list[LaneEnd]) -> None:
+    async def _acknowledge(self, journal: str, ends: list[LaneEnd], settled: int) -> None:
+        async def is_done(txn: str) -> bool:
+            return txn in (await self.read(settled, (await self.gate()).end)).done
+
         with contextlib.suppress(NotAllowed, JournalNotFound):
-            await end_transactions(self._client, journal, ends)
+            await end_transactions(self._client, journal, ends, is_done=is_done)
 
     async def _record(
         self,

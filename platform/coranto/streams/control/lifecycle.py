@@ -48,7 +48,7 @@ from coranto.names import nests
 from coranto.specs import durability
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.scaling import MAX_CHANGES, Change, ScalingPolicy, format_policy, transition
-from coranto.streams.control.transaction_ends import drop_open_lanes
+from coranto.streams.control.transaction_ends import drop_undecided, open_lanes
 from coranto.streams.model.events import format_of
 from coranto.streams.model.keys import KEY_SPACE, KeyRange
 from coranto.streams.model.registers import MAX_WRITERS
@@ -349,20 +349,26 @@ class Streams:
     async def drop_lanes(self, name: str, format: Framing[Any] | None = None) -> int:
         """Remove what multi-key writers that died left in the registers of segments. Returns the number of lanes.
 
-        Transactions that are open meanwhile start again. `format` is the format of events, by default that of the
+        All transactions that are open meanwhile start again. `format` is the format of events, by default that of the
         stream's content type. Raises as `resume` does.
         """
         view = await self._finish(name)
         if view.transactions is None:
             return 0
+        journals = [each.journal for each in view.stream.active()]
+        # They have read the gate before it is closed below. So each of them is decided by then, or never.
+        found = await asyncio.gather(*(open_lanes(self._client, each) for each in journals))
         decisions = Decisions(self._client, name, self._entropy)
         gate = await decisions.close()
         await decisions.finish(gate)
-        # Transactions that have not ended now depend on an earlier gate, so they can never be decided.
         events = format or format_of(view.stream.content_type)
         ticks = ProducerClock(lambda: int(self._clock.now() * 1e9))
-        journals = [each.journal for each in view.stream.active()]
-        dropped = await asyncio.gather(*(drop_open_lanes(self._client, each, events, ticks) for each in journals))
+        dropped = await asyncio.gather(
+            *(
+                drop_undecided(self._client, journal, uses, events, ticks)
+                for journal, uses in zip(journals, found, strict=True)
+            )
+        )
         if await self._attempt([_touch(view.transactions, {})]):
             await decisions.open(gate.token, self._client.applied_revision)
         await self.resume(name)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from coranto.client.client import JournalClient
-from coranto.errors import RegisterMismatch
+from coranto.errors import RegisterMismatch, WrongAppendOffset
 from coranto.messages.framing import Framing
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerClock, build_uuid
 from coranto.streams.model.lanes import LaneChange, LaneStep, LaneUse, after_refusal, lanes_in, parameters
@@ -24,12 +24,19 @@ class LaneEnd(NamedTuple):
 
 
 async def end_transactions(
-    client: JournalClient, journal: str, ends: Sequence[LaneEnd], *, patience: float | None = None
+    client: JournalClient,
+    journal: str,
+    ends: Sequence[LaneEnd],
+    *,
+    patience: float | None = None,
+    is_done: Callable[[str], Awaitable[bool]] | None = None,
 ) -> None:
     """End decided transactions in a segment, as far as they have not ended. Repeats lost answers for
     `patience` seconds, by default the client's.
 
-    Raises NotAllowed and JournalNotFound if the segment takes nothing any more, and errors of the client.
+    `is_done` tells of another process's transaction whether it is recorded as done by now, so that its lane may have
+    gone on. It is asked after a loss of the registers that would show this. Raises NotAllowed and JournalNotFound if
+    the segment takes nothing any more, and errors of the client.
     """
     changes = [LaneChange(LaneStep.END, each.use) for each in ends if each.use is not None]
     try:
@@ -38,18 +45,33 @@ async def end_transactions(
         )
     except RegisterMismatch:  # Some have ended.
         for each in ends:
-            await _end(client, journal, each, patience)
+            await _end(client, journal, each, patience, is_done)
 
 
-async def _end(client: JournalClient, journal: str, end: LaneEnd, patience: float | None) -> None:
+async def _end(
+    client: JournalClient,
+    journal: str,
+    end: LaneEnd,
+    patience: float | None,
+    is_done: Callable[[str], Awaitable[bool]] | None,
+) -> None:
     step: LaneStep | None = LaneStep.END
     while step is not None:
-        changes = [] if end.use is None else [LaneChange(step, end.use)]
+        changes, offset = [] if end.use is None else [LaneChange(step, end.use)], 0
+        if step is LaneStep.END_AFTER_LOSS and end.use is not None and is_done is not None:
+            # The lane does not go on before the transaction is recorded as done. So it has not gone on at this offset.
+            offset = (await client.append(journal, b"", retry_unknown=True, patience=patience)).end
+            if await is_done(end.use.txn):
+                return
         try:
-            await client.append(journal, end.ack, retry_unknown=True, patience=patience, **parameters(changes))
+            await client.append(
+                journal, end.ack, offset=offset, retry_unknown=True, patience=patience, **parameters(changes)
+            )
         except RegisterMismatch as error:
             assert end.use is not None
             step = after_refusal(error.registers, end.use)
+        except WrongAppendOffset:
+            continue  # Something was appended meanwhile, perhaps by an attempt whose answer was lost. Look again.
         else:
             return
 
@@ -71,11 +93,23 @@ async def drop_transaction(
     await client.append(journal, content, retry_unknown=True, patience=patience, **parameters([change]))
 
 
-async def drop_open_lanes(client: JournalClient, journal: str, format: Framing[Any], ticks: ProducerClock) -> int:
-    """Drop all transactions in progress in a segment, none of which can be decided. Returns their number."""
-    uses = lanes_in((await client.append(journal, b"", retry_unknown=True)).registers)
+async def open_lanes(client: JournalClient, journal: str) -> tuple[LaneUse, ...]:
+    """Return the transactions in progress in a segment. Raises errors of the client."""
+    return lanes_in((await client.append(journal, b"", retry_unknown=True)).registers)
+
+
+async def drop_undecided(
+    client: JournalClient, journal: str, uses: Sequence[LaneUse], format: Framing[Any], ticks: ProducerClock
+) -> int:
+    """Drop those of these transactions that are still in progress, and can never be decided. Returns their number."""
+    dropped = 0
     for use in uses:
         last = max(ticks.tick(), use.begin + CLOCK_TICK)
         ack = format.acknowledgement(build_uuid(use.producer, last, Flags.ACK_TXN))
-        await drop_transaction(client, journal, use, dropping(format, use, ack))
-    return len(uses)
+        condition = parameters([LaneChange(LaneStep.DROP_OPEN, use)])
+        try:
+            await client.append(journal, dropping(format, use, ack), retry_unknown=True, **condition)
+        except RegisterMismatch:
+            continue  # It has ended, or its own writer has dropped it.
+        dropped += 1
+    return dropped

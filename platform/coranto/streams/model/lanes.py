@@ -31,8 +31,12 @@ from coranto.wire import protocol_pb2 as pb
 LANE_PREFIX: Final = "coranto.dev/lane-"
 MAX_LANES: Final = 32
 """The most transactions that one writer has in progress at once. A lane takes some 100 of the 64 KiB of registers."""
-CROWDED_LANES: Final = 256
-"""The number of lanes in a segment from which on a writer removes those of writers that have died."""
+CROWDED_LANES: Final = 64
+"""The number of abandoned lanes in a segment from which on a writer removes them.
+
+All registers go with each proposal of a segment, so they should stay small.
+"""
+_ABANDONED: Final = 600 * 10_000_000 << 4  # Ten minutes, as a difference of clocks.
 
 
 class LaneUse(NamedTuple):
@@ -101,6 +105,8 @@ class LaneStep(Enum):
     """Append the acknowledgement although the registers were lost. The lane must not name another transaction."""
     DROP = "drop"
     """Append what makes readers drop the events of a transaction that can never be decided."""
+    DROP_OPEN = "drop open"
+    """The same for another process's transaction, which may have ended meanwhile: the lane must still name it."""
 
 
 class LaneChange(NamedTuple):
@@ -117,12 +123,12 @@ def parameters(changes: Iterable[LaneChange]) -> dict[str, Any]:
     union: dict[str, str] = {}
     subtract: dict[str, str] = {}
     for step, use in changes:
-        if step in (LaneStep.BEGIN, LaneStep.END):
+        if step in (LaneStep.BEGIN, LaneStep.END, LaneStep.DROP_OPEN):
             include[HELD_LABEL] = ""
         if step is LaneStep.BEGIN:
             exclude[use.label] = ""
             union[use.label] = use.value
-        elif step is LaneStep.END:
+        elif step in (LaneStep.END, LaneStep.DROP_OPEN):
             include[use.label] = use.value
             subtract[use.label] = use.value
         elif step is LaneStep.END_AFTER_LOSS:
@@ -150,6 +156,11 @@ def after_refusal(registers: pb.LabelSet, use: LaneUse) -> LaneStep | None:
         return LaneStep.END if found == use.value else None
     lost = not labels.value_of(registers, HELD_LABEL) or labels.value_of(registers, RESTORED_LABEL)
     return LaneStep.END_AFTER_LOSS if lost else None
+
+
+def is_abandoned(use: LaneUse, clock: int) -> bool:
+    """Return True if a transaction began ten minutes from `clock` or more: its writer has probably died."""
+    return abs(clock - use.begin) >= _ABANDONED
 
 
 def lanes_in(registers: pb.LabelSet) -> tuple[LaneUse, ...]:

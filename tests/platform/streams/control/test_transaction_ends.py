@@ -12,9 +12,9 @@ import pytest
 from coranto import labels
 from coranto.client import JournalClient
 from coranto.errors import Unavailable
-from coranto.streams.control.decisions import Decided, Decisions
+from coranto.streams.control.decisions import Decided, Decisions, Gate
 from coranto.streams.control.lifecycle import Streams, default_template
-from coranto.streams.control.transaction_ends import LaneEnd, end_transactions
+from coranto.streams.control.transaction_ends import LaneEnd, end_transactions, open_lanes
 from coranto.streams.model.lanes import lanes_in
 from coranto.streams.model.registers import Registers
 from coranto.streams.model.stream import segment_journal
@@ -96,6 +96,86 @@ async def test_what_readers_remember_does_not_grow_with_transactions(streams: St
         assert lanes_in(barrier.registers) == (), "all have ended"
 
 
+async def test_who_drops_lanes_leaves_transactions_that_began_meanwhile(
+    streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await streams.create("orders", 1, template=TEMPLATE)
+    began, dropped, writing = asyncio.Event(), asyncio.Event(), list[asyncio.Task[None]]()
+
+    async def hold() -> None:
+        began.set()
+        await dropped.wait()
+
+    async def finish(self: Decisions, gate: Gate) -> int:
+        monkeypatch.setattr(Decisions, "finish", right)
+        done = await right(self, gate)
+        # This process stands still for so long that another opens the gate.
+        await Streams(client).resume("orders")
+
+        async def other() -> None:
+            watched: Any = Watched(client, hold)
+            async with MultiKeyWriter[Any](watched, "orders") as writer:
+                await write(writer, 1)
+
+        writing.append(asyncio.create_task(other()))
+        await began.wait()
+        return done
+
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        await write(writer, 0)
+    right = Decisions.finish
+    monkeypatch.setattr(Decisions, "finish", finish)
+    assert await streams.drop_lanes("orders") == 0
+    dropped.set()
+    await writing[0]
+    assert await committed(client) == {0: 2, 1: 2}
+
+
+async def test_a_commit_does_not_fail_because_earlier_ones_cannot_be_recorded_as_done(
+    streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise Unavailable("nobody answers")
+
+    await streams.create("orders", 1, template=TEMPLATE)
+    monkeypatch.setattr("coranto.streams.writer.multi_key.writer._FINISH_EVERY", 1)
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        monkeypatch.setattr(Decisions, "finish", fail)
+        monkeypatch.setattr(Decisions, "done", fail)
+        await write(writer, 0)
+    assert await committed(client) == {0: 2}
+
+
+async def test_after_a_loss_of_registers_only_what_is_not_done_is_ended_again(
+    streams: Streams, client: JournalClient
+) -> None:
+    await streams.create("orders", 1, template=TEMPLATE)
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        await write(writer, 0)
+    (each,) = await decided(client)
+    end = LaneEnd(each.use, each.acks[SEGMENT])
+    noop = b'{"_meta":{"uuid":"00000000-0000-0000-0000-000000000000"},"txn":-1}\n'
+    registers = (await client.append(SEGMENT, b"")).registers
+    lost = (await client.append(SEGMENT, noop, subtract_registers=registers)).end
+    asked: list[str] = []
+
+    async def done(txn: str) -> bool:
+        asked.append(txn)
+        return True
+
+    async def not_done(txn: str) -> bool:
+        asked.append(txn)
+        if len(asked) == 2:  # Something comes between the question and the end.
+            await client.append(SEGMENT, noop)
+        return False
+
+    await end_transactions(client, SEGMENT, [end], is_done=done)
+    assert await client.head(SEGMENT) == lost, "its lane may have gone on"
+    await end_transactions(client, SEGMENT, [end], is_done=not_done)
+    assert await client.head(SEGMENT) == lost + len(noop) + len(end.ack)
+    assert asked == [each.txn] * 3
+
+
 @pytest.mark.parametrize("restored", [False, True])
 async def test_decided_transactions_end_although_all_registers_were_lost(
     restored: bool, streams: Streams, client: JournalClient, cluster: Cluster
@@ -155,7 +235,11 @@ async def test_lanes_of_dead_writers_are_dropped_when_a_segment_has_many(
         assert len(lanes_in((await client.append(SEGMENT, b"")).registers)) == 3
     monkeypatch.setattr("coranto.streams.writer.multi_key.writer.CROWDED_LANES", 3)
     async with MultiKeyWriter[Any](client, "orders") as writer:
+        await write(writer, 12)
+    assert len(await open_lanes(client, SEGMENT)) == 3, "their writers may still be at work"
+    monkeypatch.setattr("coranto.streams.model.lanes._ABANDONED", 0)
+    async with MultiKeyWriter[Any](client, "orders") as writer:
         await write(writer, 11)
     assert lanes_in((await client.append(SEGMENT, b"")).registers) == ()
-    assert await committed(client) == {10: 2, 11: 2}
+    assert await committed(client) == {10: 2, 11: 2, 12: 2}
     assert await streams.drop_lanes("orders") == 0

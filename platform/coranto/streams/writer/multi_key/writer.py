@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, cast
@@ -61,6 +61,7 @@ from coranto.streams.model.lanes import (
     LanePool,
     LaneStep,
     LaneUse,
+    is_abandoned,
     lanes_in,
     parameters,
 )
@@ -69,6 +70,7 @@ from coranto.streams.model.stream import Segment, Stream, validate_stream
 from coranto.streams.writer.handshake import hold_registers
 from coranto.streams.writer.multi_key.snapshot import StreamSnapshot, take_snapshot
 from coranto.streams.writer.multi_key.transaction import MultiKeyPosition, MultiKeyResult, MultiKeyTransaction
+from coranto.wire import protocol_pb2 as pb
 
 E = TypeVar("E")
 
@@ -138,6 +140,7 @@ class MultiKeyWriter(Generic[E]):
         self._held: set[str] = set()
         self._batches: dict[str, Batches[LaneChange]] = {}
         self._at_once = asyncio.Semaphore(MAX_LANES)
+        self._dropping = asyncio.Lock()
         self._lanes = LanePool(lambda: new_producer_id(entropy))
         self._committed = 0
         self._closed = False
@@ -161,7 +164,8 @@ class MultiKeyWriter(Generic[E]):
     async def close(self) -> None:
         """Record which transactions are carried out. Open transactions stay open, but can no longer be committed."""
         self._closed = True
-        await self._decisions.done(each.txn for each in self._lanes.to_record())
+        with self._housekeeping():
+            await self._decisions.done(each.txn for each in self._lanes.to_record())
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT) -> MultiKeyTransaction[E]:
         """Return a transaction: `async with writer.transaction() as txn: txn.write(key, event)`.
@@ -256,7 +260,8 @@ class MultiKeyWriter(Generic[E]):
             self._lanes.ended(use)
         self._committed += 1
         if self._committed % _FINISH_EVERY == 0:
-            await self._decisions.finish(await self._decisions.gate())
+            with self._housekeeping():
+                await self._decisions.finish(await self._decisions.gate())
         return MultiKeyResult(use.txn, tuple(positions), all(acknowledged))
 
     def _not_recorded(self, done: Sequence[LaneUse]) -> None:
@@ -286,8 +291,8 @@ class MultiKeyWriter(Generic[E]):
         await self._hold(journal)
         try:
             found = await self._send(part, part.content, LaneStep.BEGIN)
-        except RegisterMismatch:
-            self._held.discard(journal)  # The registers may be lost.
+        except (RegisterMismatch, InvalidInput):
+            self._held.discard(journal)  # The registers may be lost, or full.
             raise
         return MultiKeyPosition(part.segment.number, journal, *found)
 
@@ -314,9 +319,24 @@ class MultiKeyWriter(Generic[E]):
         if not Registers.of(found.registers).held:
             format: Any = self._format
             await hold_registers(self._client, journal, found.end, format, self._ticks, self._patience)
-        elif len(lanes_in(found.registers)) >= CROWDED_LANES:
-            await self._streams.drop_lanes(self.stream, self._format)
+        elif self._is_crowded(found.registers):
+            async with self._dropping:
+                found = await self._client.append(journal, b"", retry_unknown=True, patience=self._patience)
+                if self._is_crowded(found.registers):
+                    await self._streams.drop_lanes(self.stream, self._format)
         self._held.add(journal)
+
+    def _is_crowded(self, registers: pb.LabelSet) -> bool:
+        now = self._ticks.tick()
+        return sum(is_abandoned(use, now) for use in lanes_in(registers)) >= CROWDED_LANES
+
+    @contextlib.contextmanager
+    def _housekeeping(self) -> Iterator[None]:
+        """Log what fails to be recorded of committed transactions. Whoever opens the stream next makes up for it."""
+        try:
+            yield
+        except CorantoError as error:
+            _log.info("multi_key_writer.not_recorded_as_done", stream=self.stream, error=str(error))
 
     async def _was_decided(self, txn: str, begin: int, error: AppendOutcomeUnknown) -> bool:
         """Return True if a transaction was decided, and make sure that it cannot be decided later.
