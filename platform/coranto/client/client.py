@@ -98,6 +98,7 @@ class JournalClient:
         self._dispatcher = Dispatcher(self.config, self._clock, connection, connect=connect, entropy=entropy)
         self._direct = DirectReader(file_root, disk_cache)
         self._applied_revision = 0
+        self._applied_cluster = 0
         self._dispatcher.assurance = self
 
     @classmethod
@@ -131,6 +132,11 @@ class JournalClient:
     def applied_revision(self) -> int:
         """The etcd revision of the last change of specs that this client has made; 0 without any."""
         return self._applied_revision
+
+    @property
+    def applied_cluster(self) -> int:
+        """The id of the etcd cluster that counts `applied_revision`; 0 without any change."""
+        return self._applied_cluster
 
     # -- Journals and their specs ----------------------------------------------------------------------------------
 
@@ -194,6 +200,8 @@ class JournalClient:
                 raise ApplyOutcomeUnknown(f"{failure}. List the journals to learn whether it was applied.") from error
             raise failure from error
         header = check_answer(response, subject)
+        if header.etcd.cluster_id != self._applied_cluster:  # Its revisions are not those of an etcd before it.
+            self._applied_revision, self._applied_cluster = 0, header.etcd.cluster_id
         self._applied_revision = max(self._applied_revision, header.etcd.revision)
         return header
 

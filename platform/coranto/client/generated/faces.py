@@ -29,6 +29,11 @@ class JournalClientFace(Face):
         """The etcd revision of the last change of specs that this client has made; 0 without any."""
         return self._call(lambda: self._inner.applied_revision)
 
+    @property
+    def applied_cluster(self) -> int:
+        """The id of the etcd cluster that counts `applied_revision`; 0 without any change."""
+        return self._call(lambda: self._inner.applied_cluster)
+
     def list(self, selector: str | pb.LabelSelector = "") -> Listing:
         """List the journals that match a selector such as `name:prefix=flights/, content-type` (all, when empty)."""
         return self._run(self._inner.list(selector))

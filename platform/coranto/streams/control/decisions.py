@@ -20,8 +20,9 @@ A segment must not be sealed between a decision and its acknowledgements. The jo
 prevents that. It is a token, `open-…` or `closed-…`. A transaction reads the gate when it begins, before it lists the
 segments; the append that decides is conditioned on the gate being open with the same token. A process that changes the
 segments first closes the gate, then appends the acknowledgements of all decided transactions, and opens the gate with
-another token once the segments are sealed. The register `coranto.dev/gate-revision` then tells the revision of etcd at
-which the segments changed, because some brokers may still list what was there before.
+another token once the segments are sealed. The register `coranto.dev/gate-revision` = `<cluster>.<revision>` then tells
+the revision of etcd at which the segments changed, because some brokers may still list what was there before. An etcd
+that is restored from a backup has another cluster id, and counts from an earlier revision.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from coranto.messages.uuids import ProducerId
 from coranto.streams.control.batches import Batches
 from coranto.streams.control.transaction_ends import LaneEnd, end_transactions
 from coranto.streams.model.lanes import LaneUse
-from coranto.streams.model.stream import HELD_LABEL, MAX_RECORD_BYTES, transactions_journal
+from coranto.streams.model.stream import HELD_LABEL, MAX_RECORD_BYTES, Stream, transactions_journal
 from coranto.wire import protocol_pb2 as pb
 
 GATE_LABEL: Final = "coranto.dev/gate"
@@ -59,7 +60,8 @@ class Gate:
     """The state of the gate at an append. `token` is None if the gate was never opened, or the registers were lost.
 
     All decisions below the offset `settled` of the journal are carried out. `end` is the end of the journal. `revision`
-    is that of etcd at which the segments last changed, as far as who opened the gate told it, or 0.
+    is that of etcd at which the segments last changed, as far as who opened the gate told it, or 0; `cluster` is the id
+    of that etcd cluster, or 0 if it is not known.
     """
 
     token: str | None
@@ -67,19 +69,29 @@ class Gate:
     end: int
     registers: pb.LabelSet
     revision: int
+    cluster: int
 
     @property
     def is_open(self) -> bool:
         return self.token is not None and self.token.startswith(_OPEN)
 
+    def is_before(self, stream: Stream) -> bool:
+        """Return True if a listing of the stream has all changes that were made before the gate was opened.
+
+        So has every listing of an etcd that was restored since: it has none of another time.
+        """
+        return self.cluster not in (0, stream.cluster) or self.revision <= stream.revision
+
     @classmethod
     def of(cls, result: AppendResult) -> Gate:
+        cluster, _, revision = labels.value_of(result.registers, REVISION_LABEL).rpartition(".")
         return cls(
             labels.value_of(result.registers, GATE_LABEL) or None,
             int(labels.value_of(result.registers, SETTLED_LABEL) or "0"),
             result.end,
             result.registers,
-            int(labels.value_of(result.registers, REVISION_LABEL) or "0"),
+            int(revision or "0"),
+            int(cluster or "0", 16),
         )
 
 
@@ -158,11 +170,11 @@ class Decisions:
         state = _CLOSED + self._entropy(_TOKEN_BYTES).hex()
         return Gate.of(await self._record({"gate": state}, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True))
 
-    async def open(self, before: str | None, revision: int = 0) -> bool:
+    async def open(self, before: str | None, revision: int = 0, cluster: int = 0) -> bool:
         """Open the gate if it still is in the state `before`. Returns False if somebody has changed it.
 
         `revision` is that of etcd at which the segments were changed. Who reads the gate does not take an older listing
-        for the segments.
+        for the segments. `cluster` is the id of the etcd cluster, by default that of the client's last change.
         """
         state = _OPEN + self._entropy(_TOKEN_BYTES).hex()
         selector = (
@@ -171,7 +183,9 @@ class Decisions:
             else labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: before})
         )
         try:
-            union = {HELD_LABEL: "1", GATE_LABEL: state, **({REVISION_LABEL: str(revision)} if revision else {})}
+            union = {HELD_LABEL: "1", GATE_LABEL: state}
+            if revision:
+                union[REVISION_LABEL] = f"{cluster or self._client.applied_cluster:x}.{revision}"
             await self._record({"gate": state}, check=selector, union=union, again=True)
         except RegisterMismatch as error:
             return labels.value_of(error.registers, GATE_LABEL) == state  # Applied by an attempt whose answer was lost.

@@ -152,6 +152,8 @@ class Stream:
     max_writers: int | None = None
     scaling: str = ""
     """The scaling policy, as `coranto.streams.control.scaling.parse_policy` reads it; empty for none."""
+    cluster: int = 0
+    """The id of the etcd cluster that counts `revision`; 0: not known. One that is restored has another id."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and (self.name, self.segments) == (other.name, other.segments)
@@ -309,7 +311,7 @@ def decode_all(
     streams: list[Stream] = []
     for name in sorted(found):
         try:
-            streams.append(_stream(name, found[name], listing.header.etcd.revision))
+            streams.append(_stream(name, found[name], listing.header.etcd))
         except CorruptData as error:
             if unsound is None:
                 raise
@@ -317,7 +319,7 @@ def decode_all(
     return tuple(streams)
 
 
-def _stream(name: str, journals: Sequence[JournalInfo], revision: int) -> Stream:
+def _stream(name: str, journals: Sequence[JournalInfo], etcd: pb.Header.Etcd) -> Stream:
     segments: dict[int, Segment] = {}
     for info in journals:
         segment = decode_segment(info)
@@ -328,10 +330,11 @@ def _stream(name: str, journals: Sequence[JournalInfo], revision: int) -> Stream
     stream = Stream(
         name,
         dict(sorted(segments.items())),
-        revision,
+        etcd.revision,
         labels.value_of(newest, labels.CONTENT_TYPE),
         _number(newest, MAX_WRITERS_LABEL, f"stream {name}", None),
         labels.value_of(newest, SCALING_LABEL),
+        etcd.cluster_id,
     )
     _check(stream)
     return stream

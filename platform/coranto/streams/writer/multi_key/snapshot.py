@@ -52,7 +52,7 @@ async def take_snapshot(name: str, streams: Streams, decisions: Decisions, clock
     assert gate.token is not None
     # Who opened the gate had changed the segments before. Not all brokers may know that yet.
     deadline = clock.monotonic() + _LISTING_SECONDS
-    while (stream := await streams.describe(name)).revision < gate.revision:
+    while not gate.is_before(stream := await streams.describe(name)):
         if clock.monotonic() > deadline:
             raise Unavailable(
                 f"stream {name} changed at etcd revision {gate.revision}, and the broker that lists it knows only "
