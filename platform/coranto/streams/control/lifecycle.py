@@ -21,7 +21,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -103,6 +103,13 @@ class _View:
 
     def of(self, segment: Segment) -> JournalInfo:
         return self.infos[segment.journal]
+
+
+class _Applied(NamedTuple):
+    """The revision of etcd at which a change was made, or if the answer was lost, by which its journals had it."""
+
+    revision: int
+    is_exact: bool
 
 
 class Streams:
@@ -203,14 +210,16 @@ class Streams:
         specs.append(_for_good(_part(name, transactions_journal(name), spec, {EPOCH_LABEL: "0"})))
         specs.append(_part(name, marks_journal(name), spec))  # Marks are needed as long as events are.
         changes = [pb.ApplyRequest.Change(upsert=each) for each in specs]
-        revision = await self._change(changes)
-        if revision is None:
+        applied = await self._change(changes)
+        if applied is None:
             raise StreamExists(f"there is a stream {name}, or journals that it would have; choose another name")
         stream = Stream(name, {each.number: each for each in made})
         occupied = [number for number, head in (await self.heads(stream)).items() if head]
         if occupied:
-            if revision:
-                undo = [pb.ApplyRequest.Change(delete=each.name, expect_mod_revision=revision) for each in specs]
+            if applied.is_exact:
+                undo = [
+                    pb.ApplyRequest.Change(delete=each.name, expect_mod_revision=applied.revision) for each in specs
+                ]
                 await self._attempt(undo)
             raise StreamExists(
                 f"there is content of an earlier stream {name} (segment {occupied[0]}) in the fragment stores: remove "
@@ -311,14 +320,17 @@ class Streams:
             token = gate.token
             await decisions.finish(gate)
             changes = [*changes, _touch(view.transactions, {EPOCH_LABEL: str(epoch)})]
-        if await self._change(changes) is None:
-            found = await self.resume(name)
+        applied = await self._change(changes)
+        if applied is None:
+            now = await self.resume(name)
             raise StreamChanged(
-                f"somebody else changed stream {name} meanwhile, which is at epoch {found.epoch} now. Nothing of this "
+                f"somebody else changed stream {name} meanwhile, which is at epoch {now.epoch} now. Nothing of this "
                 "change was applied: look at its segments, and try again"
             )
-        await self._finish(name)
-        if token is not None and not await decisions.open(token, self._client.applied_revision):
+        found = (await self._finish(name)).stream
+        # Another process may have recorded the final offsets. All brokers reach the revision at which it did that.
+        revision = max(applied.revision, *(each.mod_revision for each in found.segments.values()))
+        if token is not None and not await decisions.open(token, revision, found.cluster):
             return await self.resume(name)
         return await self.describe(name)
 
@@ -443,17 +455,16 @@ class Streams:
 
     # -- Parts -----------------------------------------------------------------------------------------------------
 
-    async def _change(self, changes: Sequence[pb.ApplyRequest.Change]) -> int | None:
-        """Apply changes, conditioned on their expected revisions, and return the resulting revision of etcd.
+    async def _change(self, changes: Sequence[pb.ApplyRequest.Change]) -> _Applied | None:
+        """Apply changes, conditioned on their expected revisions. Returns None for a conflict.
 
-        Returns None for a conflict. Returns 0 if an attempt whose answer was lost appears to have been applied. Raises
-        ApplyOutcomeUnknown if that cannot be determined.
+        Raises ApplyOutcomeUnknown if an attempt whose answer was lost may have been applied or not.
         """
         retry = Retry(self._client.config.patience)
         unknown: ApplyOutcomeUnknown | None = None
         while True:
             try:
-                return (await self._client.apply(changes)).etcd.revision
+                return _Applied((await self._client.apply(changes)).etcd.revision, True)
             except EtcdTransactionFailed:
                 if unknown is None:
                     return None
@@ -467,7 +478,7 @@ class Streams:
         names = [("name", change.delete or change.upsert.name) for change in changes]
         present = {info.name: info for info in (await self._client.list(labels.label_selector(include=names))).journals}
         if all(_looks_applied(change, present) for change in changes):
-            return 0
+            return _Applied(max((each.mod_revision for each in present.values()), default=0), False)
         raise unknown
 
     async def _attempt(self, changes: Sequence[pb.ApplyRequest.Change]) -> bool:

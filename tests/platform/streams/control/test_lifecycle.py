@@ -308,6 +308,29 @@ async def test_an_answer_that_is_lost_is_looked_for(streams: Streams, client: Jo
     assert len(created.active()) == 2
 
 
+async def test_the_gate_tells_the_revision_of_a_change_whose_answers_are_all_lost(
+    streams: Streams, client: JournalClient
+) -> None:
+    await streams.create("orders", 2, template=TEMPLATE)
+
+    class Deaf:
+        applied_revision = applied_cluster = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(client, name)
+
+        async def apply(self, changes: Any) -> Any:
+            await client.apply(changes)
+            raise ApplyOutcomeUnknown("the answer was lost")
+
+    deaf: Any = Deaf()
+    scaled = await Streams(deaf).scale("orders", [Split(1)])
+    found = await gate(client, "orders")
+    assert found.is_open
+    assert found.cluster == scaled.cluster != 0
+    assert found.revision == max(each.mod_revision for each in scaled.segments.values())
+
+
 async def test_one_that_was_overtaken_while_it_was_away_changes_nothing(
     streams: Streams, client: JournalClient
 ) -> None:
