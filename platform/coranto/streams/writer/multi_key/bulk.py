@@ -66,9 +66,13 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Doubt:
-    """The reason for which a decision may have been made or not, if there is one."""
+    """The reason for which a decision may have been made or not, if there is one.
+
+    While `of_earlier` is true, an earlier call may have decided the same parts, whose acknowledgements may be missing.
+    """
 
     reason: AppendOutcomeUnknown | None = None
+    of_earlier: bool = False
 
 
 class _Known(NamedTuple):
@@ -132,7 +136,8 @@ class BulkCommitter:
         InvalidInput for a batch above 0 if none is known, unless `accept_loss`: the stream, or all brokers of its
         decisions, are not those of before. Raises StreamChanged if a part cannot be moved to the successors of its
         segment, or the stream is changed for all of `patience`; StreamSealed, and errors of the client. After these,
-        nothing is committed. After CommitUnknown that is not known: the next commit of the batch tells.
+        this call has committed nothing. After CommitUnknown that is not known: the next commit of the batch tells,
+        whether it is given the same parts or others. Without a writer nothing tells: do not give the parts again.
         """
         if writer and not _WRITER.fullmatch(writer):
             raise InvalidInput(f"{writer[:100]!r} is no writer of batches; give up to 40 letters, digits, - and _")
@@ -145,7 +150,8 @@ class BulkCommitter:
                     f"a transaction on stream {self.stream} may be committed or not: {doubt.reason} Nothing told "
                     f"since: {error}"
                 ) from error
-            await roll_back(self._client, placed)
+            given = {each.producer for each in parts} if doubt.of_earlier else set()
+            await roll_back(self._client, [each for each in placed if each.producer not in given])
             raise
         if not mine:
             await roll_back(self._client, placed)
@@ -155,16 +161,19 @@ class BulkCommitter:
         """Decide, and acknowledge. Returns False if the batch was committed before. Moved parts replace others."""
         txn, retry = self._entropy(12).hex(), Retry(self._patience)
         while True:
+            doubt.of_earlier = bool(writer)
             snapshot = await self._snapshot()
             value = labels.value_of(snapshot.gate.registers, _REGISTER + writer) if writer else ""
             known = _parsed(value) if value else None
             if known is not None and known.batch > batch:
+                doubt.of_earlier = False  # A batch is decided once all acknowledgements of the one before are there.
                 raise Fenced(
                     f"batch {batch} of {writer} is old: batch {known.batch} is in stream {self.stream}. Another "
                     "process goes on with its work, or this one was restored from an outdated checkpoint"
                 )
             if known is not None and not known.is_done:
                 await self._decisions.finish(snapshot.gate)
+            doubt.of_earlier = False
             if known is not None and known.batch == batch:
                 return known.txn == txn
             if writer and known is None and batch and not accept_loss:
@@ -177,7 +186,8 @@ class BulkCommitter:
             try:
                 await self._place(parts, snapshot.stream)
                 await self._decide(txn, parts, snapshot, writer, batch, value or "")
-            except (RegisterMismatch, NotAllowed) as error:  # The segments have changed, or another process decided.
+            except (RegisterMismatch, NotAllowed) as error:  # The segments have changed, or another call decided.
+                doubt.of_earlier = bool(writer)
                 delay = retry.failed(self._clock.monotonic())
                 if delay is None:
                     raise StreamChanged(

@@ -112,6 +112,17 @@ async def test_what_may_be_decided_is_not_rolled_back(
     with pytest.raises(CommitUnknown, match="may be committed or not: the answer is lost"):
         await committer.commit([part], writer=writer)
 
+    if writer:  # The same parts are given again, and the register cannot be read.
+
+        async def silent_decisions(journal: str, content: Any, **options: Any) -> Any:
+            if journal == transactions_journal("orders"):
+                raise Unavailable("nothing answers")
+            return await client.append(journal, content, **options)
+
+        monkeypatch.setattr(lossy, "append", silent_decisions)
+        with pytest.raises(Unavailable, match="nothing answers"):
+            await committer.commit([part], writer=writer)
+
     await BulkCommitter(client, "orders").prepare()
     assert await numbers(client) == list(range(5))
     if writer:
