@@ -123,18 +123,20 @@ class _Compaction:
     def journal(self, part: JournalPart) -> Iterator[CompactedSpan]:
         store, listed = _place(self._stores, part)
         chain = _chain(listed)
-        for each in sorted(set(listed) - set(chain), key=lambda each: each.begin):
-            if each.end > chain[-1].end:
+        others = sorted(set(listed) - set(chain), key=lambda each: each.begin)
+        for each in others:
+            if each.begin > chain[-1].end:
                 raise CorruptData(
                     f"{store.url}{FOLDER}/{part.journal}/: no file has what became committed in [{chain[-1].end}, "
                     f"{each.begin}), and there is one after it; restore the file, or remove those after it to have "
                     "them made again"
                 )
-            _log.info("compaction.file_removed", store=store.url, path=each.path)
-            run_blocking(store.remove_note(each.path))
         source = self._state(store, chain[-1], part) if chain else Source(part.begin)
         if source.replay_from < part.begin:
             raise OffsetJump(part.journal, source.replay_from, part.begin)
+        for each in others:  # Of other runs. What they have beyond the last file of the chain is made again.
+            _log.info("compaction.file_removed", store=store.url, path=each.path)
+            run_blocking(store.remove_note(each.path))
         ends = [end for end in self._ends(part) if end > source.read_through]
         while ends:
             at = source.read_through

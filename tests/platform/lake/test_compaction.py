@@ -130,6 +130,24 @@ def test_spans_of_two_runs_at_once_never_count_twice(tmp_path: Path) -> None:
     assert rows(tmp_path) == committed(manifest)
 
 
+def test_a_run_that_goes_on_from_a_file_that_another_has_removed_stops_no_later_run(tmp_path: Path) -> None:
+    producer = Producer()
+    manifest = manifest_of(tmp_path, [producer.line(n=n) for n in range(10, 17)])
+    size = manifest.fragments[0].length
+    slow = compact(manifest, options(tmp_path, file_bytes=3 * size))
+    begun = next(slow)
+    shutil.move(tmp_path / begun.path, tmp_path / "aside")
+    chain = list(compact(first(manifest, 4), options(tmp_path, file_bytes=2 * size)))
+    shutil.move(tmp_path / "aside", tmp_path / begun.path)
+    assert list(compact(first(manifest, 4), options(tmp_path))) == []
+    assert not (tmp_path / begun.path).exists()
+    follows = next(slow)
+    assert begun.end == follows.begin < chain[-1].end < follows.end
+    list(compact(manifest, options(tmp_path)))
+    assert not (tmp_path / follows.path).exists()
+    assert rows(tmp_path) == committed(manifest)
+
+
 def test_what_is_gone_or_does_not_fit_is_an_error(tmp_path: Path) -> None:
     producer = Producer()
     lines = [
