@@ -132,7 +132,7 @@ def _words(text: bytes) -> Iterator[int]:
         at = text.find(word)
         while at >= 0:
             before = at - 1
-            while text[before] in b" \t-":
+            while text[before] in b" \t\r-":
                 before -= 1
             if text[before] in b":,[":
                 yield at

@@ -29,6 +29,8 @@ ODD = (
     b'{"s":"\xff"}',
     b'{"n":1',
     b'{"f":NaN}',
+    b'{"f":\rNaN}',
+    b'{"f":\r-Inf}',
     b'x{"n":1}',
     b"{,}",
 )
@@ -48,6 +50,13 @@ def test_each_line_has_its_own_values_or_is_doubtful(lines):
             alone = parser.parse_one(line)
             assert alone is not None
             assert alone.num_rows == 1
+
+
+def test_words_for_numbers_are_doubtful_behind_any_whitespace():
+    parser = LineParser(SCHEMA)
+    for line in (b'{"f":NaN}', b'{"f":\rNaN}', b'{"f":\r-Inf}', b'{"f": \t\r Inf}'):
+        assert parser.parse_one(line) is not None, "pyarrow takes it for a number"
+        assert parser.parse(pa.array([line + b"\n"], pa.binary()))[1].all()
 
 
 def test_a_line_that_does_not_fit_has_no_values_alone():
