@@ -54,13 +54,15 @@ class ShardPublisher:
         rows = table_of(table)
         if journal not in self._journals:
             validate_journal(journal)
+        contents: list[bytes] = []
         for part in parts_of(rows):
             first = self._clock.ticks(part.num_rows)
             lines = stamped_rows(part, framing, self.producer, first, Flags.CONTINUE_TXN)
+            contents += line_pieces(lines, _PIECE_BYTES)
+        if contents:
             self._journals.setdefault(journal, framing)
-            for content in line_pieces(lines, _PIECE_BYTES):
-                self._staged.append((journal, content))
-                self.staged_bytes += len(content)
+            self._staged += ((journal, content) for content in contents)
+            self.staged_bytes += sum(map(len, contents))
 
     def take(self) -> list[tuple[str, bytes]]:
         """Return the content published since the last call, by journal and in order, for the shard to append."""

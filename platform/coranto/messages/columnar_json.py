@@ -24,6 +24,8 @@ from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId
 
 ROWS_AT_ONCE: Final = 1 << 15
 """The rows that are encoded together: their texts fit into the processor's cache."""
+BYTES_AT_ONCE: Final = 1 << 25
+"""About the most bytes of Arrow that are encoded together, unless one row has more: an array of lines holds 2 GiB."""
 _SPECIAL: Final = r'["\\\x00-\x1f]'
 
 
@@ -53,7 +55,10 @@ def table_of(data: Any) -> pa.Table:
 
 def parts_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a table in parts to be stamped one after the other."""
-    yield from table.combine_chunks().to_batches(max_chunksize=ROWS_AT_ONCE)
+    for batch in table.combine_chunks().to_batches(max_chunksize=ROWS_AT_ONCE):
+        rows = max(batch.num_rows * BYTES_AT_ONCE // max(batch.nbytes, BYTES_AT_ONCE), 1)
+        for begin in range(0, batch.num_rows, rows):
+            yield batch.slice(begin, rows)
 
 
 def stamped_rows(
@@ -62,7 +67,8 @@ def stamped_rows(
     """Return an Arrow binary array with the line of each row.
 
     Their clocks are `first_clock` and those that follow it, CLOCK_TICK apart. The columns are those of `table_of`.
-    Raises InvalidInput if lines have no place for UUIDs, or a column has their name.
+    Raises InvalidInput if lines have no place for UUIDs, a column has their name, or all lines together are larger than
+    an Arrow array may be (2 GiB).
     """
     if not framing.path:
         raise InvalidInput("lines without a place for UUIDs cannot be stamped; give the framing a pointer")
@@ -75,9 +81,14 @@ def stamped_rows(
     clocks: UInt64s = np.uint64(first_clock) + np.arange(batch.num_rows, dtype=np.uint64) * np.uint64(CLOCK_TICK)
     close = framing.acknowledgement("")[len(framing.uuid_prefix) : -2]  # Without the object's end and the newline.
     pieces: list[Any] = [uuid_texts(producer, clocks, flags, before=framing.uuid_prefix, behind=close)]
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        pieces += _named(f",{json.dumps(name, ensure_ascii=False)}:".encode(), column)
-    return _joined([*pieces, b"}\n"])
+    try:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            pieces += _named(f",{json.dumps(name, ensure_ascii=False)}:".encode(), column)
+        return _joined([*pieces, b"}\n"])
+    except pa.ArrowException as error:
+        raise InvalidInput(
+            f"{batch.num_rows} rows cannot be written as JSON: {error}; give smaller rows", field="table"
+        ) from error
 
 
 def line_pieces(lines: Any, max_bytes: int) -> Iterator[bytes]:

@@ -85,7 +85,10 @@ class SyncPublisher(Generic[M]):
 
         `table` is one of Arrow, or a DataFrame of pandas or Polars (see `columnar_json.table_of`); each row becomes a
         JSON message. The framing must be `JsonLines`. UUIDs are stamped whole columns at once, so this is several times
-        as fast as to publish one by one. Raises InvalidInput before anything is published, and what `publish` raises.
+        as fast as to publish one by one.
+
+        Raises InvalidInput before anything is published, unless later rows are too large to be encoded (2 GiB), and
+        what `publish` raises. After such errors, only a part of the rows may be published.
         """
         return self._add_table(journal, table, Flags.OUTSIDE_TXN)
 
@@ -197,6 +200,7 @@ class Publisher(Generic[M]):
         self._in_flight = 0
         self._flushing = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._whole = asyncio.Lock()  # No transaction ends within a table.
 
     async def __aenter__(self) -> Self:
         return self
@@ -245,22 +249,27 @@ class Publisher(Generic[M]):
     async def publish_table(self, journal: str, table: Any) -> int:
         """Publish the rows of a table outside of transactions, and return their number. See `SyncPublisher`.
 
-        Cancelling does not take rows back.
+        Other tasks may publish meanwhile, but must not add messages for this journal to a transaction: the rest of the
+        rows would be refused. Cancelling does not take rows back.
         """
         return await self._add_table(journal, table, Flags.OUTSIDE_TXN)
 
     async def add_table(self, journal: str, table: Any) -> int:
-        """Publish the rows of a table as part of the open transaction; otherwise like `publish_table`."""
+        """Publish the rows of a table as part of the open transaction; otherwise like `publish_table`.
+
+        If another task commits or rolls back meanwhile, it waits until all rows are added.
+        """
         return await self._add_table(journal, table, Flags.CONTINUE_TXN)
 
     async def _add_table(self, journal: str, table: Any, flags: Flags) -> int:
         from coranto.messages.columnar_json import parts_of, table_of
 
         rows = await asyncio.to_thread(table_of, table)
-        for part in parts_of(rows):
-            self._builder.add_rows(journal, part, flags, self._max_batch_bytes)
-            await self._append_full(journal)
-            await asyncio.sleep(0)  # Appends go on between parts.
+        async with self._whole:
+            for part in parts_of(rows):
+                self._builder.add_rows(journal, part, flags, self._max_batch_bytes)
+                await self._append_full(journal)
+                await asyncio.sleep(0)  # Appends go on between parts.
         return int(rows.num_rows)
 
     async def flush(self) -> None:
@@ -278,8 +287,9 @@ class Publisher(Generic[M]):
 
     async def prepare(self) -> dict[str, bytes]:
         """Append all messages and return the transaction's ack intents, for the caller to keep durably."""
-        await self.flush()
-        return self._builder.ack_intents()
+        async with self._whole:
+            await self.flush()
+            return self._builder.ack_intents()
 
     async def acknowledge(self) -> None:
         """Append the prepared ack intents. If an append raises or the call is cancelled, call it again."""
@@ -300,10 +310,11 @@ class Publisher(Generic[M]):
 
     async def rollback(self) -> None:
         """Roll back the open transaction: readers drop its messages. If it raises or is cancelled, call it again."""
-        # A batch that is being appended must not land behind the acknowledgement that rolls it back.
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        self._tasks.clear()
-        await self._append_intents(self._builder.rollback_intents())
+        async with self._whole:
+            # A batch that is being appended must not land behind the acknowledgement that rolls it back.
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            self._tasks.clear()
+            await self._append_intents(self._builder.rollback_intents())
 
     async def _append_full(self, journal: str) -> None:
         if self._builder.pending_bytes(journal) >= self._max_batch_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import json
 import os
@@ -25,6 +26,7 @@ from coranto.messages import (
     Sequencer,
     SyncPublisher,
     TypedLines,
+    columnar_json,
     iter_messages,
     new_producer_id,
 )
@@ -187,6 +189,47 @@ async def test_tables_and_single_messages_are_published_in_order(kind):
     other.commit()
     assert committed(b"".join(synchronous)) == [*range(501), *range(502, 1002)]
     assert max(map(len, synchronous)) <= 10_000
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+async def test_a_transaction_ends_after_the_tables_that_another_task_adds(end, monkeypatch):
+    monkeypatch.setattr(columnar_json, "ROWS_AT_ONCE", 1)
+    batches: list[bytes] = []
+    begun = asyncio.Event()
+
+    async def append(journal: str, content: bytes) -> None:
+        batches.append(content)
+        begun.set()
+
+    async with Publisher(
+        append, producer=PRODUCER, clock=ProducerClock(lambda: 0), framing=JsonLines(), max_batch_bytes=100
+    ) as publisher:
+        adding = asyncio.create_task(publisher.add_table("j", pa.table({"n": list(range(100))})))
+        await asyncio.wait_for(begun.wait(), 60)
+        assert not adding.done()
+        await getattr(publisher, end)()
+        assert adding.done()
+        assert await adding == 100
+    assert committed(b"".join(batches)) == (list(range(100)) if end == "commit" else [])
+
+
+def test_large_rows_are_encoded_in_parts_of_few(monkeypatch):
+    monkeypatch.setattr(columnar_json, "BYTES_AT_ONCE", 1000)
+    table = pa.table({"n": range(100), "s": ["x" * 100] * 100})
+    parts = list(parts_of(table))
+    assert max(part.nbytes for part in parts) <= 1000 < table.nbytes
+    assert pa.Table.from_batches(parts) == table
+    assert len(list(parts_of(table.select(["n"])))) == 1
+
+
+def test_rows_that_no_array_of_lines_can_hold_are_bad_input(monkeypatch):
+    def full(pieces: Any) -> Any:
+        raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
+
+    monkeypatch.setattr(columnar_json, "_joined", full)
+    [part] = parts_of(pa.table({"n": [1]}))
+    with pytest.raises(InvalidInput, match="1 rows cannot be written as JSON: array cannot contain"):
+        stamped_rows(part, JsonLines(), PRODUCER, 1600, Flags.OUTSIDE_TXN)
 
 
 def test_a_line_longer_than_a_piece_comes_alone():
