@@ -89,7 +89,7 @@ def merge(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Table:
             over = pc.cast(made[rule.denominator], pa.float64())
             over = pc.if_else(pc.equal(over, 0.0), pa.scalar(None, pa.float64()), over)
             made[name] = pc.divide(pc.cast(made[rule.numerator], pa.float64()), over).cast(columns.field(name).type)
-    return pa.table(made, schema=nullable)
+    return pa.table(made, schema=columns)  # Who writes them checks what must not be null.
 
 
 def _wide(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -71,6 +71,23 @@ def test_rows_are_merged_in_the_files_that_have_their_keys(table: Table) -> None
     assert by_key == {1: (1, first), 2: (12, first), 3: (1, first), 7: (1, None), 8: (1, first), 900: (1, first)}
 
 
+def test_columns_that_must_not_be_null_are_merged_beside_rows_that_stay(table: Table) -> None:
+    needed = pa.schema([SCHEMA.field("key").with_nullable(False), SCHEMA.field("n").with_nullable(False)])
+    table = table.catalog.create_table("shop.needed", needed)
+    table.append(pa.table({"key": [1, 2], "n": [1, 1]}, schema=needed))
+    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()}, "")
+
+    def merge(new: pa.Table) -> None:
+        transaction = Transaction(table)
+        merge_rows(transaction, {}, plan, new, FileWriter.of(table, "folder/1/"))
+        transaction.commit_transaction()
+
+    merge(pa.table({"key": [2, 3], "n": [5, 5]}))
+    assert sorted(tuple(row.values()) for row in table.scan().to_arrow().to_pylist()) == [(1, 1), (2, 6), (3, 5)]
+    with pytest.raises(InvalidInput, match=r"shop\.needed needs n, which is null"):
+        merge(pa.table({"key": [4], "n": pa.array([None], pa.int64())}))
+
+
 def test_rows_replace_those_of_their_partitions(table: Table) -> None:
     with table.update_spec() as spec:
         spec.add_identity("day")
