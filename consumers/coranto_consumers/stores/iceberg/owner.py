@@ -160,12 +160,20 @@ class IcebergOwner:
                     sweep(table, self.state.last, keep)
 
     def require_fence(self, table: Table) -> ShardState:
-        """Return the state in the home. Raises Fenced if it is another owner's."""
+        """Return the state in the home. Raises Fenced if it is another owner's.
+
+        The names of files tell owners apart where fences begin anew: the table was made again, or its state deleted.
+        """
         found = state_of(table, self.shard)
         if found.fence != self.state.fence:
             raise Fenced(
                 f"shard {self.shard}: a later owner has raised the fence to {found.fence}; this one had "
                 f"{self.state.fence}"
+            )
+        if found.files != self.state.files:
+            raise Fenced(
+                f"shard {self.shard}: the state in {self.home} was deleted, and a later owner has begun anew with "
+                f"fence {found.fence}, which is this one's, too"
             )
         return found
 

@@ -15,7 +15,7 @@ from coranto_consumers.stores.contract import SHARD, checkpoint
 from coranto_consumers.stores.iceberg.changes import append
 from coranto_consumers.stores.iceberg.files import place_of
 from coranto_consumers.stores.iceberg.owner import IcebergOwner
-from coranto_consumers.stores.iceberg.state import state_of
+from coranto_consumers.stores.iceberg.state import key_of, state_of
 from coranto_consumers.stores.iceberg.writing import FileWriter
 
 ONE, TWO = "shop.one", "shop.two"
@@ -84,6 +84,30 @@ def test_tables_commit_together_or_not_at_all(warehouse: Warehouse) -> None:
     commit(new, 300, TWO)  # Not the home: its checkpoint is committed, too.
     assert (warehouse.rows(ONE), warehouse.rows(TWO)) == ([1, 2], [1, 2, 1, 2])
     assert state_of(new.load(), SHARD).checkpoint == checkpoint(300)
+
+
+@pytest.mark.parametrize("repair", ["the property is deleted", "the table is made again"])
+def test_an_owner_from_before_a_repair_is_fenced_though_the_next_has_its_number(
+    repair: str, warehouse: Warehouse
+) -> None:
+    old = warehouse.owner()
+    stale = write(old, ONE)
+    if repair == "the property is deleted":
+        with old.load().transaction() as transaction:
+            transaction.remove_properties(key_of(SHARD))
+    else:
+        warehouse.catalogs[0].drop_table(ONE)
+        warehouse.catalogs[0].create_table(ONE, ROWS.schema)
+    with pytest.raises(Fenced):
+        old.commit(checkpoint(100), {ONE: stale}, old.next_number)
+    new = warehouse.owner()
+    assert new.state.fence == old.state.fence
+    with pytest.raises(Fenced, match="has begun anew with fence 1, which is this one's, too"):
+        old.commit(checkpoint(100), {ONE: stale}, old.next_number)
+    with pytest.raises(Fenced):
+        old.know("shop.three")
+    commit(new, 200, ONE)
+    assert (warehouse.rows(ONE), warehouse.owner().state.checkpoint) == ([1, 2], checkpoint(200))
 
 
 STEPS = ("load_table", "_update_and_stage_table", "_write_metadata", "_delete_old_metadata")
