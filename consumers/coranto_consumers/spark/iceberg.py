@@ -219,7 +219,8 @@ class IcebergStore(OutputStore[Written]):
         A failure is logged: what is committed is committed, and the next owner sweeps as well.
         """
         for transaction in self._recent:
-            for name, named in transaction.named.items():
+            named = set[str]().union(*transaction.named.values())  # Tables may share their place, and so the folder.
+            for name in transaction.named:
                 try:
                     sweep(self._owner.load(name), transaction.folder, named)
                 except (SQLAlchemyError, OSError, InvalidInput) as error:

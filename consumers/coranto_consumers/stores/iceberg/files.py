@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import posixpath
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 import structlog
 from pyarrow.fs import FileSelector, FileType
@@ -33,8 +35,21 @@ def remove_file(table: Table, location: str) -> None:
         _log.info("iceberg.file_swept", file=location)
 
 
+def _path_of(table: Table, location: str) -> str:
+    """Return a location's path. It is the same for `s3` and `s3a`, and however many slashes there are."""
+    path: str = PyArrowFileIO.parse_location(location, table.io.properties)[2]
+    return _normal(path)
+
+
+def _normal(path: str) -> str:
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
 def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
-    """Remove the file of a name; or all files of a folder, but for the locations to keep."""
+    """Remove the file of a name; or all files of a folder, but for the locations to keep.
+
+    Tables may share their place, and so the folder: `keep` must have the files of all of them.
+    """
     place = place_of(table, name)
     if not name.endswith("/"):
         remove_file(table, place)
@@ -42,21 +57,38 @@ def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
     io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(dict(table.io.properties))
     scheme, host, path = io.parse_location(place, io.properties)
     folder = path.rstrip("/")
+    kept = {_path_of(table, each) for each in keep}
     try:
         files = io.fs_by_scheme(scheme, host)
         found = files.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True))
         for each in found:
-            location = place + each.path[len(folder) + 1 :]
-            if each.type == FileType.File and location not in keep:
+            if each.type == FileType.File and _normal(each.path) not in kept:
                 files.delete_file(each.path)
-                _log.info("iceberg.file_swept", file=location)
-        if found and not keep:
+                _log.info("iceberg.file_swept", file=place + each.path[len(folder) + 1 :])
+        if found and not any(_normal(each.path) in kept for each in found):
             files.delete_dir(folder)
     except OSError as error:
         _log.warning("iceberg.file_left", file=place, error=str(error))
 
 
-def added_files(table: Table, committed: SnapshotId) -> set[str] | None:
+def sweep_committed(name: str, tables: Sequence[tuple[Table, SnapshotId]]) -> None:
+    """Remove all files of a transaction's folder that were not committed.
+
+    `tables` are all that may have files in it, each with its last snapshot that has files, or 0 for none. Where one of
+    the tables that share a place cannot tell its files, all of the folder stays.
+    """
+    named: defaultdict[str, list[set[str] | None]] = defaultdict(list)
+    for table, known in tables:
+        found = _added_files(table, known) if known.snapshot else set[str]()
+        named[_path_of(table, place_of(table, name))].append(found)
+    for table, _ in tables:
+        of_all = named[_path_of(table, place_of(table, name))]
+        keep = [each for each in of_all if each is not None]
+        if len(keep) == len(of_all):
+            sweep(table, name, set().union(*keep))
+
+
+def _added_files(table: Table, committed: SnapshotId) -> set[str] | None:
     """Return the locations of files that a snapshot has added. None if the snapshot has expired."""
     snapshot = table.snapshot_by_id(committed.snapshot)
     if snapshot is None:

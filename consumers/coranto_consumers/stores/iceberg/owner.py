@@ -31,7 +31,7 @@ from sqlalchemy import text
 from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.durability import risks
-from coranto_consumers.stores.iceberg.files import added_files, sweep
+from coranto_consumers.stores.iceberg.files import sweep, sweep_committed
 from coranto_consumers.stores.iceberg.state import (
     ShardState,
     SnapshotId,
@@ -147,6 +147,7 @@ class IcebergOwner:
 
     def sweep(self) -> None:
         """Remove what earlier owners have left. The fence is raised: nobody can commit it any more."""
+        known: list[tuple[Table, SnapshotId]] = []
         for name in {self.home, *self.state.tables}:
             try:
                 table = self.load(name)
@@ -154,10 +155,10 @@ class IcebergOwner:
                 continue  # It was dropped before a commit had rows for it.
             for left in self.state.left:
                 sweep(table, left)
-            if self.state.last.endswith("/") and (known := self.state.tables.get(name)):
-                keep = added_files(table, known)
-                if keep is not None:
-                    sweep(table, self.state.last, keep)
+            if name in self.state.tables:
+                known.append((table, self.state.tables[name]))
+        if self.state.last.endswith("/"):
+            sweep_committed(self.state.last, known)
 
     def require_fence(self, table: Table) -> ShardState:
         """Return the state in the home. Raises Fenced if it is another owner's.

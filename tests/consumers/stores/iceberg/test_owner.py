@@ -228,6 +228,28 @@ def test_the_next_owner_removes_what_no_commit_names(warehouse: Warehouse) -> No
     assert (warehouse.rows(ONE), warehouse.rows(TWO)) == ([1, 2, 1, 2], [1, 2])
 
 
+def test_tables_that_share_a_place_keep_the_files_of_each_other(warehouse: Warehouse) -> None:
+    shared = warehouse.folder / "shared"
+    for name, place in ((ONE, f"file://{shared}/"), (TWO, str(shared))):
+        with warehouse.catalogs[0].load_table(name).transaction() as transaction:
+            transaction.set_properties({"write.data.path": place})
+    dead = warehouse.owner()
+    commit(dead, 100, ONE, TWO)
+    named = warehouse.files
+    list(FileWriter.of(dead.load(TWO), dead.name_of(1)).write([ROWS]))  # An attempt that lost.
+    warehouse.owner()
+    assert warehouse.files == named
+    assert (warehouse.rows(ONE), warehouse.rows(TWO)) == ([1, 2], [1, 2])
+    lost = set(FileWriter.of(dead.load(TWO), dead.name_of(1)).write([ROWS]))
+    table = warehouse.catalogs[0].load_table(TWO)
+    table.append(pa.Table.from_batches([ROWS]))
+    first, *_ = (each.snapshot_id for each in table.snapshots())
+    table.maintenance.expire_snapshots().by_id(first).commit()
+    left = warehouse.files
+    warehouse.owner()
+    assert (len(lost), warehouse.files) == (1, left), "one table cannot tell its files any more"
+
+
 def test_a_commit_that_is_under_way_cannot_arrive_after_it_was_called_off(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
