@@ -223,7 +223,7 @@ class IcebergStore(OutputStore[Written]):
             for name in transaction.named:
                 try:
                     sweep(self._owner.load(name), transaction.folder, named)
-                except (SQLAlchemyError, OSError, InvalidInput) as error:
+                except (SQLAlchemyError, OSError, ValueError, InvalidInput) as error:
                     _log.warning("iceberg.sweep_failed", table=name, folder=transaction.folder, error=str(error))
 
     def _find(self, table: Table | str) -> IcebergTable:

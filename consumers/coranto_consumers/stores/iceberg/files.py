@@ -5,7 +5,9 @@ from __future__ import annotations
 import posixpath
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from typing import Final
 
+import pyarrow as pa
 import structlog
 from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -15,6 +17,8 @@ from pyiceberg.table import Table, TableProperties
 from coranto_consumers.stores.iceberg.state import SnapshotId
 
 _log = structlog.get_logger(__name__)
+_FAILURES: Final = (OSError, ValueError, pa.ArrowException)
+"""Failures of file systems. PyArrow has no file system for some schemes that pyiceberg has one for."""
 
 
 def place_of(table: Table, name: str) -> str:
@@ -29,7 +33,7 @@ def remove_file(table: Table, location: str) -> None:
         table.io.delete(location)
     except FileNotFoundError:
         return  # Nearly always.
-    except OSError as error:
+    except _FAILURES as error:
         _log.warning("iceberg.file_left", file=location, error=str(error))
     else:
         _log.info("iceberg.file_swept", file=location)
@@ -46,7 +50,7 @@ def _normal(path: str) -> str:
 
 
 def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
-    """Remove the file of a name; or all files of a folder, but for the locations to keep.
+    """Remove the file of a name; or all files of a folder, but for the locations to keep. A failure is logged.
 
     Tables may share their place, and so the folder: `keep` must have the files of all of them.
     """
@@ -54,11 +58,11 @@ def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
     if not name.endswith("/"):
         remove_file(table, place)
         return
-    io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(dict(table.io.properties))
-    scheme, host, path = io.parse_location(place, io.properties)
-    folder = path.rstrip("/")
-    kept = {_path_of(table, each) for each in keep}
     try:
+        io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(dict(table.io.properties))
+        scheme, host, path = io.parse_location(place, io.properties)
+        folder = path.rstrip("/")
+        kept = {_path_of(table, each) for each in keep}
         files = io.fs_by_scheme(scheme, host)
         found = files.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True))
         for each in found:
@@ -67,7 +71,7 @@ def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
                 _log.info("iceberg.file_swept", file=place + each.path[len(folder) + 1 :])
         if found and not any(_normal(each.path) in kept for each in found):
             files.delete_dir(folder)
-    except OSError as error:
+    except _FAILURES as error:
         _log.warning("iceberg.file_left", file=place, error=str(error))
 
 
@@ -85,18 +89,22 @@ def sweep_committed(name: str, tables: Sequence[tuple[Table, SnapshotId]]) -> No
         of_all = named[_path_of(table, place_of(table, name))]
         keep = [each for each in of_all if each is not None]
         if len(keep) == len(of_all):
-            sweep(table, name, set().union(*keep))
+            sweep(table, name, set[str]().union(*keep))
 
 
 def _added_files(table: Table, committed: SnapshotId) -> set[str] | None:
-    """Return the locations of files that a snapshot has added. None if the snapshot has expired."""
+    """Return the locations of files that a snapshot has added. None if it has expired, or cannot be read."""
     snapshot = table.snapshot_by_id(committed.snapshot)
     if snapshot is None:
         return None
-    return {
-        entry.data_file.file_path
-        for manifest in snapshot.manifests(table.io)
-        if manifest.added_snapshot_id == committed.snapshot
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-        if entry.status == ManifestEntryStatus.ADDED
-    }
+    try:
+        return {
+            entry.data_file.file_path
+            for manifest in snapshot.manifests(table.io)
+            if manifest.added_snapshot_id == committed.snapshot
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+            if entry.status == ManifestEntryStatus.ADDED
+        }
+    except _FAILURES as error:
+        _log.warning("iceberg.manifests_unread", table=".".join(table.name()), error=str(error))
+        return None
