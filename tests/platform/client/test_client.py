@@ -128,6 +128,19 @@ async def test_later_calls_see_applied_changes(client: JournalClient, broker: Fa
     assert revisions == [header.etcd.revision] * 3
 
 
+async def test_changes_are_known_by_the_etcd_that_counts_them(
+    client: JournalClient, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = broker._header()
+    monkeypatch.setattr(broker, "_header", lambda: header)
+    found = []
+    for cluster, revision in ((1, 500), (1, 499), (2, 400), (2, 401)):  # The second one is a restored backup.
+        header.etcd.cluster_id, header.etcd.revision = cluster, revision
+        await client.apply([change("a/journal", -1)])
+        found.append((client.applied_cluster, client.applied_revision))
+    assert found == [(1, 500), (1, 500), (2, 400), (2, 401)]
+
+
 async def test_fragments_of_all_pages(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, tmp_path: Path
 ) -> None:
