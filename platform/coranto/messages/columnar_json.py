@@ -134,10 +134,11 @@ def _value(column: Any) -> list[Any]:
     if types.is_struct(kind):
         return [_objects(column)]
     if types.is_map(kind):
-        keys = _joined([*_quoted(column.keys.cast(pa.string())), b":", *_elements(column.items)])
-        return [_in_brackets(b"{", column, keys, b"}")]
+        keys = _within(column, column.keys).cast(pa.string())
+        fields = _joined([*_quoted(keys), b":", *_elements(_within(column, column.items))])
+        return [_in_brackets(b"{", column, fields, b"}")]
     if types.is_list(kind):
-        return [_in_brackets(b"[", column, _joined(_elements(column.values)), b"]")]
+        return [_in_brackets(b"[", column, _joined(_elements(_within(column, column.values))), b"]")]
     return [column.cast(pa.string()).cast(pa.binary())]
 
 
@@ -157,10 +158,21 @@ def _objects(column: Any) -> Any:
 
 def _in_brackets(opening: bytes, column: Any, elements: Any, closing: bytes) -> Any:
     """Return the texts of lists (or maps), from those of the elements of all of them together."""
-    borders = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
-    lists = pa.ListArray.from_arrays(pa.array(borders), elements)
+    borders = _borders(column)
+    lists = pa.ListArray.from_arrays(pa.array(borders - borders[0]), elements)
     texts = _joined([opening, pc.binary_join(lists, b","), closing])
     return pc.if_else(column.is_valid(), texts, pa.scalar(None, pa.binary()))
+
+
+def _within(column: Any, values: Any) -> Any:
+    """Return those values that lists (or maps) of a column have. Arrow gives those of all rows beside it, too."""
+    borders = _borders(column)
+    return values.slice(int(borders[0]), int(borders[-1] - borders[0]))
+
+
+def _borders(column: Any) -> Any:
+    """Return the places where lists (or maps) begin, and where the last one ends."""
+    return np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
 
 
 def _fractions(column: Any) -> Any:

@@ -222,6 +222,23 @@ def test_large_rows_are_encoded_in_parts_of_few(monkeypatch):
     assert len(list(parts_of(table.select(["n"])))) == 1
 
 
+def test_a_part_encodes_the_elements_of_its_own_rows_only(monkeypatch):
+    monkeypatch.setattr(columnar_json, "ROWS_AT_ONCE", 2)
+    encoded: list[int] = []
+    elements = columnar_json._elements
+    monkeypatch.setattr(columnar_json, "_elements", lambda values: encoded.append(len(values)) or elements(values))
+    rows = [{"l": [n] * n, "m": [("k", n)], "o": [[n], None]} for n in range(6)]
+    kinds = {"l": pa.list_(pa.int8()), "m": pa.map_(pa.string(), pa.int8()), "o": pa.list_(pa.list_(pa.int8()))}
+    lines = []
+    for part in parts_of(pa.Table.from_pylist(rows, pa.schema(kinds))):
+        lines += stamped_rows(part, JsonLines(), PRODUCER, 1600, Flags.OUTSIDE_TXN).to_pylist()
+    found = [json.loads(line) for line in lines]
+    assert [(each["l"], each["m"], each["o"]) for each in found] == [
+        (row["l"], dict(row["m"]), row["o"]) for row in rows
+    ]
+    assert encoded == [1, 2, 4, 2, 5, 2, 4, 2, 9, 2, 4, 2]
+
+
 def test_rows_that_no_array_of_lines_can_hold_are_bad_input(monkeypatch):
     def full(pieces: Any) -> Any:
         raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
