@@ -127,7 +127,8 @@ def _may_have(plan: MergePlan, new: pa.Table) -> BooleanExpression:
     for key in plan.keys:
         values = new.column(key)
         kind = values.type
-        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date32(kind)) or not new.num_rows:
+        is_text = pa.types.is_large_string(kind) or pa.types.is_string(kind)  # pyiceberg gives large ones.
+        if not (pa.types.is_integer(kind) or is_text or pa.types.is_date32(kind)) or not new.num_rows:
             continue
         distinct: list[int | str | dt.date] = pc.unique(values.slice(0, 10 * _MOST_KEYS)).to_pylist()
         if len(values) <= 10 * _MOST_KEYS and len(distinct) <= _MOST_KEYS:

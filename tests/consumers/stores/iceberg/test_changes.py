@@ -10,6 +10,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table, Transaction
 
 from coranto.errors import InvalidInput, SqlStoreError
+from coranto_consumers.stores.iceberg import changes
 from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwrite_partitions
 from coranto_consumers.stores.iceberg.tables import plan_for
 from coranto_consumers.stores.iceberg.writing import FileWriter
@@ -69,6 +70,32 @@ def test_rows_are_merged_in_the_files_that_have_their_keys(table: Table) -> None
     by_key = {row["key"]: (row["n"], row["day"]) for row in table.scan().to_arrow().to_pylist()}
     first = dt.date(2026, 1, 1)
     assert by_key == {1: (1, first), 2: (12, first), 3: (1, first), 7: (1, None), 8: (1, first), 900: (1, first)}
+
+
+@pytest.mark.parametrize("most", [200, 1])
+def test_only_files_whose_bounds_admit_texts_are_read(most: int, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "_MOST_KEYS", most)
+    texts = pa.schema([pa.field("key", pa.string(), nullable=False), ("n", pa.int64())])
+    table = table.catalog.create_table("shop.texts", texts)
+    last = "\U0010ffff" * 20  # Its first part cannot be rounded up to a bound.
+    given = [["customer-number-one-1", "customer-number-one-3"], ["é"], ["zz", last]]
+    for keys in given:
+        table.append(pa.table({"key": keys, "n": [1] * len(keys)}, schema=texts))
+    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()}, "")
+    read, original = [], changes._read
+    monkeypatch.setattr(changes, "_read", lambda *given: read.append(given) or original(*given))
+    for keys, count in ((["customer-number-one-2", "customer-number-one-3"], 1), (["zz"], 1), (["é", last], 2)):
+        read.clear()
+        transaction = Transaction(table)
+        new = pa.table({"key": keys, "n": [5] * len(keys)})
+        merge_rows(transaction, {}, plan, new, FileWriter.of(table, "folder/1/"))
+        transaction.commit_transaction()
+        assert len(read) == count
+    found = {row["key"]: row["n"] for row in table.scan().to_arrow().to_pylist()}
+    assert found == {key: 6 for keys in given for key in keys} | {
+        "customer-number-one-1": 1,
+        "customer-number-one-2": 5,
+    }
 
 
 def test_columns_that_must_not_be_null_are_merged_beside_rows_that_stay(table: Table) -> None:
