@@ -201,8 +201,7 @@ class IcebergStore(OutputStore[Written]):
 
             return merge
         # Rows of all tasks that have few are written once, before the first attempt.
-        files = [file for each in outputs for file in each.files]
-        files += first.writer.write(batch for each in outputs for batch in each.rows_here())
+        files = [file for each in outputs for file in (*each.files, *each.writer.write(each.rows_here()))]
         done.named[name] = {file.file_path for file in files}
         add = overwrite_partitions if first.overwrite else append
 

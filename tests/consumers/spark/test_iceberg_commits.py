@@ -63,3 +63,13 @@ def test_tables_that_share_a_place_keep_the_files_of_each_other(
     for offset in (100, 200):
         commit(store, offset, carried(store, "shop.two", ROWS), carried(store, "shop.three", ROWS))
     assert found(catalog, "shop.two") == found(catalog, "shop.three") == ROWS.to_pylist() * 2
+
+
+def test_outputs_with_other_columns_append_to_one_table(store: IcebergStore, catalog: SqlCatalog) -> None:
+    others = (ROWS.select(["text", "n"]), ROWS.select(["n"]))
+    commit(store, 100, *(carried(store, "shop.one", rows) for rows in (ROWS, *others)))
+    assert sorted((row["n"], row["text"] or "") for row in found(catalog, "shop.one")) == [
+        *((1, ""), (1, "a"), (1, "a")),
+        *((2, ""), (2, "b"), (2, "b")),
+    ]
+    assert len(catalog.load_table("shop.one").snapshots()) == 3, "the fence, the place of files, and one commit"
