@@ -217,7 +217,11 @@ class IcebergOwner:
             staged = self._stage(tables, changes)
             if not done:
                 done.append(True)
-                merged()
+                try:
+                    merged()
+                except BaseException:
+                    remove_manifests(staged.values())
+                    raise
             self._commit(state, staged, changes)
 
         self._attempt(commit)
@@ -294,7 +298,11 @@ class IcebergOwner:
 
         Raises CommitOutcomeUnknown if nobody can tell what the catalog did.
         """
-        known = {name: _snapshot_of(name, transaction) for name, transaction in staged.items()}
+        try:
+            known = {name: _snapshot_of(name, transaction) for name, transaction in staged.items()}
+        except InvalidInput:
+            remove_manifests(staged.values())
+            raise
         with_files = {name: each for name, each in known.items() if name in changed}
         state = replace(
             state,
@@ -317,6 +325,5 @@ class IcebergOwner:
 def _snapshot_of(name: str, transaction: Transaction) -> SnapshotId:
     snapshot = transaction.table_metadata.current_snapshot()
     if snapshot is None or snapshot.sequence_number is None:
-        remove_manifests([transaction])
         raise InvalidInput(f"{name} has format 1; upgrade it to format 2", field="table")
     return SnapshotId(snapshot.snapshot_id, snapshot.sequence_number)

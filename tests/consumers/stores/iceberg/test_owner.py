@@ -272,6 +272,21 @@ def test_a_commit_that_is_under_way_cannot_arrive_after_it_was_called_off(
         owner.resolve(owner.next_number, CommitOutcomeUnknown("broke"))
 
 
+def test_a_commit_that_is_called_off_leaves_no_manifests(warehouse: Warehouse) -> None:
+    owner = warehouse.owner()
+    changes = {name: write(owner, name) for name in (ONE, TWO)}
+    before = set(warehouse.folder.rglob("*.avro"))
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        owner.commit(checkpoint(100), changes, owner.next_number, stop)
+    assert set(warehouse.folder.rglob("*.avro")) == before
+    owner.commit(checkpoint(100), changes, owner.next_number)
+    assert (warehouse.rows(ONE), warehouse.rows(TWO)) == ([1, 2], [1, 2])
+
+
 def test_a_table_that_was_dropped_before_it_had_rows_is_no_loss(warehouse: Warehouse) -> None:
     warehouse.owner().know(TWO)
     warehouse.catalogs[0].drop_table(TWO)
