@@ -1,6 +1,6 @@
 """Texts of SQL with placeholders: which statements an application may give, and what is filled in. Pure.
 
-Literals, quoted names and comments are left alone. Where databases disagree about the end of a literal (a backslash
+Literals, quoted names and comments are left alone. Where databases disagree about the end of a quoted text (a backslash
 before a quote), the text is refused. So a semicolon, which would begin another statement, cannot hide in one.
 """
 
@@ -34,6 +34,7 @@ _TARGET: Final = re.compile(
     r"\s+(?:ONLY\s+)?(\S+)|(?:\A|[()])\s*UPDATE\s+(?:OR\s+\w+\s+|ONLY\s+|IGNORE\s+|LOW_PRIORITY\s+)*(\S+)",
     re.IGNORECASE,
 )
+_INTO: Final = re.compile(r"\bINTO\b", re.IGNORECASE)
 _UNNAMED_ROWS: Final = re.compile(r"\{stage\}(?!\s+AS\s+[A-Za-z_]\w*)", re.IGNORECASE)
 
 
@@ -46,26 +47,30 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
     def refuse(what: str) -> InvalidInput:
         return InvalidInput(what, field=field)
 
-    code, ended = "", False
+    code, unnamed, ended = "", "", False  # `unnamed` lacks quoted names, which may have any words in them.
     for kind, piece in _pieces(text):
         if kind == "comment":
             if piece.startswith(("/*!", "/*M!")):
                 raise refuse("has a comment /*!, which MariaDB and MySQL run: write what is in it without the comment")
-            code += " "
+            code, unnamed = code + " ", unnamed + " "
             continue
         if ended and piece.strip():
             raise refuse("has more than one statement: give each as a text of its own")
         if kind == "stray":
             raise refuse(f"has {piece} without its other end")
-        if kind == "literal" and re.search(r"\\'", piece):
-            raise refuse("has a backslash before a quote, which databases understand differently: write '' for a quote")
+        quote = {"literal": "'", "name": '"'}.get(kind, "")
+        if quote and f"\\{quote}" in piece:
+            raise refuse(
+                f"has a backslash before a quote, which databases understand differently: write {quote * 2} for a quote"
+            )
         if kind == "name" and any(f"{{{name}}}" in piece for name in (STAGE, *tables)):
             raise refuse(f"quotes the placeholder {piece}: leave the quotes out, names are quoted where that is needed")
         if kind == "placeholder" and piece[1:-1] not in (STAGE, *tables):
             known = ", ".join(f"{{{name}}}" for name in (STAGE, *sorted(tables)))
             raise refuse(f"has the placeholder {piece}, and there are {known}: give the table, or mend the name")
         ended = ended or kind == "end"
-        code += "''" if kind == "literal" else "" if kind == "end" else piece
+        piece = "''" if kind == "literal" else "" if kind == "end" else piece
+        code, unnamed = code + piece, unnamed + ('""' if kind == "name" else piece)
     _require_kind(code, refuse_with=field)
     if used := sorted(name for name in reserved if name.lower() in code.lower()):
         raise refuse(f"names {used[0]}, which only the consumer itself may use: leave it out")
@@ -73,6 +78,8 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
         if not target.startswith("{") or target.startswith(f"{{{STAGE}}}"):
             shown = "its own rows" if target.startswith("{") else target.split("(")[0]
             raise refuse(f"writes to {shown}: add the table that it writes to, and write its name as {{name}}")
+    if _INTO.search(_TARGET.sub(" ", unnamed)):  # Such as SELECT … INTO, which makes a table or a file.
+        raise refuse("has an INTO that is none of INSERT, REPLACE and MERGE INTO {name}: write one of these")
     if _UNNAMED_ROWS.search(code):
         raise refuse("has {stage} without a name: write {stage} AS s, say")
 

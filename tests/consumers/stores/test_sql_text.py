@@ -21,6 +21,8 @@ def check(text: str) -> None:
         "MERGE INTO {accounts} AS a USING {stage} AS s ON a.id = s.id WHEN MATCHED THEN UPDATE SET n = 1 "
         "WHEN NOT MATCHED THEN INSERT (id) VALUES (s.id)",
         "DELETE FROM {accounts} WHERE id IN (SELECT id FROM {stage} AS s) AND text = $q$ it's; COMMIT $q$",
+        'REPLACE INTO {accounts} SELECT s."into", s.x AS `into` FROM {stage} AS s',
+        """INSERT INTO {accounts} SELECT 'a \\" b', "it\\'s put into" FROM {stage} AS s""",
         "(SELECT post(s.id) FROM {stage} AS s)",
     ],
 )
@@ -43,6 +45,7 @@ def test_one_statement_that_writes_to_its_tables_is_accepted(text):
         ("SELECT 1 -- x\r; COMMIT", "more than one statement"),
         (r"SELECT E'\'; COMMIT; --'", "backslash before a quote"),
         (r"SELECT '\' ; COMMIT; SELECT ''", "backslash before a quote"),
+        (r'SELECT "\"" ; COMMIT; SELECT "\""', 'backslash before a quote, .*: write "" for'),
         ("SELECT 'it", "has ' without its other end"),
         ("SELECT /* 1", r"has /\* without its other end"),
         ("SELECT /*! COMMIT */ 1", r"comment /\*!"),
@@ -53,6 +56,11 @@ def test_one_statement_that_writes_to_its_tables_is_accepted(text):
         ("INSERT INTO other SELECT * FROM {stage} AS s", "writes to other: add the table"),
         ("WITH x AS (UPDATE other SET n = 1 RETURNING n) SELECT * FROM x", "writes to other"),
         ("DELETE FROM {stage} AS s", "writes to its own rows"),
+        ("SELECT * INTO other FROM {stage} AS s", "has an INTO that is none of INSERT"),
+        ('WITH x AS (SELECT 1) SELECT 1 AS "n"INTO TEMP other FROM x', "has an INTO"),
+        ("SELECT * INTO {accounts} FROM {stage} AS s", "has an INTO"),
+        ("SELECT 1 INTO/**/OUTFILE 'x'", "has an INTO"),
+        ('INSERT INTO"other" SELECT * FROM {stage} AS s', "has an INTO"),
         ('SELECT * FROM "Gazette_Checkpoints"', "names gazette_checkpoints, which only the consumer"),
     ],
 )
