@@ -33,7 +33,12 @@ class UnreadContent:
         """Take in that a transaction has read ranges, and left the sources in the states `after`."""
         unread = _unread(ranges, after)
         # A journal may end in a line that its writer has not finished. That line is left to the next run.
-        self._behind -= {journal for journal, offset in unread.items() if self.holes.stuck(journal, offset)}
+        ends = {each.journal: each.end for each in ranges}
+        self._behind -= {
+            journal
+            for journal, offset in unread.items()
+            if not self.long.found_nothing(journal, offset, ends[journal]) and self.holes.stuck(journal, offset)
+        }
 
     @property
     def is_clear(self) -> bool:

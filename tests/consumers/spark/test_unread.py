@@ -1,6 +1,8 @@
 """A run plans its transactions from what it has left to read, and knows the next one before the present one ends."""
 
-from coranto.messages.checkpoints import Source
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.uuids import ProducerId
+from coranto_consumers.spark.long_transactions import LongTransaction
 from coranto_consumers.spark.losses import LostContent
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.unread import UnreadContent
@@ -51,3 +53,20 @@ def test_nothing_is_foreseen_while_lost_content_is_not_passed_by():
     assert planned(unread, a=100) == {"a": (100, 150)}
     assert [lost.end for lost in unread.holes.due({"a": Source(150)})] == [180]
     assert unread.plan_next(ranges, after, 100) == [Range("a", 100, 200, 500)]
+
+
+def test_a_long_transaction_is_due_although_empty_content_lies_before_its_acknowledgement():
+    producer, unread = ProducerId(b"\1abcde"), UnreadContent({"a": 500})
+    before = {"a": Source(398, {producer: ProducerState(1, 0)})}
+    met = LongTransaction("a", producer, 400)
+    unread.long.meet([met])
+    assert unread.long.due(before, 100) is None
+    ranges = unread.plan(before, 100)
+    assert ranges == [Range("a", 398, 400, 400)]
+
+    unread.processed(ranges, before)
+
+    assert unread.long.due(before, 100) == met
+    nearly = {"a": Source(398, {producer: ProducerState(1, 300)})}
+    assert unread.long.due(nearly, 100) is None
+    assert unread.plan(nearly, 100) == [Range("a", 398, 498, 500)]

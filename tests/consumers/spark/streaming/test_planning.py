@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from coranto.errors import CorruptData
 from coranto.messages.checkpoints import Source
 from coranto.messages.publisher import SyncPublisher
-from coranto.messages.uuids import ProducerClock, new_producer_id
+from coranto.messages.uuids import Flags, ProducerClock, format_uuid, new_producer_id
+from coranto_consumers.spark.framings import CsvRecords
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
 from coranto_consumers.spark.streaming.planning import BatchPlanner, ReadState, part_between, require_end, require_part
@@ -122,3 +123,31 @@ def test_a_batch_that_ends_elsewhere_than_before_is_an_error():
     require_end(J, batch, 8)
     with pytest.raises(CorruptData, match="ends at 9, and now at 8"):
         require_end(J, batch, 9)
+
+
+def test_a_long_transaction_of_rows_is_delivered_although_empty_lines_lie_before_its_acknowledgement():
+    producer, framing = new_producer_id(os.urandom), CsvRecords(2)
+    rows = [f"{format_uuid(producer, 100 + n, Flags.CONTINUE_TXN)},{n}\n" for n in range(30)]
+    ack = f"{format_uuid(producer, 200, Flags.ACK_TXN)},\n"
+    history = "".join([*rows, "\n", "\r\n", ack]).encode()
+    head, planner = len(history), BatchPlanner(Memory({J: history}, 100), framing, True, 200, commits=True)
+    state, found, parts = start(), [], 0
+    while state.position.offset < head:
+        begin = state.position.offset
+        end = min(begin + 250, head)
+        batch = planner.plan(Range(J, begin, end, head), state, cuts=(), max_replay_bytes=300)
+        after = batch.state.position
+        if after.offset == begin:
+            known = restarted(planner, state)
+            parts += 1
+            long, length = part_between(J, known, after)
+            require_part(J, planner.plan_part(long, known, head, length, cuts=(), listed=0), after)
+        found += [
+            int(begin)
+            for part in batch.parts
+            for lines in part.read(planner.content, framing)
+            for begin in lines.begins
+        ]
+        state = restarted(planner, batch.state)
+    assert parts > 2
+    assert found == [len("".join(rows[:n])) for n in range(30)]
