@@ -92,7 +92,7 @@ class MessageInput(SourceInput):
         self._publisher = publisher
         self._framings: dict[str, Framing[Any]] = {}
         self.intake: Intake[Any] = Intake(sources, ring_size)
-        self.is_async = inspect.iscoroutinefunction(app.consume_message)
+        self.is_async = inspect.iscoroutinefunction(getattr(app, "consume_message", None))
 
     def add_source(self, journal: str, framing: Framing[Any]) -> None:
         """Note the framing of a source."""

@@ -38,6 +38,8 @@ class MemoryStore(FragmentStore):
         self.failures: list[Exception] = []
         self.attempts = 0
         self.parallel = self.most_parallel = 0
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
 
     async def put(self, fragment: Fragment, content: Content) -> None:
         self.attempts += 1
@@ -45,6 +47,7 @@ class MemoryStore(FragmentStore):
         self.most_parallel = max(self.most_parallel, self.parallel)
         try:
             await asyncio.sleep(0)
+            await self.may_go_on.wait()
             if self.failures:
                 raise self.failures.pop(0)
             data = content if isinstance(content, bytes) else b"".join([piece async for piece in content])
@@ -205,10 +208,14 @@ async def test_failures_are_repeated_until_it_works(fixture: Fixture) -> None:
 
 
 async def test_uploads_are_bounded(fixture: Fixture) -> None:
+    store = fixture.stores.first
+    store.may_go_on.clear()
     for n in range(10):
         fixture.add(b"abc", n * 3)
+    await eventually(lambda: store.parallel == 2)
+    store.may_go_on.set()
     await eventually(lambda: len(fixture.stored) == 10)
-    assert fixture.stores.first.most_parallel == 2
+    assert store.most_parallel == 2
 
 
 async def test_replicas_hold_back_unless_they_become_primary(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
