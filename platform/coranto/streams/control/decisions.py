@@ -168,7 +168,7 @@ class Decisions:
     async def close(self) -> Gate:
         """Close the gate, so that nothing more can be decided. All decisions to carry out are below `end`."""
         state = _CLOSED + self._entropy(_TOKEN_BYTES).hex()
-        return Gate.of(await self._record({"gate": state}, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True))
+        return Gate.of(await self.record({"gate": state}, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True))
 
     async def open(self, before: str | None, revision: int = 0, cluster: int = 0) -> bool:
         """Open the gate if it still is in the state `before`. Returns False if somebody has changed it.
@@ -186,7 +186,7 @@ class Decisions:
             union = {HELD_LABEL: "1", GATE_LABEL: state}
             if revision:
                 union[REVISION_LABEL] = f"{cluster or self._client.applied_cluster:x}.{revision}"
-            await self._record({"gate": state}, check=selector, union=union, again=True)
+            await self.record({"gate": state}, check=selector, union=union, again=True)
         except RegisterMismatch as error:
             return labels.value_of(error.registers, GATE_LABEL) == state  # Applied by an attempt whose answer was lost.
         return True
@@ -201,8 +201,7 @@ class Decisions:
         `done` are earlier transactions whose acknowledgements are in their segments. Raises RegisterMismatch if nothing
         was decided. Raises AppendOutcomeUnknown if that is not known; then call `was_decided`.
         """
-        in_text = {name: base64.b64encode(ack).decode() for name, ack in acks.items()}
-        decision = {"decided": use.txn, "acks": in_text, "lane": [use.producer.hex(), use.begin]}
+        decision = {**decision_of(use.txn, acks), "lane": [use.producer.hex(), use.begin]}
         records: list[Mapping[str, object]] = [decision, *({"done": each} for each in done)]
         if self._batches is None or self._batches[0] != token:
             check = labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: token})
@@ -215,7 +214,7 @@ class Decisions:
 
         `begin` is the end of the journal when the transaction began.
         """
-        end = (await self._record({"void": txn}, again=True)).end
+        end = (await self.record({"void": txn}, again=True)).end
         return txn in (await self.read(begin, end)).decided
 
     async def done(self, txns: Iterable[str]) -> None:
@@ -245,7 +244,7 @@ class Decisions:
         # If the registers were lost and restored since, they must not claim that later decisions are settled.
         check = labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: gate.token or ""})
         try:
-            await self._record({"settled": gate.end}, check=check, union=settled, again=True)
+            await self.record({"settled": gate.end}, check=check, union=settled, again=True)
         except RegisterMismatch:
             return len(undone)  # Another process is doing this, and finds the same work.
         return len(undone)
@@ -257,7 +256,7 @@ class Decisions:
         with contextlib.suppress(NotAllowed, JournalNotFound):
             await end_transactions(self._client, journal, ends, is_done=is_done)
 
-    async def _record(
+    async def record(
         self,
         record: Mapping[str, object],
         *,
@@ -265,6 +264,10 @@ class Decisions:
         union: Mapping[str, str] | None = None,
         again: bool = False,
     ) -> AppendResult:
+        """Append a record, if `check` matches the registers, and change them. `again`: repeat it if its answer is lost.
+
+        Raises RegisterMismatch, AppendOutcomeUnknown unless `again`, and errors of the client.
+        """
         return await self._client.append(
             self.journal,
             _line(record),
@@ -286,6 +289,11 @@ class Decisions:
                 at += len(line) + 1
             if len(rest) > MAX_RECORD_BYTES:
                 raise CorruptData(f"journal {self.journal}: content at offset {at} is not a decision: it does not end")
+
+
+def decision_of(txn: str, acks: Mapping[str, bytes]) -> dict[str, object]:
+    """Return the record that decides a transaction with these acknowledgements, by journal."""
+    return {"decided": txn, "acks": {journal: base64.b64encode(ack).decode() for journal, ack in acks.items()}}
 
 
 def _line(record: Mapping[str, object]) -> bytes:

@@ -1,4 +1,4 @@
-"""The acknowledgements that end multi-key transactions in a segment: each is applied once, whoever appends it."""
+"""The acknowledgements that end multi-key transactions in a segment: each is applied once, by any process."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ async def drop_transaction(
     await client.append(journal, content, retry_unknown=True, patience=patience, **parameters([change]))
 
 
-async def open_lanes(client: JournalClient, journal: str) -> tuple[LaneUse, ...]:
+async def open_lanes(client: JournalClient, journal: str, *, patience: float | None = None) -> tuple[LaneUse, ...]:
     """Return the transactions in progress in a segment. Raises errors of the client."""
-    return lanes_in((await client.append(journal, b"", retry_unknown=True)).registers)
+    return lanes_in((await client.append(journal, b"", retry_unknown=True, patience=patience)).registers)
 
 
 async def drop_undecided(

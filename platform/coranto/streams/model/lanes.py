@@ -80,12 +80,12 @@ class LanePool:
         """Return a lane for a transaction."""
         return self._free.popleft() if self._free else self._new()
 
-    def ended(self, use: LaneUse) -> None:
-        """Note that a transaction has ended in all of its segments."""
-        self._ended.append(use)
+    def ended(self, *uses: LaneUse) -> None:
+        """Note that transactions have ended in all of their segments."""
+        self._ended += uses
 
     def to_record(self) -> list[LaneUse]:
-        """Return the transactions to record as ended. Then call `recorded`, or `ended` for each if that failed."""
+        """Return the transactions to record as ended. Then call `recorded`, or `ended` if that failed."""
         found, self._ended = self._ended, []
         return found
 

@@ -14,6 +14,7 @@ from coranto.messages.uuids import Flags, ProducerClock, build_uuid
 from coranto.streams.model import registers as rules
 from coranto.streams.model.registers import Registers
 from coranto.streams.writer.shared import Shared
+from coranto.wire import protocol_pb2 as pb
 
 _log = structlog.get_logger(__name__)
 
@@ -58,8 +59,12 @@ async def hold_registers(
 
 async def ensure_held(
     client: JournalClient, journal: str, events: Framing[Any], ticks: ProducerClock, patience: float
-) -> None:
-    """Mark the registers of a segment as held, unless they are, so that no writer takes them for lost later."""
+) -> pb.LabelSet:
+    """Mark the registers of a segment as held, unless they are, so that no writer takes them for lost later.
+
+    Returns the registers as they were found.
+    """
     found = await client.append(journal, b"", retry_unknown=True, patience=patience)
     if not Registers.of(found.registers).held:
         await hold_registers(client, journal, found.end, events, ticks, patience)
+    return found.registers

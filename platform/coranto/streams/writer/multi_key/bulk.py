@@ -7,7 +7,7 @@ then the acknowledgements to the segments. Segments may be split, merged and sea
 
 - before the decision: parts in sealed segments are moved to the successors (`bulk_parts.py`), and the decision is tried
   again with the new gate;
-- after it: whoever seals a segment appends its acknowledgements first.
+- after it: the process that seals a segment appends its acknowledgements first.
 
 **Batches.** A writer that numbers its transactions, such as a streaming query, commits each number once. A register of
 the journal of decisions holds the number and the name of its last transaction,
@@ -18,11 +18,9 @@ segments. The decision and the register are one append, on the condition that th
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -46,14 +44,13 @@ from coranto.errors import (
     StreamSealed,
 )
 from coranto.messages.uuids import ProducerClock
-from coranto.streams.control.decisions import GATE_LABEL, Decisions
+from coranto.streams.control.decisions import GATE_LABEL, Decisions, decision_of
 from coranto.streams.control.lifecycle import Streams
 from coranto.streams.model.events import JsonEvents, format_of
 from coranto.streams.model.stream import HELD_LABEL, Stream, validate_stream
 from coranto.streams.writer.handshake import ensure_held
 from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, PartMover, acknowledgements, roll_back
 from coranto.streams.writer.multi_key.snapshot import StreamSnapshot, take_snapshot
-from coranto.wire import protocol_pb2 as pb
 
 DEFAULT_PATIENCE: Final = 60.0
 _REGISTER: Final = "coranto.dev/batch/"
@@ -185,7 +182,7 @@ class BulkCommitter:
                 )
             try:
                 await self._place(parts, snapshot.stream)
-                await self._decide(txn, parts, snapshot, writer, batch, value or "")
+                await self._decide(txn, parts, snapshot, writer, batch, value)
             except (RegisterMismatch, NotAllowed) as error:  # The segments have changed, or another call decided.
                 doubt.of_earlier = bool(writer)
                 delay = retry.failed(self._clock.monotonic())
@@ -223,14 +220,12 @@ class BulkCommitter:
     async def _decide(
         self, txn: str, parts: Sequence[BulkPart], snapshot: StreamSnapshot, writer: str, batch: int, value: str
     ) -> None:
-        acks = {journal: base64.b64encode(ack).decode() for journal, ack in acknowledgements(parts).items()}
-        include, exclude, union = [(HELD_LABEL, ""), (GATE_LABEL, snapshot.token)], list[tuple[str, str]](), None
+        include, exclude, union = [(HELD_LABEL, ""), (GATE_LABEL, snapshot.token)], list[tuple[str, str]](), {}
         if writer:
             (include if value else exclude).append((_REGISTER + writer, value))
-            union = labels.label_set({_REGISTER + writer: f"{batch}.{txn}"})
-        await self._record(
-            {"decided": txn, "acks": acks}, labels.label_selector(include=include, exclude=exclude), union
-        )
+            union = {_REGISTER + writer: f"{batch}.{txn}"}
+        check = labels.label_selector(include=include, exclude=exclude)
+        await self._decisions.record(decision_of(txn, acknowledgements(parts)), check=check, union=union)
 
     async def _acknowledge(self, txn: str, parts: Sequence[BulkPart], writer: str, value: str) -> None:
         """Make decided events visible. What fails here is done by the next writer, or when the segment is sealed."""
@@ -254,17 +249,11 @@ class BulkCommitter:
         check, union = None, None
         if writer:
             check = labels.label_selector(include=[(HELD_LABEL, ""), (_REGISTER + writer, value)])
-            union = labels.label_set({_REGISTER + writer: f"{value}.done"})
+            union = {_REGISTER + writer: f"{value}.done"}
         try:
-            await self._record({"done": txn}, check, union)
+            await self._decisions.record({"done": txn}, check=check, union=union)
         except CorantoError as error:  # Acknowledgements may be appended again.
             _log.info("bulk_transaction.not_recorded_as_done", stream=self.stream, error=str(error))
-
-    async def _record(
-        self, record: Mapping[str, object], check: pb.LabelSelector | None, union: pb.LabelSet | None
-    ) -> None:
-        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-        await self._client.append(self._decisions.journal, line, check_registers=check, union_registers=union)
 
 
 async def hold_segment(client: JournalClient, journal: str, ticks: ProducerClock, patience: float) -> None:

@@ -52,7 +52,7 @@ from coranto.messages.uuids import Flags, ProducerClock, build_uuid, new_produce
 from coranto.streams.control.batches import Batches, ContentRange
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.lifecycle import Streams
-from coranto.streams.control.transaction_ends import LaneEnd, drop_transaction, dropping, end_transactions
+from coranto.streams.control.transaction_ends import LaneEnd, drop_transaction, dropping, end_transactions, open_lanes
 from coranto.streams.model.events import EventFormat, format_of
 from coranto.streams.model.lanes import (
     CROWDED_LANES,
@@ -65,12 +65,10 @@ from coranto.streams.model.lanes import (
     lanes_in,
     parameters,
 )
-from coranto.streams.model.registers import Registers
 from coranto.streams.model.stream import Segment, Stream, validate_stream
-from coranto.streams.writer.handshake import hold_registers
+from coranto.streams.writer.handshake import ensure_held
 from coranto.streams.writer.multi_key.snapshot import StreamSnapshot, take_snapshot
 from coranto.streams.writer.multi_key.transaction import MultiKeyPosition, MultiKeyResult, MultiKeyTransaction
-from coranto.wire import protocol_pb2 as pb
 
 E = TypeVar("E")
 
@@ -246,12 +244,12 @@ class MultiKeyWriter(Generic[E]):
             await self._decisions.decide(use, acks, snapshot.token, [each.txn for each in done])
             self._lanes.recorded(done)
         except AppendOutcomeUnknown as error:
-            self._not_recorded(done)
+            self._lanes.ended(*done)
             if not await self._was_decided(use.txn, snapshot.gate.end, error):
                 await self._roll_back(parts)
                 raise _SegmentsChanged from None
         except CorantoError as error:
-            self._not_recorded(done)
+            self._lanes.ended(*done)
             await self._roll_back(parts)
             raise _SegmentsChanged if isinstance(error, RegisterMismatch) else error from None
         acknowledged = await asyncio.gather(*map(self._acknowledge, parts))
@@ -263,10 +261,6 @@ class MultiKeyWriter(Generic[E]):
             with self._housekeeping():
                 await self._decisions.finish(await self._decisions.gate())
         return MultiKeyResult(use.txn, tuple(positions), all(acknowledged))
-
-    def _not_recorded(self, done: Sequence[LaneUse]) -> None:
-        for use in done:
-            self._lanes.ended(use)
 
     def _parts(self, stream: Stream, use: LaneUse, events: Sequence[tuple[int, bytes]]) -> list[_Part]:
         """Group the events by segment and stamp them. Events of a segment keep their order."""
@@ -315,24 +309,21 @@ class MultiKeyWriter(Generic[E]):
         """Have the registers of a segment held, with room for lanes. Checks that use lanes fail on lost registers."""
         if journal in self._held:
             return
-        found = await self._client.append(journal, b"", retry_unknown=True, patience=self._patience)
-        if not Registers.of(found.registers).held:
-            format: Any = self._format
-            await hold_registers(self._client, journal, found.end, format, self._ticks, self._patience)
-        elif self._is_crowded(found.registers):
+        format: Any = self._format
+        registers = await ensure_held(self._client, journal, format, self._ticks, self._patience)
+        if self._is_crowded(lanes_in(registers)):
             async with self._dropping:
-                found = await self._client.append(journal, b"", retry_unknown=True, patience=self._patience)
-                if self._is_crowded(found.registers):
+                if self._is_crowded(await open_lanes(self._client, journal, patience=self._patience)):
                     await self._streams.drop_lanes(self.stream, self._format)
         self._held.add(journal)
 
-    def _is_crowded(self, registers: pb.LabelSet) -> bool:
+    def _is_crowded(self, uses: Sequence[LaneUse]) -> bool:
         now = self._ticks.tick()
-        return sum(is_abandoned(use, now) for use in lanes_in(registers)) >= CROWDED_LANES
+        return sum(is_abandoned(use, now) for use in uses) >= CROWDED_LANES
 
     @contextlib.contextmanager
     def _housekeeping(self) -> Iterator[None]:
-        """Log what fails to be recorded of committed transactions. Whoever opens the stream next makes up for it."""
+        """Log what fails to be recorded of committed transactions. The next process to open the stream records it."""
         try:
             yield
         except CorantoError as error:
