@@ -146,14 +146,21 @@ def _elements(values: Any) -> list[Any]:
     return [pc.fill_null(_joined(_value(values)), b"null")]
 
 
+def object_texts(names: Sequence[str], columns: Sequence[Any], rows: int) -> Any:
+    """Return an Arrow binary array with a JSON object for each row of columns. Their types are those of `table_of`."""
+    pieces: list[Any] = []
+    for name, column in zip(names, columns, strict=True):
+        pieces += _named(f",{json.dumps(name, ensure_ascii=False)}:".encode(), column)
+    if not pieces:
+        return pa.repeat(pa.scalar(b"{}"), rows)
+    inner = pc.binary_replace_slice(_joined(pieces), 0, 1, b"")  # The first name has no comma before it.
+    return _joined([b"{", inner, b"}"])
+
+
 def _objects(column: Any) -> Any:
     """Return the texts of structs."""
-    pieces: list[Any] = []
-    for each, field in zip(column.type, column.flatten(), strict=True):
-        pieces += _named(f",{json.dumps(each.name, ensure_ascii=False)}:".encode(), field)
-    # The first name has no comma before it.
-    inner = pc.binary_replace_slice(_joined(pieces), 0, 1, b"") if pieces else pa.repeat(pa.scalar(b""), len(column))
-    return pc.if_else(column.is_valid(), _joined([b"{", inner, b"}"]), pa.scalar(None, pa.binary()))
+    texts = object_texts([each.name for each in column.type], column.flatten(), len(column))
+    return pc.if_else(column.is_valid(), texts, pa.scalar(None, pa.binary()))
 
 
 def _in_brackets(opening: bytes, column: Any, elements: Any, closing: bytes) -> Any:
