@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy import BigInteger, Column, Double, MetaData, Table, Text
 
+from benchmarks.journals import create_journals
 from benchmarks.messages import MESSAGES, message_content
 from benchmarks.runner import Figure, in_turns
 from coranto.client import ClientConfig
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
-from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages.checkpoints import Checkpoint
-from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import IcebergStore, Outputs, SparkConsumer, TableOutput
 from coranto_consumers.spark.session import new_session
 
@@ -63,13 +62,8 @@ class Rows:
 def _publish(config: ClientConfig, files: Path) -> int:
     """Append the messages to all journals, and write them to files. Return their number."""
     with SyncJournalClient.of(config) as client:
+        create_journals(client, JOURNALS, fragment_bytes=8 << 20)
         for journal in JOURNALS:
-            spec = pb.JournalSpec(name=journal, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
-            spec.fragment.length = 8 << 20
-            spec.fragment.compression_codec = pb.ZSTANDARD
-            spec.fragment.stores.append("file:///")
-            spec.fragment.refresh_interval.FromSeconds(1)
-            client.apply([pb.ApplyRequest.Change(upsert=spec)])
             content = message_content().splitlines(keepends=True)
             for begin in range(0, len(content), 20_000):
                 client.append(journal, b"".join(content[begin : begin + 20_000]))

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, Column, Double, MetaData, Table, Text, func, select
 
+from benchmarks.journals import create_journals
 from benchmarks.messages import MESSAGES, message_content
 from benchmarks.runner import Figure, in_turns
 from coranto.client import ClientConfig
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
-from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
-from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import Outputs, Replace, SparkConsumer, TableOutput
 from coranto_consumers.spark.session import new_session
 from coranto_consumers.stores import SqlStore
@@ -160,13 +159,7 @@ def run(rounds: int) -> list[Figure]:
     ):
         config = ClientConfig(cluster.info.endpoint, cluster.info.file_root)
         with SyncJournalClient.of(config) as client:
-            for journal in (JOURNAL, SMALL):
-                spec = pb.JournalSpec(name=journal, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
-                spec.fragment.length = 8 << 20
-                spec.fragment.compression_codec = pb.ZSTANDARD
-                spec.fragment.stores.append("file:///")
-                spec.fragment.refresh_interval.FromSeconds(1)
-                client.apply([pb.ApplyRequest.Change(upsert=spec)])
+            create_journals(client, (JOURNAL, SMALL), fragment_bytes=8 << 20)
             content = message_content().splitlines(keepends=True)
             for begin in range(0, len(content), 20_000):
                 client.append(JOURNAL, b"".join(content[begin : begin + 20_000]))

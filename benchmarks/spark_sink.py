@@ -17,11 +17,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from benchmarks.journals import create_journals
 from benchmarks.runner import Figure, in_turns
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
-from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
-from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark.session import new_session
 from coranto_flights.data import iter_flights, load_flights
 
@@ -31,18 +30,6 @@ COPIES = 3
 _PIECE = 1 << 20
 
 
-def _create(client: SyncJournalClient) -> None:
-    changes = []
-    for name in JOURNALS:
-        spec = pb.JournalSpec(name=name, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
-        spec.fragment.length = 64 << 20
-        spec.fragment.compression_codec = pb.ZSTANDARD
-        spec.fragment.stores.append("file:///")
-        spec.fragment.refresh_interval.FromSeconds(1)
-        changes.append(pb.ApplyRequest.Change(upsert=spec))
-    client.apply(changes)
-
-
 def run(rounds: int) -> list[Figure]:
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder, EmbeddedCluster(Path(folder) / "cluster") as cluster:
@@ -50,7 +37,7 @@ def run(rounds: int) -> list[Figure]:
         spark = new_session("bench", master="local[2]")
         try:
             with SyncJournalClient(info.endpoint, file_root=info.file_root) as client:
-                _create(client)
+                create_journals(client, JOURNALS, fragment_bytes=64 << 20)
                 names, kinds = zip(*(part.split() for part in SCHEMA.split(", ")), strict=True)
                 records = [tuple(record.get(name) for name in names) for record in iter_flights(load_flights())]
                 types = [{"string": pa.string(), "int": pa.int32(), "double": pa.float64()}[kind] for kind in kinds]

@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.journals import create_journals
 from benchmarks.runner import Figure, in_turns
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
-from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
-from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark.session import new_session
 from coranto_flights.data import iter_flights, load_flights
 
@@ -38,15 +37,7 @@ TASKS = (1, 2, 4, 8)
 
 def _publish(client: SyncJournalClient, files: Path) -> int:
     """Write the flights, COPIES times, to journals, to one large journal, and to files. Return the number of rows."""
-    specs = []
-    for name in (*JOURNALS, LARGE):
-        spec = pb.JournalSpec(name=name, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
-        spec.fragment.length = 8 << 20
-        spec.fragment.compression_codec = pb.ZSTANDARD
-        spec.fragment.stores.append("file:///")
-        spec.fragment.refresh_interval.FromSeconds(1)
-        specs.append(pb.ApplyRequest.Change(upsert=spec))
-    client.apply(specs)
+    create_journals(client, (*JOURNALS, LARGE), fragment_bytes=8 << 20)
     builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
     large = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
     rows = 0

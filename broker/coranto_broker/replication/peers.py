@@ -272,7 +272,7 @@ class PeerStream:
 
     def abort(self) -> None:
         self._failed = True
-        self._responses.clear()  # Otherwise whoever asks next would take one for its own.
+        self._responses.clear()  # Otherwise the next caller would take one for its own.
         self._end(ReplicationFailed("it did not answer in time and was given up"))
         self._take_readable()
         self._writer.cancel()

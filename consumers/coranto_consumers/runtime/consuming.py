@@ -147,9 +147,7 @@ class Consuming:
             except DeferToNextTransaction:
                 self._defer(of, pulled)
                 return
-            now = self._now()
-            messages, size = of.weigh(pulled)
-            self._transactions.consumed(now, size, messages)
+            now = self._consumed(of, pulled)
 
     async def _consume_slice(self, of: SourceInput, store: Store) -> None:
         now = self._now()
@@ -160,9 +158,14 @@ class Consuming:
             except DeferToNextTransaction:
                 self._defer(of, pulled)
                 return
-            now = self._now()
-            messages, size = of.weigh(pulled)
-            self._transactions.consumed(now, size, messages)
+            now = self._consumed(of, pulled)
+
+    def _consumed(self, of: SourceInput, pulled: Any) -> float:
+        """Count messages that were consumed. Returns the time."""
+        now = self._now()
+        messages, size = of.weigh(pulled)
+        self._transactions.consumed(now, size, messages)
+        return now
 
     def _next(self, of: SourceInput, now: float, until: float) -> Any | None:
         """Return what is consumed next. None when there is nothing, or when the slice has to end."""

@@ -120,7 +120,7 @@ class ColumnarSequencer:
         """Note that a step's rows of `producer` were used up to a clock; the row of it ends at the offset `end`.
 
         For a step of nothing but one acknowledgement, before it is applied. A checkpoint then covers these rows, and
-        whoever goes on from it meets the acknowledgement and gets the others.
+        a reader that goes on from it meets the acknowledgement and gets the others.
         """
         states = self._journals[journal].states
         states[producer] = ProducerState(clock, end, states[producer].seen_through)

@@ -1,4 +1,4 @@
-"""Files of a table are written in its partitions and by its columns, by whoever is given no more than that."""
+"""Files of a table are written in its partitions and by its columns, by a writer that travels to tasks."""
 
 import pickle
 from collections.abc import Iterator
