@@ -15,6 +15,7 @@ from coranto.member.command_line import run_member, show_settings, with_settings
 from coranto.member.configuration import Configuration
 from coranto_consumers.cli import recover
 from coranto_consumers.cli.audit import audit
+from coranto_consumers.cli.compare import compare
 from coranto_consumers.cli.loading import default_prefix, load_application
 from coranto_consumers.cli.offsets import offsets
 from coranto_consumers.runtime.process import run
@@ -62,4 +63,5 @@ app.command("serve")(with_settings(ConsumerProcessSettings, serve))
 app.command("settings")(with_settings(ConsumerProcessSettings, show_settings))
 app.command("audit")(audit)
 app.command("offsets")(offsets)
+app.command("compare")(compare)
 app.add_typer(recover.app, name="recover")

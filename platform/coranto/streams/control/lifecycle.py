@@ -45,9 +45,9 @@ from coranto.errors import (
 from coranto.messages.framing import Framing
 from coranto.messages.uuids import ProducerClock
 from coranto.names import nests
-from coranto.specs import durability
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.scaling import MAX_CHANGES, Change, ScalingPolicy, format_policy, transition
+from coranto.streams.control.segment_specs import changed, owner_of, part_spec, touched, without_retention
 from coranto.streams.control.transaction_ends import drop_undecided, open_lanes
 from coranto.streams.model.events import format_of
 from coranto.streams.model.keys import KEY_SPACE, KeyRange
@@ -58,7 +58,6 @@ from coranto.streams.model.stream import (
     MAX_WRITERS_LABEL,
     SCALING_LABEL,
     STREAM_LABEL,
-    STREAM_PART_LABEL,
     Segment,
     Stream,
     StreamCut,
@@ -75,7 +74,6 @@ from coranto.streams.model.stream import (
 )
 from coranto.wire import protocol_pb2 as pb
 
-_OWN_LABELS = "coranto.dev/"
 _AT_ONCE = 16
 _ATTEMPTS = 20
 
@@ -160,7 +158,7 @@ class Streams:
 
     async def _view(self, name: str) -> _View:
         listing = await self._client.list(labels.label_selector(include=[("name:prefix", f"{validate_stream(name)}/")]))
-        mine = [info for info in listing.journals if _owner(info) == name]
+        mine = [info for info in listing.journals if owner_of(info) == name]
         try:
             stream = decode(Listing(listing.header, tuple(mine)))
         except StreamNotFound:
@@ -207,8 +205,8 @@ class Streams:
         ranges = KeyRange.FULL.split(segments)
         made = [Segment(number, 0, segment_journal(name, number), keys) for number, keys in enumerate(ranges)]
         specs = [spec_of(name, segment, spec) for segment in made]
-        specs.append(_for_good(_part(name, transactions_journal(name), spec, {EPOCH_LABEL: "0"})))
-        specs.append(_part(name, marks_journal(name), spec))  # Marks are needed as long as events are.
+        specs.append(without_retention(part_spec(name, transactions_journal(name), spec, {EPOCH_LABEL: "0"})))
+        specs.append(part_spec(name, marks_journal(name), spec))  # Marks are needed as long as events are.
         changes = [pb.ApplyRequest.Change(upsert=each) for each in specs]
         applied = await self._change(changes)
         if applied is None:
@@ -253,9 +251,9 @@ class Streams:
                     field="name",
                 )
             newest = max(view.stream.segments.values(), key=lambda each: each.number)
-            spec = _part(name, journal, view.of(newest).spec, {labels.CONTENT_TYPE: content_type, **(more or {})})
+            spec = part_spec(name, journal, view.of(newest).spec, {labels.CONTENT_TYPE: content_type, **(more or {})})
             if for_good:
-                _for_good(spec)
+                without_retention(spec)
             if await self._attempt([pb.ApplyRequest.Change(upsert=spec)]):
                 return
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
@@ -269,7 +267,7 @@ class Streams:
         gone = False
         for _ in range(_ATTEMPTS):
             listing = await self._client.list(labels.label_selector(include=[("name:prefix", prefix)]))
-            mine = [info for info in listing.journals if _owner(info) == name]
+            mine = [info for info in listing.journals if owner_of(info) == name]
             if not mine:
                 if not gone:
                     raise _not_found(name)
@@ -290,7 +288,7 @@ class Streams:
         """
         view = await self._view(name)
         planned = transition(view.stream, changes)
-        sealed = [_changed(view.of(each), replace(each, sealing=True), name) for each in planned.predecessors]
+        sealed = [changed(view.of(each), replace(each, sealing=True), name) for each in planned.predecessors]
         created = [
             pb.ApplyRequest.Change(upsert=spec_of(name, each, _parent(view, each)), expect_mod_revision=0)
             for each in planned.successors
@@ -308,7 +306,7 @@ class Streams:
             if not active:
                 return await self.resume(name)
             ended = [replace(each, sealing=True, end_of_stream=True) for each in active]
-            changes = [_changed(view.of(each), each, name) for each in ended]
+            changes = [changed(view.of(each), each, name) for each in ended]
             await self._carry_out(view, changes, view.stream.epoch)
 
     async def _carry_out(self, view: _View, changes: Sequence[pb.ApplyRequest.Change], epoch: int) -> Stream:
@@ -319,7 +317,7 @@ class Streams:
             gate = await decisions.close()
             token = gate.token
             await decisions.finish(gate)
-            changes = [*changes, _touch(view.transactions, {EPOCH_LABEL: str(epoch)})]
+            changes = [*changes, touched(view.transactions, {EPOCH_LABEL: str(epoch)})]
         applied = await self._change(changes)
         if applied is None:
             now = await self.resume(name)
@@ -352,7 +350,7 @@ class Streams:
             if gate.is_open or gate.token is None:
                 return view.stream
             # Make the Apply of the process that closed the gate fail, unless it has happened.
-            if not await self._attempt([_touch(view.transactions, {})]):
+            if not await self._attempt([touched(view.transactions, {})]):
                 continue
             if await decisions.open(gate.token, self._client.applied_revision):
                 return await self.describe(name)
@@ -381,7 +379,7 @@ class Streams:
                 for journal, uses in zip(journals, found, strict=True)
             )
         )
-        if await self._attempt([_touch(view.transactions, {})]):
+        if await self._attempt([touched(view.transactions, {})]):
             await decisions.open(gate.token, self._client.applied_revision)
         await self.resume(name)
         return sum(dropped)
@@ -400,7 +398,7 @@ class Streams:
                     return replace(segment, sealed_at=await self._final_offset(segment.journal, revision))
 
             found = await asyncio.gather(*(ended(each, view.stream.revision) for each in unfinished))
-            await self._attempt([_changed(view.of(each), each, name) for each in found])
+            await self._attempt([changed(view.of(each), each, name) for each in found])
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
 
     async def _final_offset(self, journal: str, revision: int) -> int:
@@ -446,7 +444,7 @@ class Streams:
         for number, offset in sorted(cut.items()):
             segment = stream.segments[number]
             if offset > segment.begin:
-                changes.append(_changed(view.of(segment), replace(segment, begin=offset), name))
+                changes.append(changed(view.of(segment), replace(segment, begin=offset), name))
         # Applying only the first of these changes, from the oldest on, leaves a valid stream that begins earlier.
         for begin in range(0, len(changes), MAX_CHANGES):
             if await self._change(changes[begin : begin + MAX_CHANGES]) is None:
@@ -509,57 +507,12 @@ def _not_found(name: str) -> StreamNotFound:
     return StreamNotFound(f"there is no stream {name}: check the name, or create it (`coranto streams create`)")
 
 
-def _owner(info: JournalInfo) -> str:
-    """Return the stream that a journal belongs to, as a segment or another part; empty if it belongs to none."""
-    return labels.value_of(info.spec.labels, STREAM_LABEL) or labels.value_of(info.spec.labels, STREAM_PART_LABEL)
-
-
-def _part(stream: str, journal: str, template: pb.JournalSpec, more: Mapping[str, str] | None = None) -> pb.JournalSpec:
-    """Return the spec of a stream's journal that is not a segment."""
-    spec = pb.JournalSpec()
-    spec.CopyFrom(template)
-    spec.name = journal
-    spec.flags = pb.JournalSpec.O_RDWR
-    spec.ClearField("suspend")
-    kept = [
-        (each.name, each.value)
-        for each in template.labels.labels
-        # A decision must survive what the events of its transaction do.
-        if not each.name.startswith(_OWN_LABELS) or each.name in durability.LABELS
-    ]
-    spec.labels.CopyFrom(labels.label_set(kept))
-    for name, value in {labels.CONTENT_TYPE: labels.JSON_LINES, STREAM_PART_LABEL: stream, **(more or {})}.items():
-        spec.labels.CopyFrom(labels.with_value(spec.labels, name, value))
-    return spec
-
-
-def _for_good(spec: pb.JournalSpec) -> pb.JournalSpec:
-    """Remove the retention from a spec, because content of any age may be needed. Returns the spec."""
-    spec.fragment.ClearField("retention")
-    return spec
-
-
 def _parent(view: _View, segment: Segment) -> pb.JournalSpec:
     """Return the template of a new segment's spec: its newest predecessor's spec, without a suspension."""
     spec = pb.JournalSpec()
     spec.CopyFrom(view.infos[segment_journal(view.stream.name, max(segment.predecessors))].spec)
     spec.ClearField("suspend")
     return spec
-
-
-def _changed(info: JournalInfo, segment: Segment, stream: str) -> pb.ApplyRequest.Change:
-    """Return the change that makes a segment's spec match `segment`."""
-    return pb.ApplyRequest.Change(upsert=spec_of(stream, segment, info.spec), expect_mod_revision=info.mod_revision)
-
-
-def _touch(info: JournalInfo, changed: Mapping[str, str]) -> pb.ApplyRequest.Change:
-    """Return a change of the decisions journal's labels, or only of its revision. It also removes any retention."""
-    spec = pb.JournalSpec()
-    spec.CopyFrom(info.spec)
-    _for_good(spec)
-    for name, value in changed.items():
-        spec.labels.CopyFrom(labels.with_value(spec.labels, name, value))
-    return pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=info.mod_revision)
 
 
 # ---------------------------------------------------------------------------------------------------------------- cuts

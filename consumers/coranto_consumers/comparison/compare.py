@@ -1,0 +1,89 @@
+"""The comparison of two tables of SQL stores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from coranto.errors import InvalidInput
+from coranto.telemetry import ProgressReport, progress
+from coranto_consumers.comparison.merging import RowMerger
+from coranto_consumers.comparison.report import TableComparison
+from coranto_consumers.comparison.tables import SortedTable, opened
+from coranto_consumers.stores.sql import SqlStore
+
+_SAID_AFTER: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TableOf:
+    """A table of a store. `name` may begin with a schema and a dot."""
+
+    store: SqlStore
+    name: str
+
+
+def compare_tables(
+    left: TableOf,
+    right: TableOf,
+    keys: Sequence[str],
+    *,
+    ignore: Collection[str] = (),
+    tolerance: float = 0.0,
+    examples: int = 10,
+) -> TableComparison:
+    """Compare two tables by the columns of a key, and all others but those of `ignore`.
+
+    Floats may differ by `tolerance`, relatively or absolutely; all else is compared exactly. `examples` is the most of
+    each kind of difference that is kept. Memory does not grow with the tables: databases sort them. Raises InvalidInput
+    for tables and columns that do not exist and for keys without an order, SqlStoreError and CorruptData for a table
+    that could not be read whole.
+    """
+    if not keys:
+        raise InvalidInput("name the columns by which rows are told apart", field="keys")
+    if not 0 <= tolerance < math.inf:
+        raise InvalidInput(f"{tolerance} is not a tolerance; give 0 or more, such as 1e-9", field="tolerance")
+    with opened(left.store, right.store) as (one, other):
+        mine, others = SortedTable(left.store, one, left.name), SortedTable(right.store, other, right.name)
+        for table in (mine, others):
+            if missing := [name for name in keys if name not in table.columns]:
+                raise InvalidInput(
+                    f"has no column {missing[0]}; its columns are {', '.join(table.columns)}",
+                    field=f"table {table.name}",
+                )
+        both = [name for name in mine.columns if name in others.columns]
+        if unknown := sorted(set(ignore) - {*mine.columns, *others.columns}):
+            raise InvalidInput(f"neither table has a column {unknown[0]}", field="ignore")
+        columns = [name for name in both if name not in keys and name not in ignore]
+        counts = mine.count(), others.count()
+        named = [mine.name, others.name]
+        if named[0] == named[1]:
+            named = [f"{left.name} (left)", f"{right.name} (right)"]
+        with progress("Comparing", sum(counts), unit="rows") as report:
+            merged = RowMerger(keys, columns, tolerance=tolerance, examples=examples).merge(
+                (named[0], _said(mine.rows(keys, columns, counts[0]), report)),
+                (named[1], _said(others.rows(keys, columns, counts[1]), report)),
+            )
+    return TableComparison(
+        tuple(keys),
+        tuple(columns),
+        merged,
+        tuple(sorted(ignore)),
+        tuple(name for name in mine.columns if name not in others.columns and name not in ignore),
+        tuple(name for name in others.columns if name not in mine.columns and name not in ignore),
+        tolerance,
+    )
+
+
+def _said(rows: Iterator[Sequence[Any]], report: ProgressReport) -> Iterator[Sequence[Any]]:
+    """Yield rows, and report their number as progress."""
+    since = 0
+    for row in rows:
+        yield row
+        since += 1
+        if since == _SAID_AFTER:
+            report.advance(since)
+            since = 0
+    report.advance(since)

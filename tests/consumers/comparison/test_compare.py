@@ -1,0 +1,170 @@
+"""Tables of all databases are compared by the values of their keys, and nothing passes for equal unseen."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from sqlalchemy import (
+    Boolean,
+    Column,
+    DateTime,
+    Float,
+    Integer,
+    MetaData,
+    Numeric,
+    String,
+    Table,
+    insert,
+    text,
+)
+
+from coranto.cli import main
+from coranto.errors import CorruptData, InvalidInput, SqlStoreError
+from coranto_consumers.comparison import TableOf, compare_tables
+from coranto_consumers.comparison.tables import SortedTable
+from coranto_consumers.stores.sql import SqlStore
+
+NAMES = ["", "A", "B", "_", "a", "a ", "b", "aa", "ä", "Z", "z", "é", "日本", "\U0001f600", "a-b", "ab", "A b", "a\tb"]
+"""Texts that languages sort otherwise than by code points."""
+
+
+def a_table(name: str) -> Table:
+    return Table(
+        name,
+        MetaData(),
+        Column("name", String(100), primary_key=True),
+        Column("n", Integer, primary_key=True, autoincrement=False),
+        Column("price", Numeric(12, 2)),
+        Column("mean", Float(53)),
+        Column("at", DateTime),
+        Column("done", Boolean),
+    )
+
+
+def rows(count: int = 3) -> list[dict[str, object]]:
+    at = dt.datetime(2026, 3, 1, 12, 0, 0)
+    return [
+        {"name": name, "n": n, "price": Decimal(n) / 4, "mean": n / 3, "at": at + dt.timedelta(hours=n), "done": n > 1}
+        for name in NAMES
+        for n in range(count)
+    ]
+
+
+def fill(store: SqlStore, name: str, content: list[dict[str, object]]) -> TableOf:
+    table = a_table(name)
+    store.create_tables(table)
+    if content:
+        with store.engine.begin() as connection:
+            connection.execute(insert(table), content)
+    return TableOf(store, name)
+
+
+def test_tables_are_compared_whatever_the_database_sorts_by(store_url: str) -> None:
+    store = SqlStore(store_url)
+    old = fill(store, "old", rows())
+    changed = [each for each in reversed(rows()) if each["name"] != "Z"]
+    changed[0] = {**changed[0], "price": Decimal("99.99")}
+    new = fill(store, "new", [*changed, {**rows()[0], "name": "zz"}])
+
+    assert compare_tables(old, old, ["name", "n"]).is_equal
+    found = compare_tables(old, new, ["name", "n"])
+    assert not found.is_equal
+    assert (found.merged.left.rows, found.merged.right.rows) == (54, 52)
+    assert (found.merged.left.only_here, found.merged.right.only_here, found.merged.differing) == (3, 1, 1)
+    assert found.merged.differing_in == {"price": 1}
+    report = json.loads(found.to_json())
+    assert report["examples"]["only_left"] == [{"name": "Z", "n": n} for n in range(3)]
+    (example,) = report["examples"]["differing"]
+    assert example["right"] == {"price": "99.99"}
+    assert report["left"]["sums"]["n"] == 54
+    assert Decimal(report["left"]["sums"]["price"]) == Decimal("13.5")
+
+
+@pytest.mark.integration
+def test_tables_of_different_databases_are_compared(new_store: Callable[[str], str]) -> None:
+    old = fill(SqlStore(new_store("sqlite")), "totals", rows())
+    new = fill(SqlStore(new_store("postgresql")), "totals", rows())
+    found = compare_tables(old, new, ["name", "n"])
+    assert found.is_equal, found.differences()
+    assert found.merged.in_both == 54
+    assert found.merged.left.name == "totals (left)"
+
+
+def test_empty_tables_and_other_columns_are_not_equal(tmp_path: Path) -> None:
+    store = SqlStore(f"sqlite:///{tmp_path}/store.db")
+    full, empty, none = fill(store, "a", rows(1)), fill(store, "b", []), fill(store, "c", [])
+    assert compare_tables(full, empty, ["name"]).differences()[0] == "b is empty"
+    assert compare_tables(empty, none, ["name"]).differences() == ["b and c are empty"]
+    wider = fill(store, "d", rows(1))
+    with store.engine.begin() as connection:
+        connection.execute(text("ALTER TABLE d ADD COLUMN note TEXT"))
+    assert compare_tables(full, wider, ["name"]).differences() == ["only d has the columns note"]
+    assert compare_tables(full, wider, ["name"], ignore=["note"]).is_equal
+
+
+def test_rows_without_a_key_and_repeated_keys_are_told(tmp_path: Path) -> None:
+    store = SqlStore(f"sqlite:///{tmp_path}/store.db")
+    with store.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE a (id INTEGER, n INTEGER)"))
+        connection.execute(text("INSERT INTO a VALUES (1, 1), (1, 1), (NULL, 2), (2, 2)"))
+    found = compare_tables(TableOf(store, "a"), TableOf(store, "a"), ["id"])
+    assert found.differences() == [
+        "1 rows of a (left) have NULL or NaN in their key: not compared",
+        "1 rows of a (left) repeat the key of another: not compared",
+        "1 rows of a (right) have NULL or NaN in their key: not compared",
+        "1 rows of a (right) repeat the key of another: not compared",
+    ]
+
+
+def test_a_table_that_cannot_be_read_whole_is_no_result(tmp_path: Path) -> None:
+    store = SqlStore(f"sqlite:///{tmp_path}/store.db")
+    a = fill(store, "a", rows(1))
+    with store.engine.connect() as connection:
+        table = SortedTable(store, connection, "a")
+        with pytest.raises(SqlStoreError, match="has 19 rows, and 18 of them were read"):
+            list(table.rows(["name"], [], 19))
+    with store.engine.begin() as connection:
+        connection.execute(text("UPDATE a SET at = 'yesterday' WHERE name = 'Z'"))
+    with pytest.raises(CorruptData, match=r"table a: row .* holds a value that is none of its column's type"):
+        compare_tables(a, a, ["name"])
+
+
+@pytest.mark.parametrize(
+    ("table", "keys", "ignore", "problem"),
+    [
+        ("b", ["id"], [], "there is no table b in"),
+        ("a", ["nothing"], [], "table a: has no column nothing; its columns are name, n, price"),
+        ("a", ["name"], ["nothing"], "neither table has a column nothing"),
+        ("a", [], [], "name the columns"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    tmp_path: Path, table: str, keys: list[str], ignore: list[str], problem: str
+) -> None:
+    store = SqlStore(f"sqlite:///{tmp_path}/store.db")
+    a = fill(store, "a", rows(1))
+    with pytest.raises(InvalidInput, match=problem):
+        compare_tables(a, TableOf(store, table), keys, ignore=ignore)
+
+
+def test_the_command_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = SqlStore(url)
+    fill(store, "old", rows(1))
+    fill(store, "new", [{**each, "mean": 1e-12} for each in rows(1)])
+    command = ["consumer", "compare", "old", "new", "--store", url, "--key", "name"]
+    assert main(command) == 1
+    shown = capsys.readouterr().out
+    assert f"different: {len(NAMES)} of {len(NAMES)} keys in both differ: mean ({len(NAMES)})" in shown
+    assert ["'A'", "mean", "0.0", "1e-12"] in [line.split() for line in shown.splitlines()]
+    assert main([*command, "--tolerance", "1e-9"]) == 0
+    assert f"equal: {len(NAMES)} rows, in 6 columns" in capsys.readouterr().out
+    assert main([*command, "-o", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["equal"] is False
+    assert main([*command[:3], "gone", *command[4:]]) == 1
+    assert "there is no table gone" in capsys.readouterr().err
