@@ -180,6 +180,7 @@ class Broker:
             clock,
             self.metrics,
             is_primary=self._is_primary,
+            spec_of=self._present_spec,
             spawn=self.spawn,
             per_second=settings.retention_rate,
         )
@@ -581,6 +582,10 @@ class Broker:
             return Judgement.FINAL
         fragment = sealed.fragment
         return await self.in_sync.judge(fragment.journal, sealed.create_revision, sealed.stamp, fragment.end)
+
+    def _present_spec(self, journal: str) -> pb.JournalSpec | None:
+        item = self.keyspace.state.item(journal)
+        return item.spec if item is not None else None
 
     def _is_primary(self, journal: str) -> bool:
         """Return True if this broker is the journal's primary, as far as it knows."""

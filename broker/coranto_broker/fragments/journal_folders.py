@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from coranto.errors import CorantoError
+from coranto.fragments.forks import folders_of, kept
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.journal_folders import FolderListing, owner_of
 from coranto.fragments.stores import FragmentStore, StoreRegistry
+from coranto.wire import protocol_pb2 as pb
 
 _log = structlog.get_logger(__name__)
 
@@ -28,6 +30,18 @@ class JournalFolders:
         self._others: dict[tuple[str, str], frozenset[str]] = {}  # By store and journal.
         self._unmarked: dict[tuple[str, str], frozenset[str]] = {}
         self._marked: set[tuple[str, str]] = set()
+
+    async def listed(self, spec: pb.JournalSpec, now: float) -> list[Fragment]:
+        """List a journal's fragments, those that a fork shares too, at wall time `now` in seconds.
+
+        Raises as `fragments` does, also if only the folder of another journal cannot be listed: a part of a fork's
+        content would look like all of it. Raises InvalidInput for labels that no fork has.
+        """
+        found: list[Fragment] = []
+        for folder in folders_of(spec):
+            listed = await self.fragments(folder.journal, spec.fragment.stores)
+            found += filter(folder.takes, listed)
+        return kept(spec, found, now)
 
     async def fragments(self, journal: str, urls: Iterable[str]) -> list[Fragment]:
         """List the journal's own fragments in some stores. Raises StoreError, or InvalidInput for an invalid URL."""

@@ -4,6 +4,10 @@ It makes a new plan after each listing of the stores (`coranto.fragments.retenti
 one by one, lowest offsets first, so that the rest has no gap wherever it stops. If a store fails, the round ends, and
 the next listing begins another. All journals of a broker share one pace.
 
+A journal keeps what its forks share. It looks at its spec again right before each removal, and ends the round if that
+has changed. A fork leaves the files of fragments that it shares alone: they are its source's, and listings leave out
+those that are older than the fork's own retention.
+
 A fragment leaves this broker's index just before its file is removed, so that reads of it jump to the rest. Other
 replicas still know it until they list the stores again.
 """
@@ -19,6 +23,7 @@ import structlog
 
 from coranto.effects import Clock
 from coranto.errors import CorantoError
+from coranto.fragments.forks import held_from
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.retention import expired
 from coranto.fragments.stores import StoreRegistry
@@ -40,14 +45,19 @@ class Retention:
         metrics: Metrics,
         *,
         is_primary: Callable[[str], bool],
+        spec_of: Callable[[str], pb.JournalSpec | None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         per_second: float,
     ) -> None:
-        """`is_primary` returns True if this broker is a journal's primary now. `per_second` bounds removals."""
+        """`is_primary` returns True if this broker is a journal's primary now, and `spec_of` its present spec.
+
+        `per_second` bounds removals.
+        """
         self._stores = stores
         self._clock = clock
         self._metrics = metrics
         self._is_primary = is_primary
+        self._spec_of = spec_of
         self._spawn = spawn
         self._pause = 1 / per_second
         self._pace = asyncio.Lock()
@@ -60,19 +70,30 @@ class Retention:
             return
         # A fragment with a local file may be on its way into a store, or may not be listed yet.
         local = [replace(entry.fragment, backing_store="") for entry in index.entries if entry.content is not None]
-        gone = expired([*listed, *local], seconds, self._clock.now())
+        gone = expired([*listed, *local], seconds, self._clock.now(), held_from(spec))
+        gone = [each for each in gone if each.journal == spec.name]
         if gone:
             self._under_way.add(spec.name)
-            self._spawn(self._remove(spec.name, gone, index))
+            self._spawn(self._remove(spec.name, seconds, gone, index))
 
-    async def _remove(self, journal: str, gone: Sequence[Fragment], index: FragmentIndex) -> None:
+    def _allows(self, journal: str, seconds: float, fragment: Fragment) -> bool:
+        """Return True if this broker may still remove a fragment, by all that it knows now."""
+        spec = self._spec_of(journal)
+        return (
+            spec is not None
+            and self._is_primary(journal)
+            and duration_seconds(spec.fragment.retention) == seconds
+            and fragment.end <= held_from(spec)
+        )
+
+    async def _remove(self, journal: str, seconds: float, gone: Sequence[Fragment], index: FragmentIndex) -> None:
         count = size = 0
         try:
             for fragment in gone:
                 async with self._pace:
                     await self._clock.sleep(self._pause)
-                    if not self._is_primary(journal):
-                        return
+                    if not self._allows(journal, seconds, fragment):
+                        return  # The next listing begins another round.
                     index.forget_through(fragment.end)
                     await self._stores.get(fragment.backing_store).remove(fragment)
                 count, size = count + 1, size + fragment.length

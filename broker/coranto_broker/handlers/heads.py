@@ -51,7 +51,11 @@ async def serve(broker: Broker, request: HeadsRequest, context: Context, claims:
         HeadsResponse(status=pb.OK, header=broker.unrouted_header(state), version=VERSION, time=broker.clock.now())
     )
     mine, theirs, nobodys = _by_primary(broker, state, facts, selector, claims)
-    asked = [asyncio.ensure_future(_ask(broker, endpoint, selector)) for endpoint in theirs if not request.do_not_proxy]
+    asked = [
+        asyncio.ensure_future(_ask(broker, endpoint, selector, request.min_etcd_revision))
+        for endpoint in theirs
+        if not request.do_not_proxy
+    ]
     try:
         await _wait_listed(broker, mine)
         await _send(context, (_head_of(broker, each) for each in mine))
@@ -124,9 +128,9 @@ class _Told:
     lacks: bool = False
 
 
-async def _ask(broker: Broker, endpoint: str, selector: pb.LabelSelector) -> _Told:
+async def _ask(broker: Broker, endpoint: str, selector: pb.LabelSelector, min_etcd_revision: int) -> _Told:
     told = _Told()
-    request = HeadsRequest(selector=selector, do_not_proxy=True)
+    request = HeadsRequest(selector=selector, do_not_proxy=True, min_etcd_revision=min_etcd_revision)
     try:
         async with asyncio.timeout(PEER_SECONDS):
             with broker.peers.calling(pb.Header()):

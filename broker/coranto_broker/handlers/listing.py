@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coranto import labels
-from coranto.coordination.etcd import MAX_TXN_OPS, Compare, CompareTarget, Delete, Op, Put, Relation
+from coranto.coordination.etcd import MAX_TXN_OPS, Compare, CompareTarget, Delete, Op, Put
 from coranto.coordination.keyspace_state import Item
 from coranto.errors import InvalidInput, PermissionDenied
 from coranto.fragments.store_urls import parse_store_url
@@ -16,6 +16,7 @@ from coranto.security.tokens import Claims
 from coranto.specs.validation import ANY_REVISION, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.errors import Context
+from coranto_broker.handlers.forks import fork_guards
 from coranto_broker.handlers.nesting import nesting_pair, with_guards
 from coranto_broker.handlers.store_folders import folder_conflict, folder_guards, unchanged_since
 
@@ -79,8 +80,8 @@ async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) 
     """Apply all changes in one transaction, and answer once this broker's key space has them.
 
     Raises PermissionDenied if the caller may not make all of the changes, even if they are malformed. Raises
-    InvalidInput for a new journal whose name nests with another's, and for a journal that would get a folder of
-    another's in a store, with the name of the other.
+    InvalidInput for a new journal whose name nests with another's, for a journal that would get a folder of another's
+    in a store, with the name of the other, and for changes that would break a fork.
     """
     _authorize(broker.keyspace.state, request, claims)
     validate(request)
@@ -95,7 +96,14 @@ async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) 
         _authorize(state, request, claims)  # Labels may have changed since.
         if not await _keeps_folders_apart(broker, state, request, claims):
             continue
-        wanted = _transaction(broker, state, request, claims)
+        try:
+            guards = fork_guards(state, request, claims)
+        except (InvalidInput, PermissionDenied):
+            if await _is_outdated(broker, state):
+                continue
+            raise
+        wanted = _transaction(broker, state, request)
+        wanted.compares += guards
         response = await _attempt(broker, state, wanted, claims)
         if response is not None:
             return response
@@ -139,17 +147,21 @@ class _Transaction:
     """Conditions by which no other journal gets a folder of these meanwhile."""
 
 
-def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, claims: Claims) -> _Transaction:
+async def _is_outdated(broker: Broker, state: JournalState) -> bool:
+    """Return True if journals have changed since `state`, once this broker knows how."""
+    header, _ = await broker.coordinator.get(state.layout.items)
+    await broker.keyspace.wait_for_revision(header.revision)
+    return broker.keyspace.state is not state
+
+
+def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest) -> _Transaction:
     wanted = _Transaction()
     for index, change in enumerate(request.changes):
         name = _name(change)
         item, key = state.item(name), state.layout.item_key(name)
-        if not claims.by_name_alone:  # The journal must still have the labels that were checked.
-            wanted.compares.append(
-                Compare(key, CompareTarget.MOD_REVISION, item.mod_revision if item is not None else 0)
-            )
+        # The journal must still be as it was checked: have its labels, and only the forks that are known here.
+        wanted.compares.append(Compare(key, CompareTarget.MOD_REVISION, _revision(state, key)))
         if change.expect_mod_revision != ANY_REVISION:
-            wanted.compares.append(Compare(key, CompareTarget.MOD_REVISION, change.expect_mod_revision))
             wanted.expected[key] = change.expect_mod_revision
         if not change.HasField("upsert"):
             wanted.ops.append(Delete(key))
@@ -160,12 +172,16 @@ def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, 
             continue
         if state.entries.get(key) is None:
             wanted.created.append(name)
-        elif change.expect_mod_revision == ANY_REVISION and claims.by_name_alone:  # If now gone, it would be created.
-            wanted.compares.append(Compare(key, CompareTarget.CREATE_REVISION, 0, Relation.GREATER))
     guards = folder_guards(state, [change.upsert for change in request.changes if change.HasField("upsert")])
     wanted.guards = guards.compares
     wanted.ops += guards.puts
     return wanted
+
+
+def _revision(state: JournalState, key: str) -> int:
+    """Return the revision that last changed a key; 0 if it is absent."""
+    entry = state.entries.get(key)
+    return entry.kv.mod_revision if entry is not None else 0
 
 
 def _compares(state: JournalState, wanted: _Transaction) -> list[Compare]:
@@ -193,18 +209,21 @@ async def _attempt(
     pair = nesting_pair(state, wanted.created)
     if pair is not None and pair[1] in wanted.created:
         raise _nesting(*pair)
-    taken = [key for key, revision in wanted.expected.items() if not revision and state.entries.get(key) is not None]
-    obstacle = state.layout.item_key(pair[1]) if pair is not None else taken[0] if taken else None
-    if obstacle is not None:  # Ask etcd: the latest changes may not have arrived here yet.
-        header, found = await broker.coordinator.get(obstacle)
+    others = [key for key, revision in wanted.expected.items() if revision != _revision(state, key)]
+    if pair is None and others:  # Ask etcd: the latest changes may not have arrived here yet.
+        header, found = await broker.coordinator.get(others[0])
+        if (found.mod_revision if found is not None else 0) != wanted.expected[others[0]]:
+            return _failed(broker, header.revision)
+        await broker.keyspace.wait_for_revision(header.revision)
+        return None
+    if pair is not None:  # Ask etcd, as above.
+        header, found = await broker.coordinator.get(state.layout.item_key(pair[1]))
         itself = None
-        if found is not None and pair is not None:
+        if found is not None:
             header, itself = await broker.coordinator.get(state.layout.item_key(pair[0]))
         if found is None or itself is not None:
             await broker.keyspace.wait_for_revision(header.revision)
             return None
-        if pair is None:
-            return _failed(broker, header.revision)
         item = state.item(pair[1])
         covered = claims.covers(pair[1], item.spec.labels if item is not None else None)
         raise _nesting(pair[0], pair[1] if covered else "a journal that the token does not cover")

@@ -20,6 +20,7 @@ import structlog
 
 from coranto.effects import Clock
 from coranto.errors import CorantoError, StoreError
+from coranto.fragments.forks import fork_of
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.index import FragmentIndex
@@ -464,7 +465,9 @@ class Replica:
                 if spec is None:
                     return  # The journal is gone, and soon this replica.
                 interval = spec.fragment.refresh_interval.ToNanoseconds() / 1e9 or DEFAULT_REFRESH_SECONDS
-                listed = await self._folders.fragments(self.journal, spec.fragment.stores)
+                if (fork := fork_of(spec)) is not None:
+                    self.index.note_head(fork.shared_end)  # Its source gave these offsets, whatever is listed.
+                listed = await self._folders.listed(spec, self._clock.now())
                 if self._recovering is not None:
                     await asyncio.wait((self._recovering,))  # The journal's head must include that of the spool.
                 self._gap_met = False  # Readers that still wait will say so again.

@@ -59,6 +59,14 @@ class Kind(enum.StrEnum):
     OBJECT_MISNAMED = "object_misnamed"
     """A store has a file in a journal's folder whose name is not that of a fragment."""
 
+    # Forks.
+    FORK_UNHELD = "fork_unheld"
+    """A fork shares fragments of a journal that does not keep them for it, or does not exist any more."""
+    FORK_HOLD_STALE = "fork_hold_stale"
+    """A journal keeps content for a fork that does not exist."""
+    FORK_FORMING = "fork_forming"
+    """A fork does not have all of its first content yet."""
+
     # Heads, replicas and stores.
     HEAD_FELL = "head_fell"
     """A journal's head is below the one that was known before."""

@@ -14,6 +14,7 @@ from coranto.client.heads import Heads, JournalHead
 from coranto.client.values import JournalInfo
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput, StoreError
+from coranto.fragments.forks import folders_of, kept
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
 from coranto.telemetry import ProgressReport
@@ -92,18 +93,21 @@ async def present_of(
     clock: Clock,
 ) -> Present:
     """Return the present state of one journal. `names` are all journals, in order: their files are their own."""
-    below = names[bisect_left(names, f"{info.name}/") : bisect_left(names, f"{info.name}0")]  # "0" follows "/".
     objects: list[Fragment] = []
     unreadable: list[tuple[str, str]] = []
     unlisted: list[tuple[str, str]] = []
     # The stores are listed first, so that fragments persisted meanwhile do not seem unknown to the index.
     for url in info.spec.fragment.stores:
         try:
-            listing = await stores.get(url).listing(info.name, lambda: below)
-            objects += listing.fragments
-            unreadable += [(path, reason) for path, reason in listing.unreadable if ".partial-" not in path]
+            for folder in folders_of(info.spec):
+                below = _below(names, folder.journal)
+                listing = await stores.get(url).listing(folder.journal, lambda below=below: below)  # type: ignore[misc]
+                objects += filter(folder.takes, listing.fragments)
+                if folder.journal == info.name:
+                    unreadable += [(path, reason) for path, reason in listing.unreadable if ".partial-" not in path]
         except (StoreError, InvalidInput) as error:
             unlisted.append((url, str(error)))
+    objects = kept(info.spec, objects, clock.now())
     index: list[Fragment] = []
     problem = ""
     if head.status == pb.OK:
@@ -126,6 +130,11 @@ async def present_of(
             unlisted.append((each.backing_store, str(error)))
             broken.add(each.backing_store)
     return Present(info, head, clock.now(), cluster, objects, index, gone, unreadable, unlisted, problem=problem)
+
+
+def _below(names: Sequence[str], journal: str) -> Sequence[str]:
+    """Return the names that continue a journal's name. `names` are in order."""
+    return names[bisect_left(names, f"{journal}/") : bisect_left(names, f"{journal}0")]  # "0" follows "/".
 
 
 async def _index(client: JournalClient, journal: str, head: int, clock: Clock) -> list[Fragment]:

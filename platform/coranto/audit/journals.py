@@ -16,6 +16,7 @@ from coranto.audit import deep
 from coranto.audit.check import Check, Result, run_checks
 from coranto.audit.compared import shown_time
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
+from coranto.audit.forks import fork_findings
 from coranto.audit.gathering import CONCURRENCY, gather
 from coranto.audit.judgement import Judged, judge
 from coranto.audit.losses import CLOCK_SECONDS
@@ -132,6 +133,9 @@ class JournalsCheck:
         result.findings += places.findings(weight)
         result.findings += self._from_the_future(records)
         result.findings += self._gone(journals, records, gathered.cluster)
+        result.findings += fork_findings(
+            (present.info.spec for present in journals), (info.spec for info in gathered.others)
+        )
         if self._options.depth is Depth.DEEP:
             journals = await self._deepen(journals, records, result)
         judged = await self._judge(journals, records)

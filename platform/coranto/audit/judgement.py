@@ -14,6 +14,7 @@ from coranto.audit.health import health_of
 from coranto.audit.losses import Expected, lost, merged, overlaps, shortest
 from coranto.audit.present import Present, known
 from coranto.audit.remembered import JournalRecord, Key, KnownFragment, digest_of, digest_of_registers
+from coranto.fragments.forks import first_offset
 from coranto.wire import protocol_pb2 as pb
 
 _SHOWN = 5
@@ -112,7 +113,7 @@ class _Judgement(ComparedJournal):
             # Its consumer removes content that it no longer needs, anywhere in the log. So this is reported once, and
             # then accepted.
             self.gaps, self.lost, self.missed = merged([*self.gaps, *self.lost]), [], []
-        elif self.before is None and not fresh and expected.first == beginning > 0:
+        elif self.before is None and not fresh and expected.first == beginning > first_offset(self.spec):
             self._unexplained(beginning, keeps=not expected.retention_seconds, stored=bool(stored_spans))
         objects.tell_missing(self, spans)
         if not self.present.unlisted:
@@ -201,7 +202,8 @@ class _Judgement(ComparedJournal):
         self.find(
             Kind.BEGINNING_UNEXPLAINED,
             Severity.ERROR,
-            f"it begins at {beginning} {why}, and no earlier audit knows why: [0, {beginning}) may be lost. If that "
+            f"it begins at {beginning} {why}, and no earlier audit knows why: [{first_offset(self.spec)}, {beginning}) "
+            "may be lost. If that "
             "content was removed on purpose, accept the journal as it is (--accept)",
             {"begin": beginning},
         )

@@ -12,6 +12,7 @@ from types import TracebackType
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
+from coranto import labels
 from coranto.client import heads, moments, notes
 from coranto.client.appender import Appender
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
@@ -207,7 +208,9 @@ class JournalClient:
 
     def _apply_metadata(self, request: pb.ApplyRequest) -> Metadata | None:
         names = (change.upsert.name or change.delete for change in request.changes)
-        return self._dispatcher.tokens.over(Capability.APPLY, scope_of(names), APPLY_TOKEN_SECONDS)
+        forks = any(labels.value_of(change.upsert.labels, labels.FORK_OF) for change in request.changes)
+        capability = Capability.APPLY | Capability.READ if forks else Capability.APPLY  # A fork tells its source.
+        return self._dispatcher.tokens.over(capability, scope_of(names), APPLY_TOKEN_SECONDS)
 
     # -- Appending -------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,9 @@ before. These fragments are kept at any age:
 * The fragments on both sides of a gap, if the one behind it was stored less than six hours ago. For so long readers,
   too, assume that somebody may still store the missing content.
 
+* Every fragment that ends above the offset from which on the journal keeps its content for its forks
+  (`coranto.fragments.forks`).
+
 Fragments that are in no store yet are not old.
 """
 
@@ -18,16 +21,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from coranto.fragments.fragment import Fragment
+from coranto.fragments.fragment import MAX_OFFSET, Fragment
 
 GAP_SECONDS: Final = 6 * 60 * 60
 
 
-def expired(fragments: Iterable[Fragment], retention_seconds: float, now: float) -> list[Fragment]:
+def expired(
+    fragments: Iterable[Fragment], retention_seconds: float, now: float, held_from: int = MAX_OFFSET
+) -> list[Fragment]:
     """Return the stored fragments to remove, in the order of removal.
 
     If the removal stops early, no new gap remains. `fragments` are all known fragments of one journal, in any order.
-    `now` is wall time in seconds. A retention of zero or less keeps everything.
+    `now` is wall time in seconds. A retention of zero or less keeps everything. `held_from` is the offset from which on
+    everything is kept for forks.
     """
     known = sorted(fragments, key=lambda fragment: (fragment.begin, fragment.end))
     if retention_seconds <= 0 or not known:
@@ -44,7 +50,7 @@ def expired(fragments: Iterable[Fragment], retention_seconds: float, now: float)
     for fragment in known:
         keep = fragment.end in ends or _is_young(fragment, retention_seconds, now)
         (kept if keep else gone).append(fragment)
-    limit = min((fragment.end for fragment in kept), default=0)
+    limit = min((*(fragment.end for fragment in kept), held_from))
     return sorted((each for each in gone if each.end <= limit), key=lambda fragment: (fragment.end, fragment.begin))
 
 

@@ -31,6 +31,15 @@ def encode_frame(payload: bytes) -> bytes:
     return _HEADER.pack(MAGIC, len(payload)) + payload
 
 
+def frame_end(content: bytes, begin: int) -> int:
+    """Return the end of the frame that begins at a position of some content; -1 if no whole frame begins there."""
+    if begin + _HEADER.size > len(content):
+        return -1
+    magic, length = _HEADER.unpack_from(content, begin)
+    end = begin + _HEADER.size + int(length)
+    return end if magic == MAGIC and end <= len(content) else -1
+
+
 class PayloadCodec(Protocol[M]):
     """Encodes a message and its UUID as a payload, and decodes them; `payloads.py` has ready codecs.
 

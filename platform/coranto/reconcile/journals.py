@@ -6,22 +6,30 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from coranto import labels
 from coranto.client import JournalClient
+from coranto.fragments.forks import is_label
 from coranto.names import check_prefix, names_above
 from coranto.reconcile.kinds import PresentSpec, SpecKind
 from coranto.wire import protocol_pb2 as pb
 
 
-def _keep_suspension(wanted: pb.JournalSpec, present: pb.JournalSpec) -> pb.JournalSpec:
-    """Return the wanted spec, with the journal's present `suspend` if it gives none.
+def _keep_state(wanted: pb.JournalSpec, present: pb.JournalSpec) -> pb.JournalSpec:
+    """Return the wanted spec, with what Coranto keeps in the present one where the wanted one says nothing of it.
 
-    Brokers keep the offset there at which the journal continues. Without it, an empty journal would begin at offset 0
-    again.
+    That is `suspend`, with the offset at which the journal continues: without it, an empty journal would begin at 0
+    again. It is also the labels by which forks and their sources know each other.
     """
-    if wanted.HasField("suspend") or not present.HasField("suspend"):
+    known = [label for label in present.labels.labels if is_label(label.name)]
+    forks = known and not any(is_label(label.name) for label in wanted.labels.labels)
+    suspended = present.HasField("suspend") and not wanted.HasField("suspend")
+    if not forks and not suspended:
         return wanted
     kept = pb.JournalSpec()
     kept.CopyFrom(wanted)
-    kept.suspend.CopyFrom(present.suspend)
+    if suspended:
+        kept.suspend.CopyFrom(present.suspend)
+    if forks:
+        for label in known:
+            kept.labels.CopyFrom(labels.add_value(kept.labels, label.name, label.value))
     return kept
 
 
@@ -33,9 +41,10 @@ def _nesting(deleted: Sequence[pb.JournalSpec], created: Sequence[pb.JournalSpec
 
 
 def _is_of_users(spec: pb.JournalSpec) -> bool:
-    """Return False for journals of streams, and for ledgers: a publication that lost its ledger repeats."""
-    of_stream = any(label.name in (labels.STREAM, labels.STREAM_PART) for label in spec.labels.labels)
-    return not of_stream and labels.value_of(spec.labels, labels.MANAGED_BY) != labels.PUBLICATIONS
+    """Return False for journals of streams, for forks, and for ledgers: a publication that lost its ledger repeats."""
+    parts = (labels.STREAM, labels.STREAM_PART, labels.FORK_OF)
+    part = any(label.name in parts for label in spec.labels.labels)
+    return not part and labels.value_of(spec.labels, labels.MANAGED_BY) != labels.PUBLICATIONS
 
 
 JOURNALS: SpecKind = SpecKind(
@@ -43,7 +52,7 @@ JOURNALS: SpecKind = SpecKind(
     change=pb.ApplyRequest.Change,
     name_of=lambda spec: str(spec.name),
     labels_of=lambda spec: labels.with_meta(spec.name, spec.labels),
-    keep=_keep_suspension,
+    keep=_keep_state,
     in_the_way=_nesting,
     way_is_made_within=False,
     prunable=_is_of_users,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coranto.errors import InvalidInput
+from coranto.labels import FORK_HOLD, label_set
 from coranto.reconcile import JOURNALS, at_any_revision, make_plan, under_prefix
 from coranto.wire import protocol_pb2 as pb
 from tests.platform.reconcile.journal_changes import delete, present, upsert
@@ -20,6 +21,15 @@ def test_a_suspended_journal_stays_suspended() -> None:
     assert (one.spec.suspend, one.spec.replication) == (suspended, 2)
     assert one.differences == ("replication: 1 → 2",)
     assert two.spec.suspend == woken
+
+
+def test_labels_of_forks_stay_unless_a_tree_gives_them() -> None:
+    known = label_set({FORK_HOLD: "0/b/fork", "region": "eu"})
+    there = present(("a/one", 7, {"labels": known}), ("a/two", 8, {"labels": known}))
+    wanted = [upsert("a/one", labels=label_set(region="us")), upsert("a/two", labels=label_set({FORK_HOLD: "0/c"}))]
+    one, two = make_plan(JOURNALS, at_any_revision(wanted), there).steps
+    assert one.spec.labels == label_set({FORK_HOLD: "0/b/fork", "region": "us"})
+    assert two.spec.labels == label_set({FORK_HOLD: "0/c"})
 
 
 @pytest.mark.parametrize(("old", "new"), [("a/b", "a/b/c"), ("a/b/c", "a/b")])

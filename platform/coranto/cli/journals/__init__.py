@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from coranto.cli.journals import appending, applying, editing, fragments, listing, manifest, pruning, reading, upkeep
+from coranto.cli.journals import (
+    appending,
+    applying,
+    editing,
+    forking,
+    fragments,
+    listing,
+    manifest,
+    pruning,
+    reading,
+    upkeep,
+)
 
 __all__ = ["app"]
 
@@ -17,6 +28,9 @@ app.command("append")(appending.append)
 app.command("read")(reading.read)
 app.command("fragments")(fragments.fragments)
 app.command("manifest")(manifest.manifest)
+app.command("fork")(forking.fork)
+app.command("drop-fork")(forking.drop)
+app.command("forks")(forking.forks)
 app.command("prune")(pruning.prune)
 app.command("suspend")(upkeep.suspend)
 app.command("reset-head")(upkeep.reset_head)

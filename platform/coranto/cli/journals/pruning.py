@@ -16,9 +16,11 @@ from coranto.cli.journals.selection import Names, Selector, chosen, is_asleep, s
 from coranto.cli.output import note
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import InvalidInput
+from coranto.fragments.forks import held_from
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.retention import expired
 from coranto.fragments.stores import StoreRegistry
+from coranto.labels import NAME, label_selector
 from coranto.specs.validation import duration_seconds
 from coranto.telemetry import amount, progress
 
@@ -33,7 +35,7 @@ def prune(
 
     Journals without a retention (0 or less) keep everything, and every journal keeps the fragment that tells its head.
     Only the beginning of a journal is removed: no fragment behind a younger one. Of fragments that overlap, brokers
-    list only the largest: prune again later for the others.
+    list only the largest: prune again later for the others. A journal keeps what its forks share.
     """
     selection = chosen(names, selector)
 
@@ -46,7 +48,7 @@ def prune(
                 old += await _old_fragments(client, info, now)
                 report.advance()
         if not dry_run:
-            await _remove(client, old)
+            old = await _remove(client, old)
         total = sum(fragment.length for fragment in old)
         for fragment in old:
             typer.echo(f"{'would remove' if dry_run else 'removed'} {fragment.backing_store}{fragment.content_path}")
@@ -64,19 +66,32 @@ async def _old_fragments(client: JournalClient, info: JournalInfo, now: float) -
         return []
     if is_asleep(info):
         return []
-    return expired([item.fragment for item in await client.fragments(info.name)], retention, now)
+    listed = [item.fragment for item in await client.fragments(info.name)]
+    # What a fork shares is its source's to remove.
+    return [each for each in expired(listed, retention, now, held_from(info.spec)) if each.journal == info.name]
 
 
-async def _remove(client: JournalClient, old: list[Fragment]) -> None:
-    """Remove all, one after the other, so that no journal has a gap if this is interrupted."""
+async def _remove(client: JournalClient, old: list[Fragment]) -> list[Fragment]:
+    """Remove all that no fork has come to share, one after the other: an interruption leaves no gap. Return these."""
     root = client.config.file_root
     for fragment in old:
         if root is None and fragment.backing_store.startswith("file:"):
             raise InvalidInput(
                 f"{fragment.backing_store} is below a folder of the brokers; name that folder in $CORANTO_FILE_ROOT"
             )
-    stores = StoreRegistry(root)
+    stores, limits, removed = StoreRegistry(root), dict[str, int](), list[Fragment]()
     with progress("Removing fragments", len(old), unit="fragments") as report:
         for fragment in old:
-            await stores.get(fragment.backing_store).remove(fragment)
+            if fragment.journal not in limits:
+                limits[fragment.journal] = await _held_from(client, fragment.journal)
+            if fragment.end <= limits[fragment.journal]:
+                await stores.get(fragment.backing_store).remove(fragment)
+                removed.append(fragment)
             report.advance()
+    return removed
+
+
+async def _held_from(client: JournalClient, journal: str) -> int:
+    """Return the offset from which on a journal keeps everything for forks, by its present spec; 0 if it is gone."""
+    listing = await client.list(label_selector(include={NAME: journal}))
+    return min((held_from(info.spec) for info in listing.journals), default=0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from coranto import labels
 from coranto.testing.command_line import CommandLine, RemoteBroker
 from tests.platform.cli.journals.conftest import persist
 
@@ -28,6 +29,18 @@ def test_old_fragments_are_pruned(
         run("prune", "-l", "name:prefix=parts/").output == f"removed {line}removed 1 fragments with 11 B of content\n"
     )
     assert [path.exists() for path in (*old, new)] == [False, True, True, True]
+
+
+def test_what_a_fork_shares_is_kept(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORANTO_FILE_ROOT", str(tmp_path))
+    spec = remote.fake.journals[parts[0]].spec
+    spec.fragment.retention.seconds = 3600
+    spec.labels.CopyFrom(labels.add_value(spec.labels, labels.FORK_HOLD, "11/a/fork"))
+    old = [persist(remote, parts[0], content, tmp_path, 3700) for content in (b"old content", b"shared", b"newest")]
+    assert "removed 1 fragments" in run("prune", parts[0]).output
+    assert [path.exists() for path in old] == [False, True, True]
 
 
 def test_pruning_files_needs_to_know_where_they_are(

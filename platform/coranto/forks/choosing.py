@@ -1,0 +1,128 @@
+"""The choice of what a fork shares, and the spec that it gets. Pure.
+
+A fork shares no fragment that somebody may be removing already, by a plan made before the source held it. Plans are
+made of fragments that are older than the source's retention. So a fork shares only those that are younger, by a
+*margin* in which every planner learns of the hold, and which clocks do not differ by. Fragments that another fork holds
+already, and those that a source shares itself, are in no plan at any age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from coranto import labels
+from coranto.errors import ContentGone, InvalidInput
+from coranto.fragments.cover_set import CoverSet
+from coranto.fragments.forks import Fork, held_from, hold_for, is_label, shares_of
+from coranto.fragments.forks import fork_labels as labels_of
+from coranto.fragments.fragment import Fragment
+from coranto.specs import durability
+from coranto.specs.validation import duration_seconds, may_write
+from coranto.wire import protocol_pb2 as pb
+
+MOST_MARGIN_SECONDS: Final = 600.0
+_OURS: Final = "coranto.dev/"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What a fork shares: all stored fragments within [begin, end)."""
+
+    begin: int
+    end: int
+
+
+def margin_seconds(spec: pb.JournalSpec) -> float:
+    """Return how much younger than the retention of a journal its fragments must be to be shared."""
+    return min(MOST_MARGIN_SECONDS, duration_seconds(spec.fragment.retention) / 4)
+
+
+def is_safe(spec: pb.JournalSpec, fragment: Fragment, now: float, margin: float) -> bool:
+    """Return True if no plan of a journal's retention can have a fragment, `margin` seconds around `now`."""
+    retention = duration_seconds(spec.fragment.retention)
+    held = fragment.journal != spec.name or fragment.end > held_from(spec)
+    return retention <= 0 or held or now - fragment.mod_time < retention - margin
+
+
+def choose(source: pb.JournalSpec, fragments: Iterable[Fragment], offset: int, head: int, now: float) -> Shared:
+    """Choose what a fork at `offset` shares of its source's `fragments`, at wall time `now` in seconds.
+
+    The fork may begin later than the source, where the source's retention is about to remove the beginning. Raises
+    ContentGone if it has removed content below `offset` already, so that nothing is left there.
+    """
+    known = CoverSet(fragments)
+    first = known.begin_offset if len(known) else head
+    if offset < first:
+        raise ContentGone({source.name: (offset, first)}, {source.name: first})
+    stored = CoverSet(each for each in known if each.backing_store and each.end <= offset)
+    begin = end = stored.end_offset if len(stored) else first
+    for fragment in reversed(list(stored)):
+        if not is_safe(source, fragment, now, margin_seconds(source)):
+            break
+        begin = fragment.begin
+    if begin == end and len(stored):
+        begin = end = stored[len(stored) - 1].begin  # It stays only until there is more. So it is copied.
+    return Shared(begin, end)
+
+
+def fork_at(source: pb.JournalSpec, name: str, offset: int, shared: Shared) -> Fork:
+    """Return the fork of a source that is to be made."""
+    shares = shares_of(source, shared.begin, shared.end)
+    return Fork(source.name, name, offset, shared.end, shared.begin, shares, forming=True)
+
+
+def new_spec(source: pb.JournalSpec, fork: Fork) -> pb.JournalSpec:
+    """Return the spec of a fork. It is the source's, without what makes that a part of a stream or of a ledger."""
+    spec = pb.JournalSpec()
+    spec.CopyFrom(source)
+    spec.name = fork.name
+    spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.NONE, offset=fork.shared_end))
+    if not may_write(spec):
+        spec.flags = pb.JournalSpec.O_RDWR
+    kept = [(name, value) for name, value in labels.as_pairs(source.labels) if _stays(name, value)]
+    spec.labels.CopyFrom(labels.label_set([*kept, *labels_of(fork)]))
+    return spec
+
+
+def _stays(name: str, value: str) -> bool:
+    if name == labels.MANAGED_BY:
+        return value != labels.PUBLICATIONS
+    return not name.startswith(_OURS) or name in durability.LABELS
+
+
+def holding(source: pb.JournalSpec, fork: Fork) -> pb.JournalSpec:
+    """Return the spec of a source that keeps what a fork shares."""
+    spec = pb.JournalSpec()
+    spec.CopyFrom(without_hold(source, fork.name))
+    if fork.shares:
+        spec.labels.CopyFrom(labels.add_value(spec.labels, *hold_for(fork)))
+    return spec
+
+
+def without_hold(source: pb.JournalSpec, name: str) -> pb.JournalSpec:
+    """Return the spec of a source that keeps nothing for the fork `name`."""
+    spec = pb.JournalSpec()
+    spec.CopyFrom(source)
+    left = [
+        label
+        for label in source.labels.labels
+        if label.name != labels.FORK_HOLD or label.value.partition("/")[2] != name
+    ]
+    spec.labels.CopyFrom(pb.LabelSet(labels=left))
+    return spec
+
+
+def complete(spec: pb.JournalSpec, extra: pb.LabelSet | None) -> pb.JournalSpec:
+    """Return the spec of a fork that has all of its first content, with `extra` labels in place of its own."""
+    done = pb.JournalSpec()
+    done.CopyFrom(spec)
+    found = labels.without(spec.labels, labels.FORK_STATE)
+    for name in {label.name for label in extra.labels} if extra is not None else ():
+        if is_label(name):
+            raise InvalidInput(f"{name} is a label of forks themselves; leave it out", field="labels")
+        found = labels.without(found, name)
+    pairs = [*labels.as_pairs(found), *(labels.as_pairs(extra) if extra is not None else ())]
+    done.labels.CopyFrom(labels.label_set(pairs))
+    return done

@@ -1,0 +1,75 @@
+"""Dropping forks, and finding those of a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from coranto import labels
+from coranto.errors import EtcdTransactionFailed, InvalidInput, JournalNotFound
+from coranto.forks.choosing import without_hold
+from coranto.fragments.forks import Fork, fork_of
+from coranto.wire import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from coranto.client import JournalClient
+    from coranto.client.values import JournalInfo
+
+_ATTEMPTS = 8
+
+
+async def drop_fork(client: JournalClient, name: str) -> None:
+    """Delete a fork, and let its source remove again what only the fork kept.
+
+    Files of the fork's own fragments stay in their stores, as those of any deleted journal do. If the fork is gone
+    already and a journal still keeps content for it, that ends. Raises JournalNotFound if there is neither, and
+    InvalidInput for a journal that is no fork or that has forks of its own.
+    """
+    await drop_forks(client, [name])
+
+
+async def drop_forks(client: JournalClient, names: Sequence[str]) -> None:
+    """Delete several forks as `drop_fork` does, all at once: forks of each other, too."""
+    for attempt in range(_ATTEMPTS):
+        named = await client.list(labels.label_selector(include=[(labels.NAME, name) for name in names]))
+        holding = await client.list(labels.label_selector(include={labels.FORK_HOLD: ""}))
+        infos = {info.name: info for info in (*holding.journals, *named.journals)}
+        changes = _changes(infos, names)
+        try:
+            await client.apply(changes)
+        except EtcdTransactionFailed:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            continue  # Somebody changed one of them meanwhile.
+        return
+
+
+def _changes(infos: dict[str, JournalInfo], names: Sequence[str]) -> list[pb.ApplyRequest.Change]:
+    dropped = set(names)
+    released: dict[str, pb.JournalSpec] = {}
+    changes: list[pb.ApplyRequest.Change] = []
+    for name in sorted(dropped):
+        holders = [info for info in infos.values() if _holds(info, name) and info.name not in dropped]
+        info = infos.get(name)
+        if info is None and not holders:
+            raise JournalNotFound(f"fork {name}")
+        if info is not None:
+            if fork_of(info.spec) is None:
+                raise InvalidInput(f"{name} is no fork; delete it as any journal (coranto journals edit)", field="name")
+            changes.append(pb.ApplyRequest.Change(delete=name, expect_mod_revision=info.mod_revision))
+        for holder in holders:
+            released[holder.name] = without_hold(released.get(holder.name, holder.spec), name)
+    for holder_name, spec in sorted(released.items()):
+        changes.append(pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=infos[holder_name].mod_revision))
+    return changes
+
+
+def _holds(info: JournalInfo, name: str) -> bool:
+    values = labels.values_of(info.spec.labels, labels.FORK_HOLD)
+    return any(value.partition("/")[2] == name for value in values)
+
+
+async def forks_of(client: JournalClient, source: str) -> tuple[Fork, ...]:
+    """Return the forks of a journal, in the order of their names. Raises InvalidInput for labels that no fork has."""
+    listing = await client.list(labels.label_selector(include={labels.FORK_OF: source}))
+    return tuple(fork for info in listing.journals if (fork := fork_of(info.spec)) is not None)

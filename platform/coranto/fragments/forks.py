@@ -1,0 +1,177 @@
+"""Forks: journals that begin with the stored fragments of another journal, and share them. Pure.
+
+A fork of a *source* has the source's bytes up to the *fork offset*, and goes its own way from there. It shares the
+source's stored fragments up to its *shared end*: nothing is copied, and their files stay in the source's folder. The
+rest up to the fork offset is appended to the fork as its own first content.
+
+All of this is in labels, so it is invisible to Gazette's clients:
+
+* A fork names its source, its offset, the first offset that it shares, and each journal whose fragments it shares, with
+  the end up to which it does. A fork of a fork names the first source as well. So the fork's own spec says where its
+  fragments are, whatever happens to other journals.
+* A source has a *hold* for each fork: it keeps its content from there on. So only its own spec says what it may remove.
+
+`folders_of` is the one rule for everybody who lists the fragments of a journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from coranto import labels
+from coranto.errors import InvalidInput
+from coranto.fragments.fragment import MAX_OFFSET, Fragment
+from coranto.fragments.retention import expired
+from coranto.wire import protocol_pb2 as pb
+
+MAX_SHARES: Final = 16
+"""The most journals whose fragments a fork may share. A fork of a fork shares those of both."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Share:
+    """The fragments in a journal's folder that lie wholly within the offsets [begin, end)."""
+
+    journal: str
+    begin: int
+    end: int
+
+    def takes(self, fragment: Fragment) -> bool:
+        return self.begin <= fragment.begin and fragment.end <= self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A fork: the journal `name` has the bytes [begin, offset) of `source`, and diverges there.
+
+    It shares stored fragments up to `shared_end`, which is `begin` if it shares none. `shares` are the journals that
+    have them. `forming` is True until it has all bytes up to `offset`.
+    """
+
+    source: str
+    name: str
+    offset: int
+    shared_end: int
+    begin: int
+    shares: tuple[Share, ...] = ()
+    forming: bool = False
+
+
+def is_label(name: str) -> bool:
+    """Return True for the name of a label of forks or of their sources."""
+    return name.startswith(labels.FORKS)
+
+
+def fork_of(spec: pb.JournalSpec) -> Fork | None:
+    """Return the fork that a journal is; None if it is none. Raises InvalidInput for labels that no fork has."""
+    source = labels.value_of(spec.labels, labels.FORK_OF)
+    if not source:
+        return None
+    begin = _offset(spec, labels.FORK_BEGIN, labels.value_of(spec.labels, labels.FORK_BEGIN))
+    shares = tuple(
+        sorted(Share(journal, begin, end) for journal, end in _pairs(spec, labels.FORK_SHARES, spec.labels).items())
+    )
+    return Fork(
+        source,
+        spec.name,
+        _offset(spec, labels.FORK_OFFSET, labels.value_of(spec.labels, labels.FORK_OFFSET)),
+        max((share.end for share in shares), default=begin),
+        begin,
+        shares,
+        labels.value_of(spec.labels, labels.FORK_STATE) == labels.FORMING,
+    )
+
+
+def shares_of(source: pb.JournalSpec, begin: int, end: int) -> tuple[Share, ...]:
+    """Return what a fork of `source` shares that has its stored fragments within [begin, end)."""
+    above = fork_of(source)
+    found = [Share(each.journal, begin, min(each.end, end)) for each in above.shares] if above is not None else []
+    if above is None or above.shared_end < end:
+        found.append(Share(source.name, begin, end))
+    return tuple(sorted(share for share in found if share.begin < share.end))
+
+
+def fork_labels(fork: Fork) -> list[tuple[str, str]]:
+    """Return the labels that make a journal this fork."""
+    return [
+        (labels.FORK_OF, fork.source),
+        (labels.FORK_OFFSET, str(fork.offset)),
+        (labels.FORK_BEGIN, str(fork.begin)),
+        *((labels.FORK_SHARES, f"{share.end}/{share.journal}") for share in fork.shares),
+        *([(labels.FORK_STATE, labels.FORMING)] if fork.forming else []),
+    ]
+
+
+def hold_for(fork: Fork) -> tuple[str, str]:
+    """Return the label by which the source of a fork keeps what the fork shares."""
+    return labels.FORK_HOLD, f"{fork.begin}/{fork.name}"
+
+
+def holds_of(spec: pb.JournalSpec) -> Mapping[str, int]:
+    """Return the forks that a journal keeps content for, each with the offset from which on it does.
+
+    Raises InvalidInput for a label that is not such a hold.
+    """
+    return _pairs(spec, labels.FORK_HOLD, spec.labels)
+
+
+def held_from(spec: pb.JournalSpec) -> int:
+    """Return the offset from which on a journal keeps everything for its forks; MAX_OFFSET without any.
+
+    A hold that cannot be read keeps everything.
+    """
+    try:
+        return min(holds_of(spec).values(), default=MAX_OFFSET)
+    except InvalidInput:
+        return 0
+
+
+def first_offset(spec: pb.JournalSpec) -> int:
+    """Return the offset at which a journal has begun: 0, unless it is a fork that shares less."""
+    try:
+        fork = fork_of(spec)
+    except InvalidInput:
+        return 0
+    return fork.begin if fork is not None else 0
+
+
+def folders_of(spec: pb.JournalSpec) -> tuple[Share, ...]:
+    """Return the folders that have a journal's fragments, its own first, each with the fragments that count there.
+
+    Raises InvalidInput for labels that no fork has.
+    """
+    fork = fork_of(spec)
+    own = Share(spec.name, 0, MAX_OFFSET)
+    return (own, *fork.shares) if fork is not None else (own,)
+
+
+def kept(spec: pb.JournalSpec, fragments: Iterable[Fragment], now: float) -> list[Fragment]:
+    """Return a journal's listed fragments without shared ones that are older than its own retention.
+
+    The files of these are its source's, so it only leaves them out. `now` is wall time in seconds.
+    """
+    listed = list(fragments)
+    if all(each.journal == spec.name for each in listed):
+        return listed
+    gone = set(expired(listed, spec.fragment.retention.ToNanoseconds() / 1e9, now, held_from(spec)))
+    return [each for each in listed if each.journal == spec.name or each not in gone]
+
+
+def _pairs(spec: pb.JournalSpec, name: str, found: pb.LabelSet) -> dict[str, int]:
+    """Return the values `<offset>/<journal>` of a label, by journal. Of several offsets, the lowest counts."""
+    pairs: dict[str, int] = {}
+    for value in labels.values_of(found, name):
+        offset, _, journal = value.partition("/")
+        at = _offset(spec, name, offset)
+        if not journal:
+            raise InvalidInput(f"{value!r} of {spec.name} is not <offset>/<journal>", field=name)
+        pairs[journal] = min(at, pairs.get(journal, at))
+    return pairs
+
+
+def _offset(spec: pb.JournalSpec, name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > MAX_OFFSET:
+        raise InvalidInput(f"{text!r} of {spec.name} is not an offset", field=name)
+    return int(text)

@@ -1,0 +1,295 @@
+"""Forks on real brokers in this process, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from coranto import labels
+from coranto.client import JournalClient
+from coranto.errors import ContentGone, CorruptData, InvalidInput, JournalNotFound, RpcFailed, Unavailable
+from coranto.forks import Fork, creating, drop_fork, fork_journal, fork_journals, fork_of, forks_of
+from coranto.fragments.forks import holds_of
+from coranto.testing import Cluster
+from coranto.testing.sim.loop import simulated
+from coranto.wire import protocol_pb2 as pb
+
+SOURCE, FORK = "shop/orders", "what-if/orders"
+PIECES = [f'{{"number":{number},"pad":"{"x" * 800}"}}\n'.encode() for number in range(12)]
+WHOLE = b"".join(PIECES)
+
+
+def spec(name: str = SOURCE, retention: int = 0, **label: str) -> pb.JournalSpec:
+    """A journal with fragments of two pieces, listed every second."""
+    made = pb.JournalSpec(name=name, replication=2, flags=pb.JournalSpec.O_RDWR)
+    made.labels.CopyFrom(labels.label_set({labels.CONTENT_TYPE: labels.JSON_LINES, **label}))
+    made.fragment.length, made.fragment.compression_codec = 1024, pb.GZIP
+    made.fragment.stores.append("file:///fragments/")
+    made.fragment.refresh_interval.FromSeconds(1)
+    made.fragment.retention.FromSeconds(retention)
+    return made
+
+
+Test = Callable[[Cluster, JournalClient], Awaitable[None]]
+
+
+def on_cluster(test: Test, brokers: int = 3, **fields: int) -> None:
+    """Run a test on a cluster with a filled source."""
+
+    async def main() -> None:
+        async with Cluster(brokers=brokers) as cluster:
+            client = cluster.client()
+            await cluster.create(spec(**fields))
+            for piece in PIECES:
+                await client.append(SOURCE, piece)
+            await client._clock.sleep(2)  # Whole fragments are stored and listed.
+            await test(cluster, client)
+
+    with simulated(0, shuffle=False) as loop:
+        loop.run_until_complete(main())
+        assert not loop.problems
+
+
+async def fork(client: JournalClient, source: str, name: str, at: int | None = None) -> Fork:
+    return await fork_journal(client, source, name, at=at, clock=client._clock)
+
+
+async def content(client: JournalClient, journal: str, begin: int = 0) -> bytes:
+    return await client.read_all(journal, begin, await client.head(journal))
+
+
+async def present(client: JournalClient, name: str) -> pb.JournalSpec:
+    (info,) = (await client.list(f"name={name}")).journals
+    return info.spec
+
+
+async def change(client: JournalClient, changed: pb.JournalSpec) -> None:
+    await client.apply([pb.ApplyRequest.Change(upsert=changed, expect_mod_revision=-1)])
+
+
+def test_a_fork_shares_stored_fragments_and_diverges() -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        at = len(b"".join(PIECES[:8]))
+        made = await fork(client, SOURCE, FORK, at=at)
+        assert made == fork_of(await present(client, FORK))
+        assert (made.source, made.name, made.offset, made.begin) == (SOURCE, FORK, at, 0)
+        assert 0 < made.shared_end < at
+        assert not made.forming
+        assert await content(client, FORK) == WHOLE[:at]
+        # What is shared is in the folder of the source alone.
+        assert all(each.begin >= made.shared_end for each in cluster.fragments(FORK))
+        shared = [each.fragment for each in await client.fragments(FORK) if each.fragment.journal == SOURCE]
+        assert max(each.end for each in shared) == made.shared_end
+        # They diverge.
+        await client.append(FORK, b"fork\n")
+        await client.append(SOURCE, b"source\n")
+        assert await content(client, FORK) == WHOLE[:at] + b"fork\n"
+        assert await content(client, SOURCE) == WHOLE + b"source\n"
+        assert await forks_of(client, SOURCE) == (made,)
+        assert await fork(client, SOURCE, FORK, at=at) == made  # It is there already.
+        with pytest.raises(InvalidInput, match="diverges"):
+            await fork(client, SOURCE, FORK, at=at + 1)
+
+    on_cluster(test)
+
+
+def test_a_fork_at_the_head_of_a_fork_survives_restarts() -> None:
+    """A fork of a fork shares the fragments of both, and brokers with nothing but specs and stores find them."""
+
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        first = await fork(client, SOURCE, FORK)
+        assert first.offset == len(WHOLE)
+        more = [piece.replace(b"x", b"y") for piece in PIECES]
+        for piece in more:
+            await client.append(FORK, piece)
+        await client._clock.sleep(2)
+        second = await fork(client, FORK, "what-if/again")
+        assert [(each.journal, each.end) for each in second.shares] == [
+            (SOURCE, first.shared_end),
+            (FORK, second.shared_end),
+        ]
+        assert await content(client, "what-if/again") == WHOLE + b"".join(more)
+        for number in range(3):
+            await cluster.stop(number)
+        for number in range(3):
+            await cluster.start(number)
+        for journal in (FORK, "what-if/again"):
+            assert await content(client, journal) == WHOLE + b"".join(more)
+            assert (await client.append(journal, b"end\n")).begin == len(WHOLE + b"".join(more))
+        with pytest.raises(RpcFailed, match="its fork what-if/again"):
+            await drop_fork(client, FORK)
+        await drop_fork(client, "what-if/again")
+        await drop_fork(client, FORK)
+        assert holds_of(await present(client, SOURCE)) == {}
+
+    on_cluster(test)
+
+
+def test_retention_keeps_what_a_fork_shares_until_the_fork_is_dropped() -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        made = await fork(client, SOURCE, FORK)
+        unretained = await present(client, FORK)
+        unretained.fragment.retention.Clear()
+        await change(client, unretained)
+        before = set(cluster.fragments(SOURCE))
+        clock = client._clock
+        await clock.sleep(200)
+        assert before <= set(cluster.fragments(SOURCE))
+        assert await content(client, FORK) == WHOLE
+        await drop_fork(client, FORK)
+        await clock.sleep(30)
+        assert len(cluster.fragments(SOURCE)) == 1  # The one that shows its head.
+        assert made.begin == 0
+
+    on_cluster(test, retention=100)
+
+
+def test_a_forks_own_retention_leaves_its_sources_files_alone() -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        made = await fork(client, SOURCE, FORK)
+        kept = await present(client, SOURCE)
+        kept.fragment.retention.Clear()
+        await change(client, kept)
+        before = set(cluster.fragments(SOURCE))
+        await client._clock.sleep(110)
+        for piece in PIECES[:4]:
+            await client.append(FORK, piece)
+        await client._clock.sleep(10)
+        assert before <= set(cluster.fragments(SOURCE))
+        first = min(each.fragment.begin for each in await client.fragments(FORK))
+        assert first >= made.shared_end
+        assert all(each.begin >= made.shared_end for each in cluster.fragments(FORK))
+        assert (await client.append(FORK, b"x\n")).begin == len(WHOLE + b"".join(PIECES[:4]))
+
+    on_cluster(test, retention=100)
+
+
+def test_what_retention_is_about_to_remove_is_not_shared() -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        await client._clock.sleep(90)  # Retention may remove it soon: it is within the margin.
+        young = [piece.replace(b"x", b"z") for piece in PIECES[:6]]
+        for piece in young:
+            await client.append(SOURCE, piece)
+        await client._clock.sleep(2)
+        made = await fork(client, SOURCE, FORK)
+        assert len(WHOLE) - 2 * len(PIECES[0]) - 100 <= made.begin
+        assert made.shared_end > made.begin
+        assert await content(client, FORK, made.begin) == (WHOLE + b"".join(young))[made.begin :]
+        await client._clock.sleep(20)
+        assert min(each.end for each in cluster.fragments(SOURCE)) > made.begin
+        assert await content(client, FORK, made.begin) == (WHOLE + b"".join(young))[made.begin :]
+        with pytest.raises(ContentGone):
+            await fork(client, SOURCE, "what-if/late", at=len(PIECES[0]))
+
+    on_cluster(test, retention=100)
+
+
+def test_an_interrupted_fork_is_finished_by_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever step it was interrupted at."""
+    steps = ("_create", "_protect", "_fill", "_complete")
+
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        at = len(WHOLE) - len(PIECES[-1])
+        for step in steps:
+            name = f"what-if/{step.strip('_')}"
+            work = getattr(creating._Batch, step)
+
+            async def stop(self: object, *args: object, work: Callable[..., Awaitable[None]] = work) -> None:
+                await work(self, *args)
+                raise ConnectionError
+
+            with monkeypatch.context() as patch:
+                patch.setattr(creating._Batch, step, stop)
+                with pytest.raises(ConnectionError):
+                    await fork(client, SOURCE, name, at=at)
+            made = await fork(client, SOURCE, name, at=at)
+            assert not made.forming
+            assert await content(client, name) == WHOLE[:at]
+
+    on_cluster(test)
+
+
+def test_a_fork_with_other_content_is_not_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        first = await fork(client, SOURCE, FORK)
+        for piece in PIECES:
+            await client.append(FORK, piece)
+        await client._clock.sleep(2)
+        await drop_fork(client, FORK)
+        assert cluster.fragments(FORK)  # Its files stay.
+        with pytest.raises(CorruptData, match="other content"):
+            await fork(client, SOURCE, FORK, at=first.shared_end)
+        (forming,) = await forks_of(client, SOURCE)
+        assert forming.forming
+        await drop_fork(client, FORK)
+        with pytest.raises(JournalNotFound):
+            await drop_fork(client, FORK)
+
+    on_cluster(test)
+
+
+def test_a_fork_is_dropped_if_something_it_shares_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        create = creating._Batch._create
+
+        async def lose(self: creating._Batch, *args: object) -> None:
+            first = min(cluster.fragments(SOURCE), key=lambda each: each.begin)
+            cluster._world.store.remove(first)
+            await create(self, *args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(creating._Batch, "_create", lose)
+        with pytest.raises(Unavailable, match="fork it again"):
+            await fork(client, SOURCE, FORK)
+        assert await forks_of(client, SOURCE) == ()
+        assert holds_of(await present(client, SOURCE)) == {}
+
+    on_cluster(test)
+
+
+def test_journals_are_forked_together_with_labels_of_their_own() -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        await cluster.create(spec("shop/returns", region="eu"))
+        await client.append("shop/returns", PIECES[0])
+        made = await fork_journals(
+            client,
+            {SOURCE: (FORK, None), "shop/returns": ("what-if/returns", None)},
+            labels={"what-if/returns": labels.label_set(region="us", run="7")},
+        )
+        assert [each.name for each in made] == [FORK, "what-if/returns"]
+        found = await present(client, "what-if/returns")
+        assert labels.value_of(found.labels, "region") == "us"
+        assert labels.value_of(found.labels, "run") == "7"
+        assert await content(client, "what-if/returns") == PIECES[0]  # Nothing of it was stored.
+        assert made[1].shares == ()
+        assert holds_of(await present(client, "shop/returns")) == {}
+
+    on_cluster(test)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "at", "match"),
+    [
+        (SOURCE, FORK, len(WHOLE) + 1, "ends at"),
+        (SOURCE, FORK, len(PIECES[0]) - 1, "within a message"),
+        (SOURCE, SOURCE, None, "no fork"),
+        (SOURCE, "shop/orders/nested", None, "nests"),
+        ("shop/nothing", FORK, None, "shop/nothing"),
+    ],
+)
+def test_what_cannot_be_forked_is_refused(source: str, name: str, at: int | None, match: str) -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        with pytest.raises((InvalidInput, JournalNotFound, RpcFailed), match=match):
+            await fork(client, source, name, at=at)
+        assert await forks_of(client, SOURCE) == ()
+
+    on_cluster(test)
+
+
+def test_a_journal_without_forks_costs_no_further_call() -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        before = cluster.revision
+        await change(client, await present(client, SOURCE))
+        assert cluster.revision == before + 1
+
+    on_cluster(test)

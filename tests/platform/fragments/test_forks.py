@@ -1,0 +1,104 @@
+"""The labels of forks, and the one rule about where a journal's fragments are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coranto import labels
+from coranto.errors import InvalidInput
+from coranto.fragments.forks import (
+    Fork,
+    Share,
+    first_offset,
+    folders_of,
+    fork_labels,
+    fork_of,
+    held_from,
+    hold_for,
+    holds_of,
+    kept,
+    shares_of,
+)
+from coranto.fragments.fragment import MAX_OFFSET, Codec, Fragment
+from coranto.fragments.retention import expired
+from coranto.wire import protocol_pb2 as pb
+
+NOW = 1_000_000.0
+
+
+def spec(name: str, *pairs: tuple[str, str], retention: int = 0) -> pb.JournalSpec:
+    made = pb.JournalSpec(name=name, labels=labels.label_set(pairs))
+    made.fragment.retention.FromSeconds(retention)
+    return made
+
+
+def stored(journal: str, begin: int, end: int, age: int = 0) -> Fragment:
+    return Fragment(journal, begin, end, bytes(20), Codec.NONE, "s3://b/", int(NOW) - age)
+
+
+@given(st.integers(0, MAX_OFFSET), st.integers(0, MAX_OFFSET), st.integers(0, MAX_OFFSET), st.booleans())
+def test_labels_tell_what_a_fork_is(begin: int, end: int, offset: int, forming: bool) -> None:
+    begin, end, offset = sorted((begin, end, offset))
+    shares = shares_of(spec("a/b"), begin, end)
+    made = Fork("a/b", "c=%/d", offset, end if shares else begin, begin, shares, forming)
+    found = spec("c=%/d", *fork_labels(made))
+    assert fork_of(found) == made
+    assert first_offset(found) == begin
+    assert holds_of(spec("a/b", hold_for(made))) == {"c=%/d": begin}
+    assert fork_of(spec("a/b", hold_for(made))) is None
+
+
+def test_a_fork_of_a_fork_shares_the_fragments_of_both() -> None:
+    first = Fork("a", "b", 120, 100, 10, shares_of(spec("a"), 10, 100))
+    source = spec("b", *fork_labels(first))
+    assert shares_of(source, 20, 90) == (Share("a", 20, 90),)
+    assert shares_of(source, 20, 100) == (Share("a", 20, 100),)
+    assert shares_of(source, 20, 200) == (Share("a", 20, 100), Share("b", 20, 200))
+    assert shares_of(source, 150, 200) == (Share("b", 150, 200),)
+
+
+def test_only_whole_fragments_below_the_shared_end_count() -> None:
+    first = Fork("a", "b", 120, 100, 10, shares_of(spec("a"), 10, 100))
+    own, of_source = folders_of(spec("b", *fork_labels(first)))
+    assert own == Share("b", 0, MAX_OFFSET)
+    assert of_source.journal == "a"
+    spans = [(10, 50), (50, 100), (0, 50), (50, 101), (100, 120)]
+    assert [of_source.takes(stored("a", *span)) for span in spans] == [True, True, False, False, False]
+    assert folders_of(spec("a")) == (Share("a", 0, MAX_OFFSET),)
+
+
+def test_a_hold_keeps_everything_from_its_offset_on() -> None:
+    old = [stored("a", begin, begin + 10, age=100) for begin in range(0, 50, 10)] + [stored("a", 50, 60)]
+    holds = [(labels.FORK_HOLD, "20/f/one"), (labels.FORK_HOLD, "30/f/two")]
+    assert held_from(spec("a", *holds)) == 20
+    assert [each.end for each in expired(old, 50, NOW, held_from(spec("a", *holds)))] == [10, 20]
+    assert [each.end for each in expired(old, 50, NOW, held_from(spec("a")))] == [10, 20, 30, 40, 50]
+    assert held_from(spec("a", (labels.FORK_HOLD, "no-hold"))) == 0  # It is not known what to keep.
+    assert expired(old, 50, NOW, 0) == []
+
+
+def test_a_fork_leaves_out_what_is_older_than_its_own_retention() -> None:
+    first = Fork("a", "b", 30, 30, 0, shares_of(spec("a"), 0, 30))
+    fragments = [stored("a", 0, 10, 100), stored("a", 10, 20, 10), stored("b", 30, 40), stored("b", 20, 30, 100)]
+    assert kept(spec("b", *fork_labels(first), retention=50), fragments, NOW) == fragments[1:]
+    assert kept(spec("b", *fork_labels(first)), fragments, NOW) == fragments
+    plain = [stored("b", 0, 10, 100), stored("b", 10, 20, 100)]
+    assert kept(spec("b", retention=50), plain, NOW) == plain  # A journal's own are retention's to remove.
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(labels.FORK_OF, "a")],
+        [(labels.FORK_OF, "a"), (labels.FORK_OFFSET, "-1"), (labels.FORK_BEGIN, "0")],
+        [(labels.FORK_OF, "a"), (labels.FORK_OFFSET, "1"), (labels.FORK_BEGIN, "٣")],
+        [(labels.FORK_OF, "a"), (labels.FORK_OFFSET, "9" * 19), (labels.FORK_BEGIN, "0")],
+        [(labels.FORK_OF, "a"), (labels.FORK_OFFSET, "1"), (labels.FORK_BEGIN, "0"), (labels.FORK_SHARES, "1")],
+    ],
+)
+def test_labels_that_no_fork_has_are_refused(pairs: list[tuple[str, str]]) -> None:
+    with pytest.raises(InvalidInput):
+        folders_of(spec("b", *pairs))
+    assert first_offset(spec("b", *pairs)) == 0
