@@ -27,8 +27,8 @@ _OURS: Final = "coranto.dev/"
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """What a fork shares: all stored fragments within [begin, end)."""
+class SharedSpan:
+    """The content that a fork shares: all stored fragments within [begin, end)."""
 
     begin: int
     end: int
@@ -46,7 +46,7 @@ def is_safe(spec: pb.JournalSpec, fragment: Fragment, now: float, margin: float)
     return retention <= 0 or held or now - fragment.mod_time < retention - margin
 
 
-def choose(source: pb.JournalSpec, fragments: Iterable[Fragment], offset: int, head: int, now: float) -> Shared:
+def choose(source: pb.JournalSpec, fragments: Iterable[Fragment], offset: int, head: int, now: float) -> SharedSpan:
     """Choose what a fork at `offset` shares of its source's `fragments`, at wall time `now` in seconds.
 
     The fork may begin later than the source, where the source's retention is about to remove the beginning. Raises
@@ -64,10 +64,10 @@ def choose(source: pb.JournalSpec, fragments: Iterable[Fragment], offset: int, h
         begin = fragment.begin
     if begin == end and len(stored):
         begin = end = stored[len(stored) - 1].begin  # It stays only until there is more. So it is copied.
-    return Shared(begin, end)
+    return SharedSpan(begin, end)
 
 
-def fork_at(source: pb.JournalSpec, name: str, offset: int, shared: Shared) -> Fork:
+def fork_at(source: pb.JournalSpec, name: str, offset: int, shared: SharedSpan) -> Fork:
     """Return the fork of a source that is to be made."""
     shares = shares_of(source, shared.begin, shared.end)
     return Fork(source.name, name, offset, shared.end, shared.begin, shares, forming=True)

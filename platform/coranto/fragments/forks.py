@@ -85,7 +85,7 @@ def fork_of(spec: pb.JournalSpec) -> Fork | None:
 
 
 def shares_of(source: pb.JournalSpec, begin: int, end: int) -> tuple[Share, ...]:
-    """Return what a fork of `source` shares that has its stored fragments within [begin, end)."""
+    """Return the shares of a fork that has the stored fragments of `source` within [begin, end)."""
     above = fork_of(source)
     found = [Share(each.journal, begin, min(each.end, end)) for each in above.shares] if above is not None else []
     if above is None or above.shared_end < end:

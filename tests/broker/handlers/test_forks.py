@@ -12,7 +12,7 @@ from coranto.coordination.etcd import EtcdHeader, KeyValue
 from coranto.coordination.keyspace_state import Entries, Item, KeySpaceState
 from coranto.coordination.layout import Layout
 from coranto.errors import InvalidInput, PermissionDenied
-from coranto.forks.choosing import Shared, complete, fork_at, holding, new_spec
+from coranto.forks.choosing import SharedSpan, complete, fork_at, holding, new_spec
 from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.forks import fork_guards
@@ -21,7 +21,7 @@ LAYOUT = Layout("/cluster")
 ALL = Claims(Capability.ALL)
 SOURCE = pb.JournalSpec(name="a/source", flags=pb.JournalSpec.O_RDWR)
 SOURCE.fragment.stores.extend(["s3://one/", "s3://two/"])
-FORK = fork_at(SOURCE, "b/fork", 30, Shared(0, 20))
+FORK = fork_at(SOURCE, "b/fork", 30, SharedSpan(0, 20))
 HELD = holding(SOURCE, FORK)
 FORMING = new_spec(SOURCE, FORK)
 MADE = complete(FORMING, None)
@@ -75,7 +75,7 @@ def test_forks_are_created_completed_and_dropped() -> None:
     assert check([HELD, MADE], "b/fork", "a/source") == []
     assert check([HELD], SOURCE) == [("b/fork", 0)]
     assert check([HELD, pb.JournalSpec(name="b/fork")], "a/source") == [("b/fork", 2)]
-    unshared = new_spec(SOURCE, fork_at(SOURCE, "b/fork", 30, Shared(20, 20)))
+    unshared = new_spec(SOURCE, fork_at(SOURCE, "b/fork", 30, SharedSpan(20, 20)))
     assert check([SOURCE], unshared) == [("a/source", 1)]
 
 
@@ -123,7 +123,7 @@ def test_a_fork_keeps_its_sources_stores_and_its_begin() -> None:
 
 
 def test_forks_of_forks_hold_each_other_and_are_no_cycles() -> None:
-    second = fork_at(MADE, "d/second", 50, Shared(0, 40))
+    second = fork_at(MADE, "d/second", 50, SharedSpan(0, 40))
     held, made = holding(MADE, second), new_spec(MADE, second)
     assert check([HELD, MADE], held, made) == []
     with pytest.raises(InvalidInput, match="its fork d/second"):
@@ -131,7 +131,7 @@ def test_forks_of_forks_hold_each_other_and_are_no_cycles() -> None:
     assert check([HELD, held, made], "b/fork", "d/second", SOURCE) == []
     # Two journals that would each be a fork of the other, in one call.
     x, y = pb.JournalSpec(name="x"), pb.JournalSpec(name="y")
-    of_x, of_y = fork_at(x, "y", 9, Shared(0, 9)), fork_at(y, "x", 9, Shared(0, 9))
+    of_x, of_y = fork_at(x, "y", 9, SharedSpan(0, 9)), fork_at(y, "x", 9, SharedSpan(0, 9))
     with pytest.raises(InvalidInput):
         check([], holding(new_spec(x, of_x), of_y), holding(new_spec(y, of_y), of_x))
 

@@ -1,4 +1,4 @@
-"""What a fork shares of its source, and the specs of both."""
+"""The content that a fork shares, and the specs of a fork and its source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from coranto import labels
 from coranto.errors import ContentGone, InvalidInput
-from coranto.forks.choosing import Shared, choose, complete, fork_at, holding, new_spec, without_hold
+from coranto.forks.choosing import SharedSpan, choose, complete, fork_at, holding, new_spec, without_hold
 from coranto.fragments.forks import holds_of
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.specs.durability import ACK_ZONES
@@ -45,21 +45,21 @@ def test_all_whole_stored_fragments_below_the_offset_are_shared(
     fragments: list[Fragment], offset: int, shared: tuple[int, int]
 ) -> None:
     head = max((each.end for each in fragments), default=0)
-    assert choose(spec(), fragments, offset, head, NOW) == Shared(*shared)
+    assert choose(spec(), fragments, offset, head, NOW) == SharedSpan(*shared)
 
 
 def test_what_retention_may_be_removing_is_not_shared() -> None:
     ages = [101.0, 99.0, 80.0, 70.0, 1.0]  # Within a quarter of the retention counts as old.
     fragments = [stored(10 * n, 10 * n + 10, age) for n, age in enumerate(ages)]
-    assert choose(spec(100), fragments, 50, 50, NOW) == Shared(30, 50)
+    assert choose(spec(100), fragments, 50, 50, NOW) == SharedSpan(30, 50)
     # The last one stays at any age, but only until there is another. So it is copied.
     old = [stored(0, 10, 300), stored(10, 20, 200), local(20, 30)]
-    assert choose(spec(100), old, 30, 30, NOW) == Shared(10, 10)
+    assert choose(spec(100), old, 30, 30, NOW) == SharedSpan(10, 10)
     # What another fork holds, or what a source shares itself, is in no plan.
     held = without_hold(spec(100), "x")
     held.labels.CopyFrom(labels.label_set([(labels.FORK_HOLD, "10/other")]))
-    assert choose(held, old, 30, 30, NOW) == Shared(10, 20)
-    assert choose(spec(100), [stored(0, 10, 300, "above"), local(10, 30)], 30, 30, NOW) == Shared(0, 10)
+    assert choose(held, old, 30, 30, NOW) == SharedSpan(10, 20)
+    assert choose(spec(100), [stored(0, 10, 300, "above"), local(10, 30)], 30, 30, NOW) == SharedSpan(0, 10)
 
 
 def test_content_that_is_gone_cannot_be_forked() -> None:
@@ -71,7 +71,7 @@ def test_content_that_is_gone_cannot_be_forked() -> None:
 
 def test_specs_of_a_fork_and_of_its_source() -> None:
     source = spec(region="eu", **{ACK_ZONES: "2", labels.STREAM: "shop/s", labels.MANAGED_BY: labels.PUBLICATIONS})
-    fork = fork_at(source, "b", 30, Shared(0, 20))
+    fork = fork_at(source, "b", 30, SharedSpan(0, 20))
     made = new_spec(source, fork)
     assert dict(labels.as_pairs(made.labels)) == {
         "region": "eu",
@@ -86,7 +86,7 @@ def test_specs_of_a_fork_and_of_its_source() -> None:
     held = holding(holding(source, fork), fork)
     assert holds_of(held) == {"b": 0}
     assert without_hold(held, "b") == source
-    assert holds_of(holding(source, fork_at(source, "b", 30, Shared(20, 20)))) == {}
+    assert holds_of(holding(source, fork_at(source, "b", 30, SharedSpan(20, 20)))) == {}
     done = complete(made, labels.label_set(region="us", run="7"))
     found = dict(labels.as_pairs(done.labels))
     assert (found["region"], found["run"], found.get(labels.FORK_STATE)) == ("us", "7", None)
