@@ -50,6 +50,8 @@ OPERATORS: Final = "orchestration/airflow/installed/operators/test_operators.py"
 JOB_OF_AIRFLOW: Final = "orchestration/airflow/installed/test_flights.py", "it takes an Airflow and a cluster"
 NO_AIRFLOW: Final = "it needs no Airflow"
 ELSEWHERE: Final = {
+    "coranto_consumers.audit.evidence": ("consumers/audit/test_check.py", "audits judge what it reads"),
+    "coranto_consumers.stores.reading": ("consumers/cli/test_offsets.py", "the command prints what it reads"),
     "coranto.audit.findings": ("platform/audit/test_report.py", "the values that reports consist of"),
     "coranto.cli.reconciling": ("platform/cli/journals/test_applying.py", "the part that two commands share"),
     "coranto.client.store_probe": ("broker/fragments/test_store_probe.py", "brokers and `coranto doctor` share it"),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,7 +25,6 @@ from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.audit import (
     ConsumerCheck,
-    EvidenceSource,
     RecoveredEvidence,
     SqlEvidence,
     framing_of,
@@ -35,7 +34,11 @@ from coranto_consumers.audit import (
 from coranto_consumers.audit.sources import FramingOf
 from coranto_consumers.cli.loading import default_prefix, load_application
 from coranto_consumers.runtime.columns import framing_in
+from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.sql import SqlStore
+
+if TYPE_CHECKING:
+    from coranto_consumers.audit.iceberg import IcebergEvidence
 
 NOT_SOUND = 1
 """The exit code of an audit that finds errors."""
@@ -43,7 +46,8 @@ NOT_SOUND = 1
 _STORE = typer.Option(
     "--store",
     envvar="CORANTO_STORE_URL",
-    help="URL of the consumer's SQL store. Lists of processes show options: use $CORANTO_STORE_URL for passwords.",
+    help="URL of the consumer's store in SQL, or iceberg://CATALOG/namespace.table. Lists of processes show options: "
+    "use $CORANTO_STORE_URL for passwords.",
     show_default=False,
 )
 Store = Annotated[str, _STORE]
@@ -118,7 +122,7 @@ def audit(
         raise InvalidInput("a report is printed as `table` or `json`", field="--output")
     chosen = recovered or store
     if chosen is None:
-        raise InvalidInput("name the consumer's SQL store, or --recovered files of a shard", field="--store")
+        raise InvalidInput("name the consumer's store, or --recovered files of a shard", field="--store")
     target = AuditTarget(name, chosen, expect or (), memory, prefix, etcd)
 
     async def work(client: JournalClient) -> Report:
@@ -148,12 +152,8 @@ class AuditTarget:
         shards = [self.name]
         framings: FramingOf = framing_of
         min_offsets: dict[str, dict[str, int]] = {}
-        evidence: EvidenceSource
-        if isinstance(self.store, Path):
-            evidence = RecoveredEvidence(self.store)
-        else:
-            evidence = sql = SqlEvidence(SqlStore(self.store))
-        if ":" in self.name and not isinstance(self.store, Path):
+        evidence = _evidence(self.store)
+        if ":" in self.name and not isinstance(evidence, RecoveredEvidence):
             application = load_application(self.name)
 
             def framings(journal: pb.JournalSpec) -> Framing[Any]:
@@ -161,7 +161,7 @@ class AuditTarget:
 
             layout = Layout(self.prefix or default_prefix(self.name))
             min_offsets = await _min_offsets(layout, self.etcd)
-            shards = sorted({*min_offsets, *await asyncio.to_thread(sql.names, layout.items)})
+            shards = sorted({*min_offsets, *await asyncio.to_thread(evidence.names, layout.items)})
             if not shards:
                 raise InvalidInput(f"{evidence.name} and etcd have no shards below {layout.items}", field="NAME")
         return ConsumerCheck(
@@ -176,6 +176,17 @@ class AuditTarget:
             deep=deep,
             accept=accept,
         )
+
+
+def _evidence(store: str | Path) -> RecoveredEvidence | SqlEvidence | IcebergEvidence:
+    if isinstance(store, Path):
+        return RecoveredEvidence(store)
+    if store.startswith(ICEBERG):
+        from coranto_consumers.audit.iceberg import IcebergEvidence  # It takes the extra `lake`.
+        from coranto_consumers.stores.iceberg.urls import IcebergHome
+
+        return IcebergEvidence(IcebergHome.at(store))
+    return SqlEvidence(SqlStore(store))
 
 
 async def _min_offsets(layout: Layout, etcd: str | None) -> dict[str, dict[str, int]]:

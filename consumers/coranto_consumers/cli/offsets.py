@@ -8,7 +8,7 @@ import typer
 
 from coranto.errors import InvalidInput
 from coranto_consumers.cli.audit import ConsumerName, Store
-from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.reading import read_checkpoint
 
 
 def offsets(name: ConsumerName, store: Store) -> None:
@@ -16,7 +16,7 @@ def offsets(name: ConsumerName, store: Store) -> None:
 
     `coranto journals read --as-of FILE` and `coranto journals manifest --as-of FILE` give the content of that moment.
     """
-    found = SqlStore(store).read(name)
+    found = read_checkpoint(store, name)
     if found is None or not found.checkpoint.sources:
         raise InvalidInput(f"consumer {name!r} has no checkpoint in the store", field="NAME")
     typer.echo(json.dumps(dict(sorted(found.checkpoint.offsets.items())), indent=2))

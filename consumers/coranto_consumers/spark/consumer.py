@@ -60,14 +60,15 @@ DEFAULT_PARTITION_BYTES = 32 << 20
 class SparkConsumer:
     """Runs an application over its source journals, with exactly-once effects.
 
-    `store` is a SQLAlchemy URL (see `coranto_consumers.stores`), or an `IcebergStore`. A transaction reads at most
-    about `max_transaction_bytes` of new content, and as much again of each journal for producers' transactions that
-    were open before. The messages of longer ones are delivered in several transactions (`long_transactions.py`). While
-    one commits, the next one is read, so Spark keeps the rows of up to two. A task reads at most about
-    `max_partition_bytes`. `spark` may be a function that starts a session; it is called when there is something to
-    read. `on_progress` is called once the plan is known, and after each transaction. `uuid_pointer` is the JSON pointer
-    to a message's UUID. `framing` is that of messages which are not lines of JSON (`framings.py`). Use an instance from
-    one thread only. Instances with the same application name fence each other off, on any machine.
+    `store` is a URL of SQLAlchemy (see `coranto_consumers.stores`) or like `iceberg://lake/shop.orders`, or an
+    `IcebergStore`. A transaction reads at most about `max_transaction_bytes` of new content, and as much again of each
+    journal for producers' transactions that were open before. The messages of longer ones are delivered in several
+    transactions (`long_transactions.py`). While one commits, the next one is read, so Spark keeps the rows of up to
+    two. A task reads at most about `max_partition_bytes`. `spark` may be a function that starts a session; it is called
+    when there is something to read. `on_progress` is called once the plan is known, and after each transaction.
+    `uuid_pointer` is the JSON pointer to a message's UUID. `framing` is that of messages which are not lines of JSON
+    (`framings.py`). Use an instance from one thread only. Instances with the same application name fence each other
+    off, on any machine.
 
     Messages that do not fit the application's columns, or whose UUID cannot be read, are `misfits`. They end the run;
     or the application gets them, with nulls for what does not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters`

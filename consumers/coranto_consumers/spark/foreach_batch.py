@@ -55,11 +55,11 @@ def exactly_once(
 ) -> Callable[[DataFrame, int], None]:
     """Return a function to give to `foreachBatch`. It commits the outputs of each batch exactly once.
 
-    `store` is a SQLAlchemy URL, or an `IcebergStore`. `outputs` makes a batch's outputs of its rows. As
-    `Application.outputs`, it may be called several times for a batch, and must have no side effects. `name` is the
-    query's identity in the store: a query that starts under a name fences off the one that runs under it. `client` is
-    needed to publish to journals. `first_batch` is the number of the first batch that the query commits in this store;
-    it is not 0 for a query that ran without the store before.
+    `store` is a URL of SQLAlchemy or like `iceberg://lake/shop.orders`, or an `IcebergStore`. `outputs` makes a batch's
+    outputs of its rows. As `Application.outputs`, it may be called several times for a batch, and must have no side
+    effects. `name` is the query's identity in the store: a query that starts under a name fences off the one that runs
+    under it. `client` is needed to publish to journals. `first_batch` is the number of the first batch that the query
+    commits in this store; it is not 0 for a query that ran without the store before.
 
     The function raises Fenced when another query has the name now, InvalidInput for outputs that do not fit and for a
     query with another checkpoint, and what a store and brokers raise. The query then ends, and may be started again.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import pickle
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,7 +30,6 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction
 from sqlalchemy import Table
-from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import CommitOutcomeUnknown, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
@@ -39,11 +38,12 @@ from coranto_consumers.spark.iceberg_tasks import FILES, WriteFilesTask
 from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.output_stores import OutputStore
 from coranto_consumers.spark.outputs import CARRIED_TO_APPEND, CARRIED_TO_MERGE, require_deletes
+from coranto_consumers.stores.iceberg.catalogs import FAILURES
 from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwrite_partitions, require_partitioning
 from coranto_consumers.stores.iceberg.files import sweep
-from coranto_consumers.stores.iceberg.merge import check_keys
 from coranto_consumers.stores.iceberg.owner import Change, IcebergOwner
 from coranto_consumers.stores.iceberg.tables import find_or_create, plan_for
+from coranto_consumers.stores.iceberg.urls import IcebergHome
 from coranto_consumers.stores.iceberg.writing import FileWriter
 from coranto_consumers.stores.merge import MergePlan
 from coranto_consumers.stores.sql import Restored
@@ -88,8 +88,9 @@ class IcebergStore(OutputStore[Written]):
 
     Tables are named `namespace.name`. Those given as definitions of SQLAlchemy are created if they are absent, in
     `namespace` if they name no schema, and partitioned by the columns in `Table.info["partition_by"]`. The catalog must
-    be pyiceberg's SQL catalog on PostgreSQL or SQLite. All tables of a transaction commit in one transaction of its
-    database. Other writers may append to the tables, compact them and expire their snapshots.
+    be pyiceberg's SQL catalog on PostgreSQL or SQLite, where all tables of a transaction commit in one transaction of
+    its database; or its REST catalog, where the home must be the only table. Other writers may append to the tables,
+    compact them and expire their snapshots.
 
     Use an instance in one driver only, for one consumer at a time.
     """
@@ -106,6 +107,16 @@ class IcebergStore(OutputStore[Written]):
         self._owner = IcebergOwner(catalog, self._name_of(home), folders=True, relaxed_durability=relaxed_durability)
         self._recent: deque[_Transaction] = deque(maxlen=_SWEPT_TRANSACTIONS)
 
+    @classmethod
+    def at(cls, url: str) -> IcebergStore:
+        """Return the store of a URL such as iceberg://lake/shop.orders, whose home is there already.
+
+        pyiceberg's settings say what the catalog `lake` is. The home's namespace is that of tables without a schema.
+        Raises InvalidInput, and SqlStoreError if the catalog does not answer.
+        """
+        home = IcebergHome.at(url)
+        return cls(home.catalog, home.table, namespace=home.table.rpartition(".")[0])
+
     @property
     def name(self) -> str:
         return f"iceberg {self._owner.catalog.name}/{self._owner.home}"
@@ -117,7 +128,7 @@ class IcebergStore(OutputStore[Written]):
             self._owner.require_durability()
             self._find(self._home)
             before = self._owner.raise_fence(shard)
-        except (SQLAlchemyError, OSError) as error:
+        except FAILURES as error:
             raise self._failure(f"the fence of {shard} could not be raised", error) from error
         self._recent.clear()
         return Restored(before.fence + 1, before.checkpoint)
@@ -125,7 +136,7 @@ class IcebergStore(OutputStore[Written]):
     def sweep(self, shard: str, fence: int) -> None:
         try:
             self._owner.sweep()
-        except (SQLAlchemyError, OSError) as error:
+        except FAILURES as error:
             raise self._failure("files of earlier owners could not be removed", error) from error
 
     def write(self, output: TableOutput, shard: str, fence: int) -> Written:
@@ -139,7 +150,7 @@ class IcebergStore(OutputStore[Written]):
                 problem = "has keys, which replace rows" if plan.keys else "is not partitioned"
                 raise InvalidInput(f"{problem}: leave out overwrite=True", field=f"table {name}")
             self._owner.know(name)
-        except (SQLAlchemyError, OSError) as error:
+        except FAILURES as error:
             raise self._failure(f"rows for {name} could not be written", error) from error
         writer = FileWriter.of(table, self._owner.name_of(self._owner.next_number))
         merged = bool(plan.keys)
@@ -166,7 +177,7 @@ class IcebergStore(OutputStore[Written]):
                 self._owner.commit(checkpoint, changes, number, merged)
             except CommitOutcomeUnknown as error:
                 self._owner.resolve(number, error)
-        except (SQLAlchemyError, OSError) as error:
+        except FAILURES as error:
             raise self._failure(f"the commit of {shard} could not be made", error) from error
         self._recent.append(done)
         self._sweep_losers()
@@ -188,15 +199,14 @@ class IcebergStore(OutputStore[Written]):
                 field=f"table {name}",
             )
         if first.plan.keys:
-            tables = [
-                *first.writer.read(first.staged),
-                *([pa.Table.from_batches(rows)] if (rows := first.rows_here()) else []),
-            ]
-            new = pa.concat_tables(tables, promote_options="default")
-            check_keys(first.plan, new)
+
+            def parts() -> Iterator[pa.Table]:
+                yield from first.writer.read(first.staged)
+                if rows := first.rows_here():
+                    yield pa.Table.from_batches(rows)
 
             def merge(transaction: Transaction, summary: Mapping[str, str]) -> None:
-                files = merge_rows(transaction, summary, first.plan, new, first.writer)
+                files = merge_rows(transaction, summary, first.plan, parts, first.writer)
                 done.named[name] = {file.file_path for file in files}
 
             return merge
@@ -222,7 +232,7 @@ class IcebergStore(OutputStore[Written]):
             for name in transaction.named:
                 try:
                     sweep(self._owner.load(name), transaction.folder, named)
-                except (SQLAlchemyError, OSError, ValueError, InvalidInput) as error:
+                except (*FAILURES, ValueError, InvalidInput) as error:
                     _log.warning("iceberg.sweep_failed", table=name, folder=transaction.folder, error=str(error))
 
     def _find(self, table: Table | str) -> IcebergTable:

@@ -17,6 +17,7 @@ from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application import Outputs, SqlOutput, TableOutput
 from coranto_consumers.spark.outputs import Staged, stage_sql_output, stage_table_output
+from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.sql import Restored, SqlStore
 from coranto_consumers.stores.staged_sql import StagedSql
 from coranto_consumers.stores.staging import delete_staged, delete_stale
@@ -118,5 +119,9 @@ class SqlOutputs(OutputStore[Staged]):
 
 
 def output_store(store: str | OutputStore[Any], commit: Callable[[Connection], None]) -> OutputStore[Any]:
-    """Return a store as it is, or the database of a URL. `commit` commits its transactions."""
+    """Return a store as it is, or that of a URL. `commit` commits the transactions of a database."""
+    if isinstance(store, str) and store.startswith(ICEBERG):
+        from coranto_consumers.spark.iceberg import IcebergStore  # It takes the extra `lake`.
+
+        return IcebergStore.at(store)
     return store if isinstance(store, OutputStore) else SqlOutputs(SqlStore(store, commit=commit))

@@ -26,8 +26,9 @@ class SparkConsumerOperator(BaseOperator):
     """Run a Spark consumer until it has caught up with what its journals held when it began.
 
     `application` is `module:name` of a class or function that makes the application (`application_kwargs` are its
-    arguments), or such a function; the module is imported only when the task runs. The SQL store is that of the Airflow
-    connection `store_conn_id`, or `store_url`, which must hold no password. `master` and `spark_conf` are Spark's.
+    arguments), or such a function; the module is imported only when the task runs. The store is that of the Airflow
+    connection `store_conn_id`, or `store_url`, which must hold no password and may be that of an Iceberg table
+    (`iceberg://CATALOG/namespace.table`). `master` and `spark_conf` are Spark's.
 
     The store is the only authority on offsets, under a fence. So a task that is killed, retried, cleared or run again
     continues at the last commit, with nothing lost or doubled. Of two instances at once the later one goes on, and the
@@ -107,9 +108,9 @@ class SparkConsumerOperator(BaseOperator):
     def _wait(self) -> None:
         """Go to the triggerer, from the offsets of the committed checkpoint on."""
         from airflow_coranto.trigger import JournalOffsetTrigger
-        from coranto_consumers.stores.sql import SqlStore
+        from coranto_consumers.stores.reading import read_checkpoint
 
-        stored = SqlStore(self._store()).read(self._application().name)
+        stored = read_checkpoint(self._store(), self._application().name)
         sources = stored.checkpoint.sources if stored is not None else {}
         beyond = {journal: source.read_through for journal, source in sources.items()}
         trigger = JournalOffsetTrigger(self.wait_for, self.conn_id, beyond=beyond, interval=self.wait_interval)

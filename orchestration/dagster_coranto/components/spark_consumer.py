@@ -43,7 +43,7 @@ def _resolve_spark(context: dg.ResolutionContext, model: Any) -> SparkResource:
 
 @dg.scaffold_with(SparkConsumerScaffolder)
 class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
-    """A Spark consumer: exactly once from journals into tables of a SQL store, and into other journals.
+    """A Spark consumer: exactly once from journals into tables of its store, and into other journals.
 
     Loading it imports neither Spark nor the application.
     """
@@ -58,7 +58,8 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
     outputs: list[str] = Field(default=[], description="Folders of the journals that it publishes to.")
     store_url_variable: str = Field(
         default=STORE_VARIABLE,
-        description="The environment variable with the URL of the SQL store, which may hold a password.",
+        description="The environment variable with the URL of the store: SQLAlchemy's, which may hold a password, or "
+        "iceberg://CATALOG/namespace.table.",
     )
     mode: Literal["drain", "service"] = Field(
         default="drain", description="When a run ends: once it has caught up, or only when it is terminated."
@@ -96,7 +97,12 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
                 "set it where runs are started, such as to postgresql://user:password@host/database",
                 field="store_url_variable",
             )
-        return ConsumerSettings(load_target(self.application), url, self.max_transaction_bytes)
+        application = load_target(self.application)
+        if url.startswith("iceberg://"):
+            from coranto_consumers.spark.iceberg import IcebergStore
+
+            return ConsumerSettings(application, IcebergStore.at(url), self.max_transaction_bytes)
+        return ConsumerSettings(application, url, self.max_transaction_bytes)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         sources = [JournalGroup(name) for name in self.sources]

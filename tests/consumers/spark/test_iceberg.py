@@ -13,6 +13,7 @@ from coranto_consumers.spark import Hooks, IcebergStore, Outputs, Replace, Spark
 from coranto_consumers.spark import iceberg as spark_iceberg
 from coranto_consumers.stores.iceberg.state import state_of
 from tests.consumers.spark.test_consumer import LOG, TOTALS, Crash, CrashAt, Delays, LoggedDelays, World
+from tests.consumers.stores.iceberg.rest_server import carried_out, lost, rest_server
 
 pytestmark = pytest.mark.integration
 HOME = "lake.totals"
@@ -242,3 +243,16 @@ def test_what_a_table_cannot_hold_is_refused(spark, world, lake):
     with pytest.raises(InvalidInput, match="needs its definition"):
         SparkConsumer(ByDay(), world.broker.config, f"sqlite:///{lake.folder}/x.db", spark).run_until_caught_up()
     assert lake.files("lake.log") == []
+
+
+def test_a_consumer_with_a_rest_catalog_finds_out_what_became_of_a_commit(spark, world, tmp_path):
+    with rest_server(tmp_path) as server:
+        world.publish(20)
+        # The table is created, the fence raised, the table noted, and then rows are committed.
+        server.faults.extend([carried_out, carried_out, carried_out, lost])
+        store = IcebergStore(server.catalog(), TOTALS, namespace="lake")
+        SparkConsumer(Delays(), world.broker.config, store, spark).run_until_caught_up()
+        assert not server.faults
+        found = server.catalog().load_table(HOME).scan().to_arrow().sort_by("carrier").to_pylist()
+        assert [tuple(row.values()) for row in found] == world.totals()
+        world.check_alerts()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -15,8 +15,9 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import DataScan, FileScanTask, Transaction
 
 from coranto.errors import InvalidInput, SqlStoreError
-from coranto_consumers.stores.iceberg.merge import merge, split
+from coranto_consumers.stores.iceberg.merge import having_keys, merge
 from coranto_consumers.stores.iceberg.rows import fit
+from coranto_consumers.stores.iceberg.slices import MOST_BYTES, Parts, slices
 from coranto_consumers.stores.iceberg.writing import FileWriter
 from coranto_consumers.stores.merge import MergePlan
 
@@ -56,25 +57,40 @@ def overwrite_partitions(
 
 
 def merge_rows(
-    transaction: Transaction, summary: Mapping[str, str], plan: MergePlan, new: pa.Table, writer: FileWriter
+    transaction: Transaction, summary: Mapping[str, str], plan: MergePlan, parts: Parts, writer: FileWriter
 ) -> list[DataFile]:
-    """Merge rows into those of the same keys, and return the files that were written for that.
+    """Merge rows, which are given in parts, into those of the same keys. Return the files that were written for that.
 
-    Files that have none of the keys stay. Raises InvalidInput for rows that do not fit.
+    Files that have none of the keys stay. It holds a slice of the new rows, the rows of their keys, and some files of
+    the table. Raises InvalidInput for rows that do not fit.
     """
     columns = schema_to_pyarrow(transaction.table_metadata.schema(), include_field_ids=False)
-    new = _typed(plan, new, columns, writer.name)
-    met, replaced, kept = [columns.empty_table()], [], []
-    for task in _tasks(transaction, _may_have(plan, new)):
-        rows = fit(_read(transaction, task), columns, writer.name)
-        others, same = split(plan, rows, new)
-        if same.num_rows:
-            met.append(same)
-            kept.append(others)
-            replaced.append(task.file)
-    merged = merge(plan, pa.concat_tables(met), new)
-    files = list(writer.write(batch for rows in (*kept, merged) for batch in rows.to_batches()))
-    _replace(transaction, summary, replaced, files, writer)
+    replaced: dict[str, tuple[FileScanTask, pa.Array]] = {}
+    held: dict[str, pa.Table] = {}
+
+    def read(task: FileScanTask) -> pa.Table:
+        rows = held.get(task.file.file_path)
+        return fit(_read(transaction, task), columns, writer.name) if rows is None else rows
+
+    def changed() -> Iterator[pa.RecordBatch]:
+        for each in slices(plan, parts):
+            new = _typed(plan, each, columns, writer.name)
+            met = [columns.empty_table()]
+            for task in _tasks(transaction, _may_have(plan, new)):
+                rows = read(task)
+                same = having_keys(plan, rows, new)
+                if same.true_count:
+                    met.append(rows.filter(same))
+                    _, before = replaced.get(task.file.file_path, (task, same))
+                    replaced[task.file.file_path] = task, pc.or_(before, same)
+                    if sum(each.nbytes for each in held.values()) + rows.nbytes <= MOST_BYTES:
+                        held[task.file.file_path] = rows
+            yield from merge(plan, pa.concat_tables(met), new).to_batches()
+        for task, gone in replaced.values():
+            yield from read(task).filter(pc.invert(gone)).to_batches()
+
+    files = list(writer.write(changed()))
+    _replace(transaction, summary, [task.file for task, _ in replaced.values()], files, writer)
     return files
 
 

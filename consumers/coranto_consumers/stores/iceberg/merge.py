@@ -31,14 +31,13 @@ def check_keys(plan: MergePlan, new: pa.Table) -> None:
         )
 
 
-def split(plan: MergePlan, old: pa.Table, new: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of a table that have no key of the new ones, and those that have."""
+def having_keys(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Array:
+    """Return, for each row of a table, if it has a key of the new ones."""
     keys = list(plan.keys)
     numbered = old.select(keys).append_column(_INDEX, pa.array(range(old.num_rows), pa.int64()))
     wanted = new.select(keys).cast(numbered.select(keys).schema)
     met = numbered.join(wanted.group_by(keys).aggregate([]), keys, join_type="left semi")[_INDEX].combine_chunks()
-    mask = pc.is_in(pa.array(range(old.num_rows), pa.int64()), value_set=met)
-    return old.filter(pc.invert(mask)), old.filter(mask)
+    return pc.is_in(pa.array(range(old.num_rows), pa.int64()), value_set=met)
 
 
 def merge(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Table:
@@ -48,8 +47,7 @@ def merge(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Table:
     """
     if plan.delete:
         gone = pc.fill_null(new.column(plan.delete), False)
-        _, deleted = split(plan, old, new.filter(gone))
-        old, _ = split(plan, old, deleted) if deleted.num_rows else (old, deleted)
+        old = old.filter(pc.invert(having_keys(plan, old, new.filter(gone))))
         new = new.filter(pc.invert(gone))
     columns = old.schema
     given = [

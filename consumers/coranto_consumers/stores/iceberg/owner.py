@@ -5,8 +5,8 @@ and requires that the table's current snapshot is the one whose state it has che
 fence was raised fails, however late it arrives. Iceberg's own retries would build it anew on the new snapshot and
 commit it: they are turned off, and each attempt checks the fence again.
 
-**Several tables** commit in one transaction of the catalog's database, and the home with them. So the home's fence
-holds for all.
+**Several tables** commit in one transaction of a SQL catalog's database, and the home with them. So the home's fence
+holds for all. A REST catalog commits each table by itself: there the home is the only table.
 
 **Losers.** An owner names its files, and commits one transaction after the other, so the state tells the only names
 that can be left. The next owners remove them. They look several times, because a process that hung may still write.
@@ -23,14 +23,12 @@ from typing import Final, TypeVar
 
 import structlog
 from pyiceberg.catalog import Catalog
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, RESTError
 from pyiceberg.table import Table, TableProperties, Transaction
-from sqlalchemy import text
 
 from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
-from coranto_consumers.stores.durability import risks
+from coranto_consumers.stores.iceberg.catalogs import commits_of
 from coranto_consumers.stores.iceberg.files import sweep, sweep_committed
 from coranto_consumers.stores.iceberg.state import (
     ShardState,
@@ -42,10 +40,9 @@ from coranto_consumers.stores.iceberg.state import (
     require_history,
     state_of,
 )
-from coranto_consumers.stores.iceberg.together import commit_together, has_snapshot, remove_manifests
+from coranto_consumers.stores.iceberg.together import has_snapshot, remove_manifests
 
 _ATTEMPTS: Final = 20
-_SYNCHRONOUS: Final = text("SELECT current_setting('synchronous_commit')")
 _MOST_WAIT: Final = 1.0
 _RESOLVE_WAITS_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
 
@@ -72,12 +69,7 @@ class IcebergOwner:
 
         Raises InvalidInput for a catalog that may call a commit failed that it has made.
         """
-        if not isinstance(catalog, SqlCatalog) or catalog.engine.dialect.name not in ("postgresql", "sqlite"):
-            raise InvalidInput(
-                f"is a {type(catalog).__name__}, which may call a commit failed that it has made; use a SqlCatalog on "
-                "PostgreSQL or SQLite",
-                field="catalog",
-            )
+        self._commits = commits_of(catalog)
         self.catalog = catalog
         self.home = home
         self._folders = folders
@@ -105,10 +97,7 @@ class IcebergOwner:
 
     def require_durability(self) -> None:
         """Refuse a server that may lose a commit: acknowledgements follow it, and cannot be taken back."""
-        with self.catalog.engine.connect() as connection:
-            found = risks(connection)
-            if connection.dialect.name == "postgresql" and connection.execute(_SYNCHRONOUS).scalar_one() == "off":
-                found.append("synchronous_commit is off: set it to on")
+        found = self._commits.risks()
         if found and not self._relaxed:
             raise InvalidInput(
                 f"may lose commits: {'; '.join(found)}; or accept that with relaxed_durability=True", field="catalog"
@@ -179,7 +168,11 @@ class IcebergOwner:
         return found
 
     def know(self, name: str) -> None:
-        """Have the state name a table before files are written for it, so that the next owner looks for them there."""
+        """Have the state name a table before files are written for it, so that the next owner looks for them there.
+
+        Raises InvalidInput for a table that the catalog cannot change in one commit with the home.
+        """
+        self._require_together(name)
         if name in self.state.tables:
             return
 
@@ -203,6 +196,8 @@ class IcebergOwner:
         `merged` is called before the commit itself, once. Raises Fenced, SqlStoreError and CorruptData for a table that
         was rolled back (nothing was committed), and CommitOutcomeUnknown; see `resolve`.
         """
+        for name in changes:
+            self._require_together(name)
         done: list[bool] = []
 
         def commit() -> None:
@@ -248,6 +243,14 @@ class IcebergOwner:
                 self._sleep(wait)
             else:
                 raise SqlStoreError(f"{self.home}: the commit of {self.shard} was not applied: {cause}") from cause
+
+    def _require_together(self, name: str) -> None:
+        if name != self.home and not self._commits.together:
+            raise InvalidInput(
+                f"is not {self.home}, which has the checkpoint, and a REST catalog commits each table by itself: write "
+                f"to {self.home} only, or use a SqlCatalog",
+                field=f"table {name}",
+            )
 
     def _require_table(self, name: str, known: SnapshotId) -> None:
         if not known.snapshot:
@@ -312,12 +315,13 @@ class IcebergOwner:
         )
         staged[self.home].set_properties({key_of(self.shard): encode(self.shard, state)})
         try:
-            commit_together(self.catalog, list(staged.values()))
+            self._commits.commit(list(staged.values()))
         except CommitFailedException:
             raise
         except Exception as error:
+            said = f": {error}" if isinstance(error, RESTError) else ""  # Errors of databases show all of a statement.
             raise CommitOutcomeUnknown(
-                f"{self.home}: the catalog failed while it committed: {type(error).__name__}"
+                f"{self.home}: the catalog failed while it committed: {type(error).__name__}{said}"
             ) from error
         self.state = state
 

@@ -21,6 +21,7 @@ from coranto.errors import CommitOutcomeUnknown, InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.engines import is_transient
+from coranto_consumers.stores.iceberg import rest
 from coranto_consumers.stores.iceberg.files import place_of, remove_file
 from coranto_consumers.stores.iceberg.owner import IcebergOwner
 from coranto_consumers.stores.iceberg.rows import fit
@@ -32,8 +33,7 @@ class IcebergShardStore(Store):
     Several shards, and other writers that only append or compact, may share the table. It must not be partitioned. Each
     transaction makes a snapshot and, if it has rows, a file: give shards a long `min_txn_duration`.
 
-    The catalog must be pyiceberg's SQL catalog on PostgreSQL or SQLite, which swaps the table's metadata in one
-    statement. If another catalog called a commit failed that it has made, pyiceberg would remove its files.
+    The catalog must be pyiceberg's REST catalog, or its SQL catalog on PostgreSQL or SQLite.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class IcebergShardStore(Store):
     def is_transient(self, error: BaseException) -> bool:
         if isinstance(error, DBAPIError):
             return is_transient(error)
-        return super().is_transient(error)
+        return rest.is_transient(error) or super().is_transient(error)
 
     async def _complete(
         self, rows: Sequence[pa.Table], checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]

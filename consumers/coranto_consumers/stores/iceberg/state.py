@@ -90,6 +90,18 @@ def encode(shard: str, state: ShardState) -> str:
     )
 
 
+def names_in(table: Table) -> set[str]:
+    """Return the names of the shards that have a state in a table. Those of unreadable states are left out."""
+    found = set()
+    for key, value in table.properties.items():
+        if key.startswith(PREFIX):
+            try:
+                found.add(str(json.loads(value)["shard"]))
+            except (ValueError, KeyError, TypeError):
+                continue
+    return found
+
+
 def state_of(table: Table, shard: str) -> ShardState:
     """Return a shard's state in a table. Raises CorruptData if the table lost commits that the state knows of."""
     value = table.properties.get(key_of(shard))

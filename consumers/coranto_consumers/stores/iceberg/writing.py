@@ -10,21 +10,35 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.exceptions import NotInstalledError
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
-from coranto.errors import InvalidInput
 from coranto_consumers.stores.iceberg.files import place_of
 from coranto_consumers.stores.iceberg.rows import fit
 from coranto_consumers.stores.iceberg.state import PREFIX
 
 _MOST_BYTES: Final = 128 << 20
 """The bytes of rows, in memory, that become a file at most."""
-_OF_CATALOG: Final = frozenset({"uri", "warehouse", "token", "credential", "echo", "pool_pre_ping"})
+_OF_CATALOG: Final = frozenset(
+    (
+        "uri",
+        "warehouse",
+        "token",
+        "credential",
+        "echo",
+        "pool_pre_ping",
+        "prefix",
+        "scope",
+        "audience",
+        "resource",
+        "ssl",
+    )
+)
+_PREFIXES_OF_CATALOG: Final = (PREFIX, "auth", "header.", "oauth2-", "rest.", "rest-", "snapshot-loading-mode", "ssl")
+"""The beginnings of the names of other properties of catalogs, which may be secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +79,7 @@ class FileWriter:
         io = {
             name: str(value)
             for name, value in table.io.properties.items()
-            if name not in _OF_CATALOG and not name.startswith(PREFIX)
+            if name not in _OF_CATALOG and not name.startswith(_PREFIXES_OF_CATALOG)
         }
         return cls(".".join(table.name()), metadata.model_dump_json(), io, table.metadata.default_spec_id)
 
@@ -76,13 +90,7 @@ class FileWriter:
         counter, written = itertools.count(), uuid.uuid4()
         for rows in _gathered(batches):
             fitting = fit(rows, columns, self.name)
-            try:
-                yield from _dataframe_to_data_files(metadata, fitting, io, written, counter)
-            except NotInstalledError as error:
-                raise InvalidInput(
-                    "is partitioned by a transform, which needs pyiceberg-core: install that, or partition by columns",
-                    field=f"table {self.name}",
-                ) from error
+            yield from _dataframe_to_data_files(metadata, fitting, io, written, counter)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
         """Write rows to files for the driver to read, and yield their places."""
@@ -93,14 +101,12 @@ class FileWriter:
                 pq.write_table(rows, stream, compression="zstd")
             yield place
 
-    def read(self, places: Iterable[str]) -> list[pa.Table]:
-        """Return the rows of staged files. Raises FileNotFoundError if one is gone."""
+    def read(self, places: Iterable[str]) -> Iterator[pa.Table]:
+        """Yield the rows of staged files. Raises FileNotFoundError if one is gone."""
         _, io = self._opened()
-        found = []
         for place in places:
             with io.new_input(place).open() as stream:
-                found.append(pq.read_table(stream))
-        return found
+                yield pq.read_table(stream)
 
     def _opened(self) -> tuple[TableMetadata, FileIO]:
         metadata = TableMetadataUtil.parse_raw(self.metadata)

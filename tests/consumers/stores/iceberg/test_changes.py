@@ -59,7 +59,7 @@ def test_rows_are_merged_in_the_files_that_have_their_keys(table: Table) -> None
     new = rows((2, 5, 2), (2, 6, 2), (7, 1, 2)).select(["key", "n"])
     plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()}, "")
     transaction = Transaction(table)
-    written = merge_rows(transaction, {"by": "test"}, plan, new, FileWriter.of(table, "folder/2/"))
+    written = merge_rows(transaction, {"by": "test"}, plan, lambda: [new], FileWriter.of(table, "folder/2/"))
     transaction.commit_transaction()
     assert len(before & paths(table)) == 2, "one file had a key; those of others stay"
     assert len(table.snapshots()) == 4
@@ -88,7 +88,7 @@ def test_only_files_whose_bounds_admit_texts_are_read(most: int, table: Table, m
         read.clear()
         transaction = Transaction(table)
         new = pa.table({"key": keys, "n": [5] * len(keys)})
-        merge_rows(transaction, {}, plan, new, FileWriter.of(table, "folder/1/"))
+        merge_rows(transaction, {}, plan, lambda new=new: [new], FileWriter.of(table, "folder/1/"))
         transaction.commit_transaction()
         assert len(read) == count
     found = {row["key"]: row["n"] for row in table.scan().to_arrow().to_pylist()}
@@ -106,7 +106,7 @@ def test_columns_that_must_not_be_null_are_merged_beside_rows_that_stay(table: T
 
     def merge(new: pa.Table) -> None:
         transaction = Transaction(table)
-        merge_rows(transaction, {}, plan, new, FileWriter.of(table, "folder/1/"))
+        merge_rows(transaction, {}, plan, lambda: [new], FileWriter.of(table, "folder/1/"))
         transaction.commit_transaction()
 
     merge(pa.table({"key": [2, 3], "n": [5, 5]}))
@@ -139,7 +139,7 @@ def test_files_of_another_partitioning_and_rows_that_do_not_fit_are_refused(tabl
         append(Transaction(table), {}, files, writer)
     plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()}, "")
     with pytest.raises(SqlStoreError, match="was partitioned anew"):
-        merge_rows(Transaction(table), {}, plan, rows((1, 1, 1)).select(["key", "n"]), writer)
+        merge_rows(Transaction(table), {}, plan, lambda: [rows((1, 1, 1)).select(["key", "n"])], writer)
     with pytest.raises(InvalidInput, match=r"do not fit shop\.days"):
-        merge_rows(Transaction(table), {}, plan, pa.table({"key": ["x"], "n": [1]}), writer)
+        merge_rows(Transaction(table), {}, plan, lambda: [pa.table({"key": ["x"], "n": [1]})], writer)
     assert table.current_snapshot() is None

@@ -1,5 +1,6 @@
 """Files of a table are written in its partitions and by its columns, by a writer that travels to tasks."""
 
+import datetime as dt
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,10 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.table import Table
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.table import Table, Transaction
+from pyiceberg.transforms import BucketTransform, parse_transform
+from pyiceberg.types import LongType
 
 from coranto.errors import InvalidInput
 from coranto_consumers.stores.iceberg import writing
+from coranto_consumers.stores.iceberg.changes import append
 from coranto_consumers.stores.iceberg.state import PREFIX
 from coranto_consumers.stores.iceberg.writing import FileWriter
 
@@ -52,10 +58,40 @@ def test_many_rows_become_several_files_in_each_partition(table: Table, monkeypa
     assert len(files) > 3
 
 
+def test_each_transform_makes_partitions(table: Table) -> None:
+    schema = pa.schema([("n", pa.int64()), ("text", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+    hours = [dt.datetime(2026, 1, 31, 23, tzinfo=dt.UTC) + dt.timedelta(hours=n) for n in range(6)]
+    given = pa.table([range(6), ["aa1", "aa2", "bb1", "bb2", "cc1", "cc2"], hours], schema=schema)
+    for transform, column, expected in (
+        ("day", "at", [dt.date(2026, 1, 31), *[dt.date(2026, 2, 1)] * 5]),
+        ("hour", "at", [int(each.timestamp()) // 3600 for each in hours]),
+        ("month", "at", [56 * 12, *[56 * 12 + 1] * 5]),
+        ("truncate[2]", "text", ["aa", "aa", "bb", "bb", "cc", "cc"]),
+        ("bucket[4]", "n", [BucketTransform(4).transform(LongType(), bucket=True)(n) for n in range(6)]),
+    ):
+        made = table.catalog.create_table(f"shop.{transform[:4]}", schema)
+        with made.update_spec() as spec:
+            spec.add_field(column, parse_transform(transform), "part")
+        writer = FileWriter.of(made, "mine/1/")
+        transaction = Transaction(made)
+        append(transaction, {}, list(writer.write(given.to_batches())), writer)
+        transaction.commit_transaction()
+        in_parts = {}
+        for task in made.scan().plan_files():
+            for row in ArrowScan(made.metadata, made.io, made.schema(), AlwaysTrue()).to_table([task]).to_pylist():
+                in_parts[row["n"]] = task.file.partition[0]
+        assert [in_parts[n] for n in range(6)] == [
+            (each - dt.date(1970, 1, 1)).days if isinstance(each, dt.date) else each for each in expected
+        ], transform
+        value = given[column][3].as_py()
+        wanted = value.isoformat() if isinstance(value, dt.datetime) else value
+        assert made.scan(f"{column} = {wanted!r}").to_arrow().num_rows == 1
+
+
 def test_staged_rows_are_read_back(table: Table) -> None:
     writer = FileWriter.of(table, "mine/1/")
     places = list(writer.stage(batches(25)))
-    assert pa.concat_tables(writer.read(places)).equals(pa.Table.from_batches(batches(25)))
+    assert pa.concat_tables(list(writer.read(places))).equals(pa.Table.from_batches(batches(25)))
     assert list(writer.stage([])) == []
 
 
@@ -70,16 +106,3 @@ def test_rows_that_do_not_fit_are_refused(table: Table) -> None:
             list(writer.write([pa.record_batch({"n": column})]))
     with pytest.raises(InvalidInput, match=r"do not fit shop\.days: they have no column n"):
         list(writer.write([pa.record_batch({"day": ["d"]})]))
-    with table.update_spec() as spec:
-        spec.add_field("n", "bucket[4]", "bucket")
-    if writing_needs_core():
-        with pytest.raises(InvalidInput, match="needs pyiceberg-core"):
-            list(FileWriter.of(table, "mine/2/").write(batches(1)))
-
-
-def writing_needs_core() -> bool:
-    try:
-        import pyiceberg_core  # noqa: F401
-    except ImportError:
-        return True
-    return False

@@ -1,0 +1,84 @@
+"""The evidence of an Iceberg store: checkpoints in the properties of its home, and results of queries on its tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import duckdb
+import pyarrow as pa
+from pyiceberg.table import Table
+
+from coranto.errors import CorantoError, CorruptData
+from coranto.messages import Checkpoint
+from coranto_consumers.audit.evidence import Evidence, Row
+from coranto_consumers.stores.iceberg.catalogs import FAILURES
+from coranto_consumers.stores.iceberg.state import SnapshotId, key_of, names_in, state_of
+from coranto_consumers.stores.iceberg.urls import IcebergHome
+
+
+class IcebergEvidence:
+    """The evidence in a home and its tables, as of one commit. Rows of queries are held in memory."""
+
+    def __init__(self, home: IcebergHome) -> None:
+        self._home = home
+
+    @property
+    def name(self) -> str:
+        return self._home.name
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names of checkpoints that start with `prefix`, sorted. Raises SqlStoreError."""
+        return list(self._home.names(prefix))
+
+    def read(self, shards: Sequence[str], queries: Sequence[str]) -> Evidence:
+        home = self._home.load()
+        there = names_in(home)
+        rows: dict[str, Row] = {}
+        tables: dict[str, SnapshotId] = {}
+        for shard in shards:
+            if shard not in there:
+                continue
+            value = home.properties[key_of(shard)]
+            try:
+                state = state_of(home, shard)
+            except CorruptData as error:
+                rows[shard] = Row(_fence_in(value), value.encode(), Checkpoint(), str(error))
+                continue
+            rows[shard] = Row(state.fence, value.encode(), state.checkpoint)
+            for name, snapshot in state.tables.items():
+                tables[name] = max(snapshot, tables.get(name, snapshot), key=lambda each: each.sequence)
+        return Evidence(rows, values=[self._value(query, home, tables) for query in queries])
+
+    def _value(self, query: str, home: Table, tables: Mapping[str, SnapshotId]) -> object:
+        """Return the one value of a query of DuckDB, or an error. It sees tables as the home's state knows them."""
+        with duckdb.connect(config={"enable_external_access": "false"}) as connection:
+            try:
+                for number, name in enumerate({self._home.table, *tables}):
+                    namespace, _, table = name.rpartition(".")
+                    if table not in query:
+                        continue
+                    connection.register(f"rows_{number}", self._rows(name, home, tables))
+                    connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"')
+                    connection.execute(f'CREATE VIEW "{namespace}"."{table}" AS FROM rows_{number}')
+                rows = connection.execute(query).fetchmany(2)
+            except (duckdb.Error, CorantoError, pa.ArrowException, ValueError, *FAILURES) as error:
+                return ValueError(" ".join(f"{type(error).__name__}: {error}".split()))
+        if len(rows) != 1 or len(rows[0]) != 1:
+            return ValueError("it does not return exactly one row of one column")
+        value: object = rows[0][0]
+        return value
+
+    def _rows(self, name: str, home: Table, tables: Mapping[str, SnapshotId]) -> pa.Table:
+        if name == self._home.table:
+            return home.scan().to_arrow()
+        known = tables[name].snapshot
+        return self._home.load(name).scan(snapshot_id=known or None).to_arrow()
+
+
+def _fence_in(value: str) -> int:
+    """Return the fence in a state that cannot be used otherwise, 0 if it is not readable either."""
+    try:
+        return int(json.loads(value)["fence"])
+    except (ValueError, KeyError, TypeError):
+        return 0

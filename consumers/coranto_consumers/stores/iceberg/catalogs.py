@@ -1,0 +1,73 @@
+"""The catalogs that stores can use, and how a commit reaches each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import RESTError
+from pyiceberg.table import Transaction
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from coranto.errors import InvalidInput
+from coranto_consumers.stores.durability import risks
+from coranto_consumers.stores.iceberg.rest import RestCommits
+from coranto_consumers.stores.iceberg.together import commit_together
+
+FAILURES: Final = (SQLAlchemyError, OSError, RESTError)
+"""Failures of catalogs and of their warehouses."""
+_SYNCHRONOUS: Final = text("SELECT current_setting('synchronous_commit')")
+
+
+class Commits(Protocol):
+    """Commits of a catalog's tables."""
+
+    @property
+    def together(self) -> bool:
+        """True if several tables can commit in one transaction."""
+
+    def risks(self) -> list[str]:
+        """Return what may make the catalog lose commits, with what to do about it."""
+
+    def commit(self, transactions: Sequence[Transaction]) -> None:
+        """Commit transactions of different tables, each with a snapshot, all or none.
+
+        Each requires that its table has still the snapshot that it was made on. Raises CommitFailedException if they
+        can never be applied (their manifests are removed). After any other error the outcome is unknown.
+        """
+
+
+class SqlCommits:
+    """Commits in a SQL catalog's database."""
+
+    together: Final = True
+
+    def __init__(self, catalog: SqlCatalog) -> None:
+        self._catalog = catalog
+
+    def risks(self) -> list[str]:
+        with self._catalog.engine.connect() as connection:
+            found = risks(connection)
+            if connection.dialect.name == "postgresql" and connection.execute(_SYNCHRONOUS).scalar_one() == "off":
+                found.append("synchronous_commit is off: set it to on")
+        return found
+
+    def commit(self, transactions: Sequence[Transaction]) -> None:
+        commit_together(self._catalog, transactions)
+
+
+def commits_of(catalog: Catalog) -> Commits:
+    """Return the commits of a catalog. Raises InvalidInput for one whose failed commits may have been made."""
+    if isinstance(catalog, RestCatalog):
+        return RestCommits(catalog)
+    if isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name in ("postgresql", "sqlite"):
+        return SqlCommits(catalog)
+    raise InvalidInput(
+        f"is a {type(catalog).__name__}, which may call a commit failed that it has made; use a RestCatalog, or a "
+        "SqlCatalog on PostgreSQL or SQLite",
+        field="catalog",
+    )

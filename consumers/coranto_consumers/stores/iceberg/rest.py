@@ -1,0 +1,136 @@
+"""Commits through a REST catalog, of which only a success tells what became of a commit.
+
+A server, or a proxy before it, may answer 5xx to a commit that it makes, or not at all. It may also refuse (409) a
+commit that was made: when a proxy has sent the request a second time. So after a refusal the table itself tells
+(`fate_of`). After any other failure nobody knows, and the owner finds out (`IcebergOwner.resolve`).
+
+pyiceberg's `Transaction.commit_transaction` removes a commit's manifests after each refusal. Here they are removed only
+if the commit can never be applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any, Final
+
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
+    CommitFailedException,
+    CommitStateUnknownException,
+    ServerError,
+    ServiceUnavailableError,
+    TooManyRequestsError,
+)
+from pyiceberg.table import Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import AssertTableUUID
+from requests import PreparedRequest, RequestException, Response
+from requests.adapters import BaseAdapter
+
+from coranto_consumers.stores.iceberg.together import remove_manifests
+
+_TIME_LIMIT_S: Final = (10.0, 120.0)
+"""The most seconds to connect to a server, and to wait for it to send something. pyiceberg waits forever."""
+_TRANSIENT: Final = (
+    AuthorizationExpiredError,
+    CommitStateUnknownException,
+    RequestException,
+    ServerError,
+    ServiceUnavailableError,
+    TooManyRequestsError,
+)
+
+
+class CommitFate(Enum):
+    """The fate of a commit."""
+
+    APPLIED = auto()
+    NEVER = auto()
+    """It was not applied, and it cannot be any more, even if its request is still under way."""
+    OPEN = auto()
+
+
+def fate_of(transaction: Transaction, now: TableMetadata) -> CommitFate:
+    """Tell what became of a commit with a snapshot, from its table's metadata as they are now or were after it began.
+
+    A commit requires that its parent is the current snapshot. Once another snapshot has taken its place there, it
+    cannot be applied: also not after a rollback to the parent, since sequence numbers only rise.
+    """
+    before = transaction._table.metadata
+    if now.table_uuid != before.table_uuid:
+        return CommitFate.NEVER  # The table was dropped and made again.
+    made = transaction.table_metadata.current_snapshot_id
+    if made is not None and now.snapshot_by_id(made) is not None:
+        return CommitFate.APPLIED
+    parent, snapshot = before.current_snapshot_id, now.current_snapshot()
+    while snapshot is not None and snapshot.snapshot_id != parent:
+        if snapshot.parent_snapshot_id == parent:
+            return CommitFate.NEVER
+        above = snapshot.parent_snapshot_id
+        snapshot = now.snapshot_by_id(above) if above is not None else None
+    return CommitFate.OPEN  # Nothing has followed the parent, or what followed is not told: it has expired.
+
+
+class RestCommits:
+    """Commits of one table each."""
+
+    together: Final = False
+
+    def __init__(self, catalog: RestCatalog) -> None:
+        """Have the catalog's calls end after a time."""
+        self._catalog = catalog
+        for prefix, adapter in list(catalog._session.adapters.items()):
+            if not isinstance(adapter, _TimeLimited):
+                catalog._session.mount(prefix, _TimeLimited(adapter))
+
+    def risks(self) -> list[str]:
+        """Return nothing: nobody can ask a REST catalog about its own database."""
+        return []
+
+    def commit(self, transactions: Sequence[Transaction]) -> None:
+        """Commit the transaction of a table, which has a snapshot.
+
+        Raises CommitFailedException if it can never be applied (its manifests are removed). After any other error the
+        outcome is unknown.
+        """
+        (transaction,) = transactions
+        table = transaction._table
+        requirements = (*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
+        try:
+            self._catalog.commit_table(table, requirements, transaction._updates)
+        except CommitFailedException as refusal:
+            fate = fate_of(transaction, self._catalog.load_table(table.name()).metadata)
+            if fate is CommitFate.OPEN:
+                raise CommitStateUnknownException(f"refused, and might be applied yet: {refusal}") from refusal
+            if fate is CommitFate.NEVER:
+                remove_manifests(transactions)
+                raise
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return True for failures of a REST catalog that may not occur again."""
+    return isinstance(error, _TRANSIENT)
+
+
+class _TimeLimited(BaseAdapter):
+    """Gives requests without a time limit one."""
+
+    def __init__(self, inner: BaseAdapter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def send(
+        self,
+        request: PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: Any = True,
+        cert: Any = None,
+        proxies: dict[str, str] | None = None,
+    ) -> Response:
+        return self._inner.send(request, stream, timeout or _TIME_LIMIT_S, verify, cert, proxies)
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,70 @@
+"""URLs of Iceberg stores: `iceberg://lake/shop.orders` is the home `shop.orders` in the catalog `lake`.
+
+pyiceberg's own settings say what `lake` is: `.pyiceberg.yaml`, or variables such as `PYICEBERG_CATALOG__LAKE__URI`. So
+no URL has a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from coranto.errors import InvalidInput, SqlStoreError
+from coranto_consumers.stores.iceberg.catalogs import FAILURES
+from coranto_consumers.stores.iceberg.state import names_in, state_of
+from coranto_consumers.stores.reading import ICEBERG
+from coranto_consumers.stores.sql import Restored
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergHome:
+    """A table that has checkpoints, read without raising a fence."""
+
+    catalog: Catalog
+    table: str
+
+    @classmethod
+    def at(cls, url: str) -> IcebergHome:
+        """Return the home of a URL. Raises InvalidInput for one that names no table, or no catalog of the settings."""
+        catalog, slash, table = url.removeprefix(ICEBERG).partition("/")
+        if not (url.startswith(ICEBERG) and catalog and slash and "." in table.strip(".")) or "/" in table:
+            raise InvalidInput("is not like iceberg://CATALOG/namespace.table", field="store")
+        try:
+            return cls(load_catalog(catalog), table)
+        except (ValueError, ImportError) as error:
+            raise InvalidInput(
+                f"pyiceberg's settings have no catalog {catalog!r} that can be used: {error}; describe it in "
+                f".pyiceberg.yaml, or set PYICEBERG_CATALOG__{catalog.upper()}__URI",
+                field="store",
+            ) from error
+        except FAILURES as error:
+            raise SqlStoreError(f"catalog {catalog} does not answer: {type(error).__name__}: {error}") from error
+
+    @property
+    def name(self) -> str:
+        return f"iceberg {self.catalog.name}/{self.table}"
+
+    def load(self, name: str = "") -> Table:
+        """Return a table as it is now; the home without a name. Raises InvalidInput if there is none, SqlStoreError."""
+        try:
+            return self.catalog.load_table(name or self.table)
+        except NoSuchTableError:
+            raise InvalidInput(f"there is no table {name or self.table}", field="store") from None
+        except FAILURES as error:
+            raise SqlStoreError(f"store {self.name}: {type(error).__name__}: {error}") from error
+
+    def read(self, shard: str) -> Restored | None:
+        """Return a consumer's fence and checkpoint. None if it never started. Raises CorruptData for a damaged one."""
+        table = self.load()
+        if shard not in names_in(table):
+            return None
+        state = state_of(table, shard)
+        return Restored(state.fence, state.checkpoint)
+
+    def names(self, prefix: str) -> Sequence[str]:
+        """Return the names of the shards with a checkpoint that start with `prefix`, sorted."""
+        return sorted(name for name in names_in(self.load()) if name.startswith(prefix))
