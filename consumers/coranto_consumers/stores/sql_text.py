@@ -34,6 +34,11 @@ _TARGET: Final = re.compile(
     r"\s+(?:ONLY\s+)?(\S+)|(?:\A|[()])\s*UPDATE\s+(?:OR\s+\w+\s+|ONLY\s+|IGNORE\s+|LOW_PRIORITY\s+)*(\S+)",
     re.IGNORECASE,
 )
+_WRITE: Final = re.compile(r"(?:\A|[()])\s*((?:INSERT|REPLACE)\b(?!\s*\()|(?:UPDATE|DELETE)\b)", re.IGNORECASE)
+_PROPER: Final = {"INSERT": "INSERT INTO", "REPLACE": "REPLACE INTO", "DELETE": "DELETE FROM", "UPDATE": "UPDATE"}
+_SEVERAL: Final = re.compile(r"(?:\s+(?:AS\s+)?\w+)?\s*,", re.IGNORECASE)
+_SET: Final = re.compile(r"\bSET\b", re.IGNORECASE)
+_JOINED: Final = re.compile(r"\bJOIN\s*([^\s{(]\S*)", re.IGNORECASE)
 _INTO: Final = re.compile(r"\bINTO\b", re.IGNORECASE)
 _UNNAMED_ROWS: Final = re.compile(r"\{stage\}(?!\s+AS\s+[A-Za-z_]\w*)", re.IGNORECASE)
 
@@ -74,12 +79,25 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
     _require_kind(code, refuse_with=field)
     if used := sorted(name for name in reserved if name.lower() in code.lower()):
         raise refuse(f"names {used[0]}, which only the consumer itself may use: leave it out")
-    for target in (first or second for first, second in _TARGET.findall(code)):
+    for found in _TARGET.finditer(code):
+        target = found[1] or found[2]
         if not target.startswith("{") or target.startswith(f"{{{STAGE}}}"):
             shown = "its own rows" if target.startswith("{") else target.split("(")[0]
             raise refuse(f"writes to {shown}: add the table that it writes to, and write its name as {{name}}")
-    if _INTO.search(_TARGET.sub(" ", unnamed)):  # Such as SELECT … INTO, which makes a table or a file.
+        behind = code[code.index("}", found.end() - len(target)) + 1 :]
+        if _SEVERAL.match(behind):  # MariaDB and MySQL can write to all of them.
+            raise refuse("writes to several tables at once: give a statement for each")
+        if found[2] and (joined := _JOINED.search(_SET.split(behind, maxsplit=1)[0])):
+            raise refuse(
+                f"joins {joined[1]} before SET, by which MariaDB and MySQL could write to it: write (SELECT … FROM "
+                f"{joined[1]}), or add the table and write its name as {{name}}"
+            )
+    rest = _TARGET.sub(" ", unnamed)
+    if _INTO.search(rest):  # Such as SELECT … INTO, which makes a table or a file.
         raise refuse("has an INTO that is none of INSERT, REPLACE and MERGE INTO {name}: write one of these")
+    if verb := _WRITE.search(rest):  # Such as INSERT without INTO, which MariaDB and MySQL take.
+        word = verb[1].upper()
+        raise refuse(f"has {word} without a plain target behind it: write {_PROPER[word]} {{name}}")
     if _UNNAMED_ROWS.search(code):
         raise refuse("has {stage} without a name: write {stage} AS s, say")
 

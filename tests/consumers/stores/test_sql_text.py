@@ -24,6 +24,10 @@ def check(text: str) -> None:
         'REPLACE INTO {accounts} SELECT s."into", s.x AS `into` FROM {stage} AS s',
         """INSERT INTO {accounts} SELECT 'a \\" b', "it\\'s put into" FROM {stage} AS s""",
         "(SELECT post(s.id) FROM {stage} AS s)",
+        "SELECT (REPLACE (s.text, 'a', 'b')), (insert(s.text, 1, 2, 'x')) FROM {stage} AS s FOR UPDATE",
+        "UPDATE {accounts} AS a JOIN {stage} AS s ON s.id IN (a.id, 1) JOIN (SELECT n FROM other) AS o SET a.n = o.n",
+        "UPDATE {accounts} SET n = o.n FROM {stage} AS s JOIN other AS o ON o.id = s.id",
+        "INSERT INTO {accounts}(id, n) SELECT s.id, s.n FROM {stage} AS s",
     ],
 )
 def test_one_statement_that_writes_to_its_tables_is_accepted(text):
@@ -61,6 +65,17 @@ def test_one_statement_that_writes_to_its_tables_is_accepted(text):
         ("SELECT * INTO {accounts} FROM {stage} AS s", "has an INTO"),
         ("SELECT 1 INTO/**/OUTFILE 'x'", "has an INTO"),
         ('INSERT INTO"other" SELECT * FROM {stage} AS s', "has an INTO"),
+        ("INSERT other SELECT * FROM {stage} AS s", "INSERT without a plain target behind it: write INSERT INTO"),
+        ("INSERT{accounts} SELECT * FROM {stage} AS s", "INSERT without"),
+        ("insert ignore`other` SELECT * FROM {stage} AS s", "INSERT without"),
+        ("WITH x AS (SELECT 1) REPLACE LOW_PRIORITY other SELECT * FROM x", "REPLACE without"),
+        ("DELETE other FROM other JOIN {accounts}", "DELETE without a plain target behind it: write DELETE FROM"),
+        ('DELETE FROM"other"', "DELETE without"),
+        ('UPDATE"other" SET n = 1', "UPDATE without"),
+        ("UPDATE (other) SET n = 1", "writes to "),
+        ("UPDATE {accounts}, other SET other.n = 1", "several tables at once"),
+        ("DELETE FROM {accounts} AS a, other USING {accounts} AS a JOIN other", "several tables at once"),
+        ("UPDATE {accounts} AS a LEFT JOIN other AS o ON a.id = o.id SET o.n = 1", "joins other before SET"),
         ('SELECT * FROM "Gazette_Checkpoints"', "names gazette_checkpoints, which only the consumer"),
     ],
 )
