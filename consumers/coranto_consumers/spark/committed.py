@@ -11,18 +11,18 @@ alone. Spark has no barrier for sources either: a task must not wait for one tha
 does what is missing. It goes through the journal's ranges from its own on, and scans each that nobody has scanned and
 nobody is scanning. Then it waits for the scans that others have begun. These others are running, and hold a lock that
 ends with their process, so nobody waits for ever. At last one of them resolves the outlines, and all find the limits
-of their range in the result. So the first tasks of an executor scan the journal together, with all cores, and later
+of their range in the result. So the first tasks on a machine scan the journal together, with all cores, and later
 tasks only choose.
 
-**Shared is the folder of the executor's files**, which also holds the fragments that it fetched
-(`coranto.client.disk_cache`). So an executor fetches a fragment once, scans each range once, and reads most ranges a
-second time from its disk. A range that a task scans for itself is held in memory meanwhile, up to `HELD_BYTES`, and
-not read a second time.
+**Shared is a folder of the application on the machine** (`fetching.machine_folder`), which also holds the fragments
+that were fetched (`coranto.client.disk_cache`). So a machine fetches a fragment once, scans each range once, and reads
+most ranges a second time from its disk. A range that a task scans for itself is held in memory meanwhile, up to
+`HELD_BYTES`, and not read a second time.
 
-**Another executor shares nothing.** It scans the journal for itself, because tasks cannot reach each other, and a
-place that all of them may write to would be one more thing to run and to trust. So on E executors a journal of more
-than one range is fetched and scanned up to E times, and its values are parsed once. `SparkConsumer`, whose driver can
-start tasks, fetches and scans everything once on any number of executors.
+**Another machine shares nothing.** It scans the journal for itself, because tasks cannot reach each other, and a place
+that all of them may write to would be one more thing to run and to trust. So on M machines a journal of more than one
+range is fetched and scanned up to M times, and its values are parsed once. `SparkConsumer`, whose driver can start
+tasks, fetches and scans everything once on any number of machines.
 
 Without a folder (outside of an executor, or if its disk is full), a task scans all ranges itself. The result is the
 same: a file in the folder only saves work. Files are named after their read, which has a random name, and written

@@ -26,7 +26,7 @@ OPTIONS = {
     **bounds.OPTIONS,
     **times.OPTIONS,
     "isolation": "read_committed (default) or read_uncommitted",
-    "fragmentCacheBytes": "bytes of fragments that an executor keeps on its local disk, for its tasks to share",
+    "fragmentCacheBytes": "bytes of fragments that executors keep on a machine's local disk, to share them",
     "maxBytesPerPartition": "bytes of content that a task reads at most",
     "maxRecordsPerPartition": "messages that a task reads at most, by the length of each journal's first messages",
     "minPartitions": "number of tasks to read with at least, if there is enough content",
@@ -79,7 +79,7 @@ class SourceOptions:
     max_records: int | None
     min_partitions: int
     cache_bytes: int
-    """Bytes of fragments that an executor keeps. 0: none."""
+    """Bytes of fragments that the executors of a machine keep. 0: none."""
     include_uuid: bool
     parses: bool
     """True if columns are fields of messages, although the source has columns of these names."""

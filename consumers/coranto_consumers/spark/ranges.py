@@ -21,6 +21,8 @@ from coranto.errors import InvalidInput
 
 WORTHWHILE_BYTES: Final = 1 << 20
 """Ranges of less are not split, because a task costs some tens of milliseconds."""
+_SLACK: Final = 8
+"""A slice may be larger by this part of an even share if it then ends where a fragment does."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,11 +68,12 @@ def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> li
     ]
 
 
-def split(whole: Range, max_bytes: int, cuts: Sequence[int] = ()) -> list[Range]:
+def split(whole: Range, max_bytes: int, cuts: Sequence[int] = (), slack: int = 0) -> list[Range]:
     """Split `whole` into adjacent ranges of at most about `max_bytes` each.
 
     `cuts` are sorted offsets at which to split if possible: the begins of fragments, so that two tasks do not fetch the
-    same one. So only a fragment of more than `max_bytes` is split itself.
+    same one. So only a fragment of more than `max_bytes` is split itself. A range may be larger by `slack` bytes if it
+    then ends at a cut or at the end.
     """
     if max_bytes < 1:
         raise InvalidInput(
@@ -80,8 +83,10 @@ def split(whole: Range, max_bytes: int, cuts: Sequence[int] = ()) -> list[Range]
     begin, aligned = whole.begin, whole.aligned
     while begin < whole.end:
         end = min(whole.end, begin + max_bytes)
-        if end < whole.end:
-            index = bisect.bisect_right(cuts, end) - 1
+        if whole.end - end <= slack:
+            end = whole.end
+        else:
+            index = bisect.bisect_right(cuts, end + slack) - 1
             if index >= 0 and cuts[index] > begin:
                 end = cuts[index]
         parts.append(Range(whole.journal, begin, end, whole.limit, aligned))
@@ -127,7 +132,8 @@ def plan_slices(
     wanted = min(max_slices, -(-total // even))
     parts = ranges
     if max_bytes is not None:
-        parts = [part for found in ranges for part in split(found, even, (cuts or {}).get(found.journal, ()))]
+        slack = min(even // _SLACK, max_bytes - even)
+        parts = [part for found in ranges for part in split(found, even, (cuts or {}).get(found.journal, ()), slack)]
     loads = [0] * wanted
     dealt: list[list[Range]] = [[] for _ in loads]
     for part in sorted(parts, key=lambda part: (-part.length, part)):

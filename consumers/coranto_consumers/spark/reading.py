@@ -20,7 +20,8 @@ from coranto_consumers.spark.framings import ReadFraming, Records
 from coranto_consumers.spark.ranges import Range
 
 BLOCK_BYTES = 8 << 20
-_OVERRUN_BYTES = 64 << 10
+_OVERRUN_BYTES = 4 << 10
+"""The first bytes that are read behind a range. More would more often be in the next fragment, which nobody needs."""
 _MAX_CLOCK = (1 << 63) - 1
 
 

@@ -36,7 +36,7 @@ from coranto.errors import InvalidInput
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.committed import CommittedReader
-from coranto_consumers.spark.fetching import executor_folder, shared_cache
+from coranto_consumers.spark.fetching import machine_folder, shared_cache
 from coranto_consumers.spark.framings import FixedRecords, ReadFraming, made_tolerant
 from coranto_consumers.spark.options import Isolation, SourceOptions
 from coranto_consumers.spark.planning import plan_read
@@ -222,7 +222,7 @@ class JournalReader(DataSourceReader):
                 yield from batches.build(*summary_row(numbered.range.journal, scan.summary(batches.left)))
 
     def _shared_folder(self, journal: str) -> Path | None:
-        folder = executor_folder()
+        folder = machine_folder()
         return folder and folder / "coranto-scans" / f"{self._name}-{hashlib.sha256(journal.encode()).hexdigest()[:16]}"
 
 

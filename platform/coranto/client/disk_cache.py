@@ -25,7 +25,8 @@ _CONTENT: Final = ".content"
 _PARTIAL: Final = ".partial"
 _LOCK: Final = ".lock"
 _LEAST_FREE: Final = 0.1
-"""The part of the disk that is left to others."""
+"""The part of the disk that is left to others, up to `_MOST_LEFT`."""
+_MOST_LEFT: Final = 4 << 30
 
 _log = structlog.get_logger(__name__)
 
@@ -74,12 +75,16 @@ class DiskCache:
         kept = sorted(self._kept())
         total = sum(size for _, size, _ in kept)
         usage = shutil.disk_usage(self.folder)
-        spare = min(self.max_bytes - total, usage.free - int(usage.total * _LEAST_FREE))
+        # Not of the total: file systems keep some for themselves, or for an administrator.
+        left = min(int((usage.used + usage.free) * _LEAST_FREE), _MOST_LEFT)
+        spare = min(self.max_bytes - total, usage.free - left)
         for _, size, path in kept:
             if spare >= length:
                 break
             path.unlink(missing_ok=True)
             spare += size
+        if spare < length:
+            _log.warning("disk_cache.no_room", folder=str(self.folder), bytes=length, free=usage.free, left_free=left)
         return spare >= length
 
     def _kept(self) -> Iterator[tuple[int, int, Path]]:

@@ -58,6 +58,16 @@ def test_a_split_prefers_the_borders_of_fragments():
     assert [(part.begin, part.end) for part in parts] == [(0, 90), (90, 160), (160, 260), (260, 300)]
 
 
+def test_a_part_is_a_little_larger_if_a_fragment_or_the_range_then_ends():
+    parts = split(Range("j", 0, 310, 310), 100, cuts=[0, 104, 208], slack=10)
+    assert [(part.begin, part.end) for part in parts] == [(0, 104), (104, 208), (208, 310)]
+
+    [one, two] = plan_slices(
+        [Range("j", 0, 207, 207)], max_bytes=200, max_slices=2, cuts={"j": [0, 105]}, worthwhile_bytes=1
+    )
+    assert [(part.begin, part.end) for part in (*one, *two)] == [(0, 105), (105, 207)]
+
+
 @given(journals, st.integers(1, 20_000), st.integers(1, 5_000), st.integers(1, 8))
 def test_slices_hold_every_range_once_and_are_few(heads, max_transaction, max_bytes, max_slices):
     ranges = plan_transaction(heads, max_transaction)

@@ -135,7 +135,9 @@ def test_the_content_that_was_not_used_for_longest_makes_room(tmp_path: Path) ->
 def test_content_without_room_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Fetches(DiskCache(tmp_path, LENGTH - 1)).get(1) is None
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(100 * LENGTH, 0, 10 * LENGTH + LENGTH - 1))
+    # Half of the disk is kept by its file system.
+    free = 10 * LENGTH + LENGTH - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(200 * LENGTH, 100 * LENGTH - free, free))
     assert Fetches(DiskCache(tmp_path)).get(1) is None
     monkeypatch.undo()
 

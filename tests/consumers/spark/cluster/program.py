@@ -71,6 +71,7 @@ def read_source(spark: SparkSession, asked: dict) -> dict:
     rows = (
         spark.read.format("journal")
         .options(endpoint=asked["endpoint"], selector=Buckets.sources, authSecret=asked["key"])
+        .option("maxBytesPerPartition", "4000")
         .schema("n BIGINT, _journal STRING")
         .load()
     )

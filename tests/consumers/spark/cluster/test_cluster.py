@@ -24,6 +24,7 @@ from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.sequencer import Sequencer, read_committed
 from coranto.messages.uuids import ProducerClock, new_producer_id
+from coranto.testing.http_store import HttpStore
 from coranto_consumers.stores import SqlStore
 
 pytestmark = pytest.mark.integration
@@ -161,6 +162,7 @@ class Numbers:
     store: str
     folder: Path
     committed: list[int]
+    fragments: HttpStore
 
     def ask(
         self,
@@ -200,10 +202,12 @@ class Numbers:
             passed += [each.message["n"] for each in read_committed(envelopes, Sequencer(), lambda wanted: [])]
         assert sorted(passed) == sorted(buckets[7])
         assert answer["published"] == len(passed)
+        assert len(self.fragments.fetched) == len(SOURCES)
+        assert set(self.fragments.fetched.values()) == {1}, "two executors of a machine fetch each fragment once"
 
 
 @pytest.fixture
-def numbers(broker, postgres, tmp_path) -> Numbers:
+def numbers(broker, postgres, tmp_path) -> Iterator[Numbers]:
     broker.create(*SOURCES, *SINKS)
     committed = []
     for turn in range(4):
@@ -218,7 +222,10 @@ def numbers(broker, postgres, tmp_path) -> Numbers:
         else:
             publisher.commit()
             committed += batch
-    return Numbers(broker, postgres.new_database(), tmp_path, committed)
+    with HttpStore() as fragments:
+        for journal in SOURCES:
+            broker.fake.journals[journal].roll_to(fragments)
+        yield Numbers(broker, postgres.new_database(), tmp_path, committed, fragments)
 
 
 @pytest.fixture(scope="module")
