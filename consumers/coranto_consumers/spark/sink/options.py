@@ -26,8 +26,8 @@ _SHARED: Final = (*client_options.OPTIONS, *selections.OPTIONS, "uuidPointer")
 SINK_OPTIONS: Final[Mapping[str, str]] = {
     **{name: OPTIONS[name] for name in _SHARED},
     "stream": "name of a stream, to whose segments messages go by their keys, through splits and merges: shop/orders",
-    "ledger": "journal that records which writes are decided; it is created if it is missing (required, but for a "
-    "stream, which has its own)",
+    "ledger": "journal that records which writes are decided; it is created if it is missing (required, for a stream "
+    "only with writerId)",
     "mapping": "journal of a message by its key: rendezvous (default), modulo or random",
     "keyColumn": "column that messages are mapped by: key (default)",
     "writerId": "name of a batch write; a write of a name that was written already adds nothing",
@@ -35,9 +35,7 @@ SINK_OPTIONS: Final[Mapping[str, str]] = {
     "checkpointLocation": "Spark's own, of a streaming query",
 }
 _OF_JOURNALS: Final = {
-    "ledger": "a stream records itself which writes are decided",
     "mapping": "keys are mapped to segments by the stream's own rule",
-    "writerId": "batch writes to a stream have no names, so a job that is repeated writes again",
     "uuidPointer": "events of a stream have their UUIDs at /_meta/uuid",
 }
 _VALUE: Final = "value"
@@ -71,7 +69,14 @@ class SinkOptions:
             for name, why in _OF_JOURNALS.items():
                 if name.lower() in given:
                     raise InvalidInput(f"{why}: leave it out", field=f"option {name}")
-        elif not given.get("ledger"):
+            if "ledger" in given and "writerid" not in given:
+                raise InvalidInput(
+                    "a stream records itself which writes are decided, but for those with a writerId: leave it out",
+                    field="option ledger",
+                )
+            if given.get("ledger", "").startswith(f"{given['stream']}/"):
+                raise InvalidInput("is among the stream's own journals: name another", field="option ledger")
+        if not given.get("ledger") and ("stream" not in given or "writerid" in given):
             raise InvalidInput(f"is required: {SINK_OPTIONS['ledger']}", field="option ledger")
         mapping = given.get("mapping", "rendezvous").lower()
         names = get_args(MappingName)

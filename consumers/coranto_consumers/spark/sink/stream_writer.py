@@ -5,11 +5,16 @@ the driver commits what they report as one bulk transaction (`coranto.streams.wr
 stream's journal of decisions makes the write happen, and acknowledgements follow. The stream may be scaled at any time.
 
 A batch of a streaming query is known by the query's id, which its checkpoint holds, and by its number, and is committed
-once. A batch write has no name: it is written as often as the job runs.
+once. A batch write is known by the option `writerId`, and is committed as often as it runs without it. The stream knows
+the last named write, by a register of its decisions. Those before are in a ledger: each one is recorded there before
+the register forgets it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -21,8 +26,9 @@ from pyspark.sql.types import StructType
 from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.loop import run_blocking
 from coranto.labels import label_selector
+from coranto.publication import Decision, Ledger
 from coranto.security.tokens import Capability
-from coranto.streams.writer.multi_key.bulk import BulkCommitter
+from coranto.streams.writer.multi_key.bulk import BulkCommitter, KeptBatches
 from coranto.streams.writer.multi_key.bulk_parts import BulkPart, roll_back
 from coranto_consumers.spark.access import for_selector
 from coranto_consumers.spark.sink.options import RowForm, SinkOptions
@@ -55,7 +61,8 @@ class _ToStream:
         stream = self._with_committer(lambda committer: committer.prepare())
         self._prepared = [segment.journal for segment in stream.active()]
         # Tasks and the driver's commit get a token for this stream instead of keys.
-        scope = label_selector(include=[("name:prefix", f"{options.stream}/")])
+        ledger = [("name", options.ledger)] if options.ledger else []
+        scope = label_selector(include=[("name:prefix", f"{options.stream}/"), *ledger])
         capability = Capability.APPEND | Capability.READ | Capability.LIST
         self._options = replace(options, client=for_selector(options.client, capability, scope))
 
@@ -74,12 +81,18 @@ class _ToStream:
                     publisher.add(form.texts(batch), batch.column(form.key), checked=form.is_checked(options.framing))
                 return publisher.finish()
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], writer: str = "", batch: int = 0) -> bool:
+    def _commit(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        writer: str = "",
+        batch: int = 0,
+        kept: KeptBatches | None = None,
+    ) -> bool:
         parts = [part for each in published(messages) for part in each.parts]
         loss = self._options.accept_loss
         with told_to_driver():
             return self._with_committer(
-                lambda committer: committer.commit(parts, writer=writer, batch=batch, accept_loss=loss)
+                lambda committer: committer.commit(parts, writer=writer, batch=batch, accept_loss=loss, kept=kept)
             )
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -101,12 +114,39 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, streaming=False)
+        self._number = _digits(options.writer_id)
+        self._register = f"jobs-{hashlib.sha256(options.ledger.encode()).hexdigest()[:16]}"
+        self._is_known = bool(options.writer_id) and self._look()
+
+    def _look(self) -> bool:
+        last = self._with_committer(lambda committer: committer.last_batch(self._register))
+        return last == self._number or self._keep(None)
+
+    def _keep(self, last: int | None) -> bool:
+        """Record the last named write in the ledger. Returns True if this one is there."""
+        options = self._options
+        with SyncJournalClient.of(options.client) as client:
+            ledger = Ledger.open(client, options.ledger, like=self._prepared[0], accept_loss=options.accept_loss)
+            if last is not None and ledger.find(self._name(last)) is None:
+                ledger.decide(Decision(self._name(last), "", 0, time.time(), {}))
+            return ledger.find(self._name(self._number)) is not None
+
+    def _name(self, number: int) -> str:
+        return f"stream/{self._options.stream}/{number}"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return PublishedPartition(self._publish(iterator))
+        return PublishedPartition(self._publish(iter(()) if self._is_known else iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._commit(messages)
+        if not self._options.writer_id:
+            self._commit(messages)
+            return
+
+        async def kept(last: int | None) -> bool:
+            return await asyncio.to_thread(self._keep, last)
+
+        if self._is_known or not self._commit(messages, self._register, self._number, kept):
+            _log.info("sink.written_before", writer_id=self._options.writer_id)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._abort(messages)
@@ -128,6 +168,11 @@ class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(messages)
+
+
+def _digits(name: str) -> int:
+    """Return the number by which the register knows a name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
 
 
 def published(messages: Sequence[WriterCommitMessage | None]) -> list[PublishedPartition]:

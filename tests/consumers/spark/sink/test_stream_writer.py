@@ -349,12 +349,51 @@ def test_a_sealed_stream_takes_nothing(shop):
     assert shop.numbers() == []
 
 
+def refused() -> Iterator[pa.RecordBatch]:
+    pytest.fail("the rows of a write that is done are read")
+    yield
+
+
+def test_a_named_write_that_is_repeated_adds_nothing_whatever_was_written_since(shop, monkeypatch):
+    ledger = f"ledgers/{uuid.uuid4().hex[:8]}"
+
+    def job(day: int):
+        return shop.batch_writer(writerId=f"day/{day}", ledger=ledger)
+
+    slow = job(0)
+    overtaken = attempt(slow, 0, 10)
+    for day in range(3):
+        writer = job(day)
+        writer.commit([attempt(writer, 10 * day, 10 * day + 10)])
+    slow.commit([overtaken])
+    assert shop.numbers() == list(range(30))
+
+    for day in (2, 0, 1):
+        again = job(day)
+        again.commit([again.write(refused())])
+    assert shop.numbers() == list(range(30))
+
+    for method, day in (("_decide", 3), ("_acknowledge", 4)):
+        writer = job(day)
+        written = attempt(writer, 10 * day, 10 * day + 10)
+        with monkeypatch.context() as patch:
+            patch.setattr(bulk.BulkCommitter, method, dies)
+            with pytest.raises(Died):
+                writer.commit([written])
+        again = job(day)
+        again.commit([attempt(again, 10 * day, 10 * day + 10)])
+        assert shop.numbers() == list(range(10 * day + 10))
+    registers = shop.client.append(f"{shop.name}/transactions", b"").registers
+    assert sum(each.name.startswith("coranto.dev/batch/") for each in registers.labels) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "schema", "problem"),
     [
         ({"ledger": "a/b"}, SCHEMA, "option ledger: a stream records itself"),
         ({"mapping": "modulo"}, SCHEMA, "option mapping: keys are mapped to segments"),
-        ({"writerId": "x"}, SCHEMA, "option writerId: batch writes to a stream have no names"),
+        ({"writerId": "x"}, SCHEMA, "option ledger: is required"),
+        ({"writerId": "x", "ledger": "{stream}/x"}, SCHEMA, "option ledger: is among the stream's own journals"),
         ({"subscribe": "a/b"}, SCHEMA, "exactly one of"),
         ({"keyColumn": "id"}, SCHEMA, "no column id with the messages' routing keys"),
         ({}, StructType().add("key", BinaryType()), "the key key is binary: cast it to STRING"),
@@ -367,7 +406,7 @@ def test_a_sealed_stream_takes_nothing(shop):
 )
 def test_what_a_stream_has_no_use_for_is_refused(shop, options, schema, problem):
     with pytest.raises(InvalidInput, match=problem):
-        shop.batch_writer(schema, **options)
+        shop.batch_writer(schema, **{name: value.format(stream=shop.name) for name, value in options.items()})
 
 
 def test_a_row_without_a_key_ends_the_write(shop):

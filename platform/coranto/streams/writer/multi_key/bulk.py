@@ -13,6 +13,9 @@ then the acknowledgements to the segments. Segments may be split, merged and sea
 the journal of decisions holds the number and the name of its last transaction,
 `coranto.dev/batch/<writer>` = `<batch>.<transaction>`, and `.done` behind it once the acknowledgements are in their
 segments. The decision and the register are one append, on the condition that the register is as it was read.
+
+A writer whose batches come in no order, such as named jobs, keeps the numbers of all batches but the last one elsewhere
+(`KeptBatches`). Before another batch is decided, it is given the number that the register has.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -59,6 +62,10 @@ _VALUE: Final = re.compile(r"(\d{1,18})\.([0-9a-f]{1,64})(\.done)?")
 _AT_ONCE: Final = 16
 
 _log = structlog.get_logger(__name__)
+
+
+KeptBatches = Callable[[int | None], Awaitable[bool]]
+"""Keeps the number of a writer's last batch for good, and returns True if it keeps that of the present one already."""
 
 
 @dataclass(slots=True)
@@ -124,23 +131,35 @@ class BulkCommitter:
         await asyncio.gather(*(hold(segment.journal) for segment in stream.active()))
         return stream
 
+    async def last_batch(self, writer: str) -> int | None:
+        """Return the number of a writer's last batch that is decided; None if there is none."""
+        value = labels.value_of((await self._decisions.gate()).registers, _REGISTER + writer)
+        return _parsed(value).batch if value else None
+
     async def commit(
-        self, parts: Sequence[BulkPart], *, writer: str = "", batch: int = 0, accept_loss: bool = False
+        self,
+        parts: Sequence[BulkPart],
+        *,
+        writer: str = "",
+        batch: int = 0,
+        accept_loss: bool = False,
+        kept: KeptBatches | None = None,
     ) -> bool:
         """Commit parts as one transaction. Returns False if the `batch` of a `writer` was committed before.
 
-        Without a writer, each call is a transaction. Raises Fenced if a later batch of the writer is committed, and
-        InvalidInput for a batch above 0 if none is known, unless `accept_loss`: the stream, or all brokers of its
-        decisions, are not those of before. Raises StreamChanged if a part cannot be moved to the successors of its
-        segment, or the stream is changed for all of `patience`; StreamSealed, and errors of the client. After these,
-        this call has committed nothing. After CommitUnknown that is not known: the next commit of the batch tells,
-        whether it is given the same parts or others. Without a writer nothing tells: do not give the parts again.
+        Batches have an order, unless the other ones are `kept`. Without a writer, each call is a transaction. Raises
+        Fenced if a later batch of the writer is committed, and InvalidInput for a batch above 0 if none is known,
+        unless `accept_loss`: the stream, or all brokers of its decisions, are not those of before. Raises StreamChanged
+        if a part cannot be moved to the successors of its segment, or the stream is changed for all of `patience`;
+        StreamSealed, and errors of `kept` and the client. After these, this call has committed nothing. After
+        CommitUnknown that is not known: the next commit of the batch tells, whether it is given the same parts or
+        others. Without a writer nothing tells: do not give the parts again.
         """
         if writer and not _WRITER.fullmatch(writer):
             raise InvalidInput(f"{writer[:100]!r} is no writer of batches; give up to 40 letters, digits, - and _")
         placed, doubt = list(parts), _Doubt()
         try:
-            mine = await self._decided(placed, doubt, writer, batch, accept_loss)
+            mine = await self._decided(placed, doubt, writer, batch, accept_loss, kept)
         except CorantoError as error:
             if doubt.reason is not None:  # A rollback would drop what may be decided.
                 raise CommitUnknown(
@@ -154,7 +173,15 @@ class BulkCommitter:
             await roll_back(self._client, placed)
         return mine
 
-    async def _decided(self, parts: list[BulkPart], doubt: _Doubt, writer: str, batch: int, accept_loss: bool) -> bool:
+    async def _decided(
+        self,
+        parts: list[BulkPart],
+        doubt: _Doubt,
+        writer: str,
+        batch: int,
+        accept_loss: bool,
+        kept: KeptBatches | None,
+    ) -> bool:
         """Decide, and acknowledge. Returns False if the batch was committed before. Moved parts replace others."""
         txn, retry = self._entropy(12).hex(), Retry(self._patience)
         while True:
@@ -162,7 +189,7 @@ class BulkCommitter:
             snapshot = await self._snapshot()
             value = labels.value_of(snapshot.gate.registers, _REGISTER + writer) if writer else ""
             known = _parsed(value) if value else None
-            if known is not None and known.batch > batch:
+            if known is not None and known.batch > batch and kept is None:
                 doubt.of_earlier = False  # A batch is decided once all acknowledgements of the one before are there.
                 raise Fenced(
                     f"batch {batch} of {writer} is old: batch {known.batch} is in stream {self.stream}. Another "
@@ -173,7 +200,10 @@ class BulkCommitter:
             doubt.of_earlier = False
             if known is not None and known.batch == batch:
                 return known.txn == txn
-            if writer and known is None and batch and not accept_loss:
+            if kept is not None:
+                if await kept(known.batch if known is not None else None):
+                    return False
+            elif writer and known is None and batch and not accept_loss:
                 raise InvalidInput(
                     f"stream {self.stream} knows no batch of this writer, whose next one is {batch}: is it another "
                     "stream than before? If loss is accepted, the writer goes on, and what was interrupted may be "
