@@ -9,12 +9,16 @@ where that decision is:
 A decision and its register are one append, on the condition that the register is as it was read. So of several
 processes that decide the same batch, as a zombie and its successor do, one wins. The records are those of
 `ledger.Ledger`, and one journal may be both.
+
+The process that decides a batch appends its acknowledgements. Another one that does so first *takes over*: it adds
+`.taken` to the register, before `.done`. So who decided learns if acknowledgements may come once more, however late, in
+which case its producers must not write any more (`acknowledge`).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from coranto.client import SyncJournalClient
@@ -25,7 +29,8 @@ from coranto.streams.model.stream import HELD_LABEL
 
 _PREFIX: Final = "coranto.dev/batch/"
 _WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
-_VALUE: Final = re.compile(r"(\d+)\.(\d+)(\.done)?")
+_VALUE: Final = re.compile(r"(\d+)\.(\d+)(\.taken)?(\.done)?")
+_TAKEN, _DONE = ".taken", ".done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class BatchLedger:
         AppendOutcomeUnknown when the answers of brokers were lost for the client's patience: open the ledger later to
         learn which decision counts.
         """
-        is_unknown = False
+        decision, is_unknown = replace(decision, batch=(self.writer, batch)), False
         while True:
             head, value = self._look()
             known = self._read(value) if value else None
@@ -94,18 +99,42 @@ class BatchLedger:
             else:
                 return decision
 
-    def acknowledge(self, batch: int) -> None:
-        """Record that the acknowledgements of a batch are in their journals."""
+    def take_over(self, batch: int) -> Decision | None:
+        """Return the decision about a batch whose acknowledgements this process is to append, too.
+
+        Call this for each batch that another process has decided, or an earlier call of this one. None if the
+        acknowledgements are in their journals, or the batch is not the last one.
+        """
         while True:
             head, value = self._look()
             found = _VALUE.fullmatch(value)
-            if found is None or int(found[1]) != batch or found[3]:
-                return
-            record = acknowledged_line(self._read(value).decision.writer_id)
+            if found is None or int(found[1]) != batch or found[4]:
+                return None
+            decision = self._read(value).decision
+            if found[3]:
+                return decision
             try:
-                self._set(record, value, f"{value}.done", head)
+                self._set(acknowledged_line(""), value, value + _TAKEN, head)
             except (WrongAppendOffset, RegisterMismatch):
                 continue
+            return decision
+
+    def acknowledge(self, batch: int) -> bool:
+        """Record that the acknowledgements of a batch are in their journals.
+
+        Returns True if no process has taken the batch over, so that nobody but the caller has appended them.
+        """
+        while True:
+            head, value = self._look()
+            found = _VALUE.fullmatch(value)
+            if found is None or int(found[1]) != batch or found[4]:
+                return False
+            record = acknowledged_line(self._read(value).decision.writer_id)
+            try:
+                self._set(record, value, value + _DONE, head)
+            except (WrongAppendOffset, RegisterMismatch):
+                continue
+            return not found[3]
 
     def _look(self) -> tuple[int, str]:
         """Return the ledger's head, and the writer's register, which is empty if there is none."""
@@ -117,7 +146,7 @@ class BatchLedger:
         if found is None:
             raise CorruptData(f"ledger {self._ledger.journal}: register {self._label} is {value!r}")
         decision = self._ledger.decision_at(int(found[2]))
-        return DecidedBatch(int(found[1]), decision, bool(found[3]))
+        return DecidedBatch(int(found[1]), decision, bool(found[4]))
 
     def _set(self, line: bytes, before: str, after: str, head: int) -> None:
         """Append a record at the head, and set the register if it is as it was."""

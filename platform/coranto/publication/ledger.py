@@ -3,7 +3,7 @@
 It has one JSON object per line:
 
 - a decision: `{"publication": writer_id, "producer": hex, "messages": n, "time": Unix seconds, "intents": {journal:
-  base64}}`
+  base64}}`, and `"batch": [writer, n]` if it is about a batch (`batch_ledger.py`)
 - that its acknowledgements are in their journals: `{"acknowledged": writer_id}`
 
 A decision is appended on the condition that the ledger still ends where the process has read it to. So two processes
@@ -61,6 +61,8 @@ class Decision:
     messages: int
     time: float
     intents: Mapping[str, bytes]
+    batch: tuple[str, int] | None = None
+    """The writer and the number of a batch; None for other publications."""
 
     def to_line(self) -> bytes:
         intents = {journal: base64.b64encode(intent).decode() for journal, intent in sorted(self.intents.items())}
@@ -71,6 +73,7 @@ class Decision:
                 "messages": self.messages,
                 "time": self.time,
                 "intents": intents,
+                **({} if self.batch is None else {"batch": list(self.batch)}),
             }
         )
 
@@ -183,12 +186,14 @@ class Ledger:
             if "acknowledged" in record:
                 return str(record["acknowledged"])
             intents = {str(name): base64.b64decode(text, validate=True) for name, text in record["intents"].items()}
+            writer, batch = record.get("batch", (None, 0))
             return Decision(
                 str(record["publication"]),
                 str(record["producer"]),
                 int(record["messages"]),
                 float(record["time"]),
                 intents,
+                None if writer is None else (str(writer), int(batch)),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
             raise self._no_record(offset) from error

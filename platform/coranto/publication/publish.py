@@ -28,6 +28,7 @@ from coranto.messages import (
     new_producer_id,
 )
 from coranto.messages.framing import Framing
+from coranto.publication.batch_ledger import BatchLedger
 from coranto.publication.ledger import Decision, Ledger, checked_writer_id
 from coranto.telemetry import ProgressReport
 
@@ -111,32 +112,45 @@ def _acknowledge(client: SyncJournalClient, ledger: Ledger, decision: Decision) 
     """Append a decision's acknowledgements. Readers do not mind if another process does so too."""
     if ledger.is_acknowledged(decision.writer_id):
         return
+    if decision.batch is not None:
+        writer, batch = decision.batch
+        finish_batch(client, BatchLedger(client, ledger, writer), batch)
+        return
     append_intents(client, decision)
     ledger.acknowledge(decision.writer_id)
 
 
-def append_intents(client: SyncJournalClient, decision: Decision) -> None:
+def finish_batch(client: SyncJournalClient, ledger: BatchLedger, batch: int) -> None:
+    """Append the acknowledgements of a batch that another process has decided, if they may be missing."""
+    if (decision := ledger.take_over(batch)) is not None:
+        append_intents(client, decision)
+        ledger.acknowledge(batch)
+
+
+def append_intents(client: SyncJournalClient, decision: Decision) -> bool:
     """Append a decision's acknowledgements, to several journals at once.
 
-    All of them are tried. Then the first error is raised.
+    All of them are tried. Then the first error is raised. Returns True if some may appear once more, however late.
     """
 
-    def append(journal: str) -> CorantoError | None:
+    def append(journal: str) -> CorantoError | bool:
         try:
-            client.append(journal, decision.intents[journal], retry_unknown=True)
+            return client.append(journal, decision.intents[journal], retry_unknown=True).may_repeat
         except JournalNotFound:
             # Its messages are gone with it. Publications to the other journals must not wait for it for ever.
             _log.warning("publication.journal_gone", writer_id=decision.writer_id, journal=journal)
+            return False
         except CorantoError as error:
             return error
-        return None
 
     if not decision.intents:
-        return
+        return False
     with ThreadPoolExecutor(min(_APPENDS_AT_ONCE, len(decision.intents))) as threads:
-        failures = [error for error in threads.map(append, sorted(decision.intents)) if error is not None]
-    if failures:
-        raise failures[0]
+        outcomes = list(threads.map(append, sorted(decision.intents)))
+    for outcome in outcomes:
+        if isinstance(outcome, CorantoError):
+            raise outcome
+    return any(outcomes)
 
 
 class _Attempt(Generic[M]):

@@ -14,6 +14,7 @@ from coranto.client import AppendResult, SyncJournalClient
 from coranto.errors import AppendOutcomeUnknown, CorruptData, Fenced, InvalidInput, LedgerDamaged
 from coranto.labels import label_set
 from coranto.publication import BatchLedger, Decision, Ledger
+from coranto.publication.publish import finish_decisions
 from coranto.testing import SyncCluster
 
 GROUP = "orders/part-0"
@@ -41,11 +42,14 @@ def opened(client: SyncJournalClient, journal: str, writer: str = "query-1", **o
 
 
 def decision(name: str) -> Decision:
-    return Decision(name, uuid.uuid4().hex, 7, time.time(), {GROUP: b"ack\n"})
+    """A decision; `writer/n` is about batch n of a writer."""
+    writer, _, batch = name.partition("/")
+    about = (writer, int(batch)) if batch else None
+    return Decision(name, uuid.uuid4().hex, 7, time.time(), {GROUP: b"ack\n"}, about)
 
 
 def test_the_first_decision_about_a_batch_counts(client, journal):
-    ledger, mine, other = opened(client, journal), decision("q/0"), decision("q/0")
+    ledger, mine, other = opened(client, journal), decision("query-1/0"), decision("query-1/0")
     assert ledger.last() is None
 
     assert ledger.decide(0, mine) == mine
@@ -54,25 +58,58 @@ def test_the_first_decision_about_a_batch_counts(client, journal):
     found = opened(client, journal).last()
     assert found is not None
     assert (found.batch, found.decision, found.is_acknowledged) == (0, mine, False)
-    ledger.acknowledge(0)
+    assert ledger.acknowledge(0)
     found = ledger.last()
     assert found is not None
     assert found.is_acknowledged
     head = client.head(journal)
-    ledger.acknowledge(0)
+    assert not ledger.acknowledge(0)
     assert client.head(journal) == head
+
+
+def test_who_decided_learns_if_another_process_may_acknowledge_too(client, journal):
+    ledger, other, mine = opened(client, journal), opened(client, journal), decision("query-1/0")
+    assert other.take_over(0) is None
+    ledger.decide(0, mine)
+
+    assert other.take_over(0) == mine
+    assert opened(client, journal).take_over(0) == mine
+    assert not ledger.acknowledge(0), "the other one may be slow"
+    assert other.take_over(0) is None
+    found = other.last()
+    assert found is not None
+    assert found.is_acknowledged
+
+    later = decision("query-1/1")
+    ledger.decide(1, later)
+    assert other.take_over(0) is None
+    assert ledger.acknowledge(1)
+    assert other.take_over(1) is None, "it has nothing to append"
+
+
+def test_a_publication_with_the_same_ledger_takes_over_what_it_finishes(client, journal):
+    ledger = opened(client, journal)
+    ledger.decide(0, decision("query-1/0"))
+    before = client.head(GROUP)
+
+    finish_decisions(client, Ledger.open(client, journal, like=GROUP))
+
+    assert client.head(GROUP) == before + len(b"ack\n")
+    assert not ledger.acknowledge(0)
+    finish_decisions(client, Ledger.open(client, journal, like=GROUP))
+    assert client.head(GROUP) == before + len(b"ack\n")
 
 
 def test_a_batch_before_the_last_one_is_fenced_off_and_writers_do_not_meet(client, journal):
     ledger, other = opened(client, journal), opened(client, journal, "query-2")
-    ledger.decide(4, decision("q/4"))
-    ledger.decide(5, decision("q/5"))
+    ledger.decide(4, decision("query-1/4"))
+    ledger.decide(5, decision("query-1/5"))
     ledger.acknowledge(4)  # It is not the last one any more.
 
     with pytest.raises(Fenced, match="batch 4 of query-1 is old: batch 5 is published already"):
-        ledger.decide(4, decision("q/4"))
+        ledger.decide(4, decision("query-1/4"))
     assert other.last() is None
-    first = decision("other/0")
+    first = decision("query-2/0")
     assert other.decide(0, first) == first
     found = ledger.last()
     assert found is not None
@@ -81,7 +118,7 @@ def test_a_batch_before_the_last_one_is_fenced_off_and_writers_do_not_meet(clien
 
 def test_of_many_processes_one_decides(client, journal, cluster):
     ledgers = [opened(cluster.client(), journal) for _ in range(6)]
-    mine = [decision("q/0") for _ in ledgers]
+    mine = [decision("query-1/0") for _ in ledgers]
     with ThreadPoolExecutor(6) as threads:
         found = list(threads.map(lambda pair: pair[0].decide(0, pair[1]), zip(ledgers, mine, strict=True)))
 
@@ -108,7 +145,7 @@ class DeafClient(SyncJournalClient):
 def test_an_answer_that_is_lost_leads_to_one_decision(cluster, client, journal, applied):
     deaf = DeafClient(cluster.endpoint)
     with deaf:
-        ledger, mine = opened(deaf, journal), decision("q/0")
+        ledger, mine = opened(deaf, journal), decision("query-1/0")
         deaf.times, deaf.applied = 1, applied
         assert ledger.decide(0, mine) == mine
     assert client.read_all(journal, 0, client.head(journal)).count(b"publication") == 1
@@ -116,10 +153,10 @@ def test_an_answer_that_is_lost_leads_to_one_decision(cluster, client, journal, 
 
 def test_a_ledger_of_batches_is_one_of_publications_too(client, journal):
     ledger = opened(client, journal)
-    mine = decision("q/0")
+    mine = decision("query-1/0")
     ledger.decide(0, mine)
     both = Ledger.open(client, journal, like=GROUP)
-    assert [each.writer_id for each in both.unacknowledged()] == ["q/0"]
+    assert [each.writer_id for each in both.unacknowledged()] == ["query-1/0"]
     single = decision("single")
     both.decide(single)
     ledger.acknowledge(0)
@@ -128,12 +165,12 @@ def test_a_ledger_of_batches_is_one_of_publications_too(client, journal):
     assert found.decision == mine
     again = Ledger.open(client, journal, like=GROUP)
     assert again.find("single") == single
-    assert again.is_acknowledged("q/0")
+    assert again.is_acknowledged("query-1/0")
 
 
 def test_a_ledger_without_its_registers_and_other_journals_are_refused(client, journal):
     ledger = opened(client, journal)
-    ledger.decide(0, decision("q/0"))
+    ledger.decide(0, decision("query-1/0"))
     registers = client.append(journal, b"").registers
     client.append(journal, b'{"acknowledged":""}\n', subtract_registers=registers)
 
@@ -144,7 +181,7 @@ def test_a_ledger_without_its_registers_and_other_journals_are_refused(client, j
 
 def test_a_register_that_is_not_ours_is_corrupt(client, journal):
     ledger = opened(client, journal)
-    ledger.decide(0, decision("q/0"))
+    ledger.decide(0, decision("query-1/0"))
     client.append(journal, b"\n", union_registers=label_set({"coranto.dev/batch/query-1": "later"}))
 
     with pytest.raises(CorruptData, match="is 'later'"):

@@ -33,15 +33,19 @@ from pyspark.sql.types import StructType
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import CorantoError, InvalidInput
 from coranto.publication import BatchLedger, Decision, Ledger
-from coranto.publication.publish import append_intents, finish_decisions
+from coranto.publication.publish import append_intents, finish_batch, finish_decisions
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks
+from coranto_consumers.spark.fetching import executor_folder
+from coranto_consumers.spark.producer_ids import IdPool, Use
 from coranto_consumers.spark.sink.options import RowForm, SinkOptions
 from coranto_consumers.spark.sink.publishing import Pending, PendingPublisher
+from coranto_consumers.spark.sink.settled import pool_of, run_of_task, settle, settled_pools
 from coranto_consumers.spark.task_errors import told_to_driver
 
 _ABORT_SECONDS: Final = 5.0
 _QUERY: Final = "sql.streaming.queryId"
+_NEW_IDS: Final = IdPool()
 
 _log = structlog.get_logger(__name__)
 
@@ -52,6 +56,9 @@ class WrittenPartition(WriterCommitMessage):
 
     pending: Pending
     query: str = ""
+    run: str = ""
+    use: Use | None = None
+    """The use of a producer id, if the tasks of this run may use it again."""
 
 
 class _Writer:
@@ -79,10 +86,19 @@ class _Writer:
     def _config(self) -> ClientConfig:
         return self._options.client
 
-    def _publish(self, batches: Iterator[Any]) -> Pending:
+    def _publish(self, batches: Iterator[Any], pool: IdPool = _NEW_IDS) -> tuple[Pending, Use]:
+        """Publish a task's rows as pending. Returns them, and the use of the producer id that they have."""
         options, form = self._options, self._form
+        taken = pool.take(executor_folder())
         with told_to_driver(), SyncJournalClient.of(self._config) as client:
-            with PendingPublisher(client, self._journals, options.mapping, options.framing) as publisher:
+            with PendingPublisher(
+                client,
+                self._journals,
+                options.mapping,
+                options.framing,
+                producer=taken.use.producer,
+                clock=taken.clock,
+            ) as publisher:
                 for batch in batches:
                     publisher.add(
                         form.texts(batch),
@@ -90,7 +106,8 @@ class _Writer:
                         None if form.journal is None else batch.column(form.journal),
                         checked=form.is_checked(options.framing),
                     )
-                return publisher.finish()
+                pending = publisher.finish()
+        return pending, taken.use._replace(clock=taken.clock.tick())
 
     def _decision(self, writer_id: str, written: Iterable[WrittenPartition]) -> Decision:
         intents: defaultdict[str, bytes] = defaultdict(bytes)
@@ -137,7 +154,8 @@ class JournalWriter(_Writer, DataSourceArrowWriter):
         self._decided = ledger.find(self._writer_id)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return WrittenPartition(self._publish(iter(()) if self._decided is not None else iterator))
+        pending, _ = self._publish(iter(()) if self._decided is not None else iterator)
+        return WrittenPartition(pending)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if self._decided is not None:
@@ -161,9 +179,12 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, streaming=True)
+        self._pools = settled_pools()
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return WrittenPartition(self._publish(iterator), query_of_task())
+        run = run_of_task()
+        pending, use = self._publish(iterator, pool_of(run, self._pools))
+        return WrittenPartition(pending, query_of_task(), run, use)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _written(messages)
@@ -182,18 +203,18 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
                     field="option ledger",
                 )
             if known is not None and not known.is_acknowledged:
-                append_intents(client, known.decision)
-                ledger.acknowledge(known.batch)
+                finish_batch(client, ledger, known.batch)
             counts = ledger.decide(batchId, mine)
-            append_intents(client, counts)
-            ledger.acknowledge(batchId)
-        if counts.producer != mine.producer:
-            _log.info("sink.batch_written_before", query=query, batch=batchId, messages=counts.messages)
-            if counts.messages != mine.messages:
-                _log.warning(
-                    "sink.batch_differs", query=query, batch=batchId, messages=counts.messages, now=mine.messages
-                )
-            self._roll_back(messages)
+            if counts.producer == mine.producer:
+                may_repeat = append_intents(client, counts)
+                if ledger.acknowledge(batchId) and not may_repeat:
+                    settle(written[0].run if written else "", [each.use for each in written if each.use is not None])
+                return
+            finish_batch(client, ledger, batchId)
+        _log.info("sink.batch_written_before", query=query, batch=batchId, messages=counts.messages)
+        if counts.messages != mine.messages:
+            _log.warning("sink.batch_differs", query=query, batch=batchId, messages=counts.messages, now=mine.messages)
+        self._roll_back(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(messages)

@@ -55,6 +55,13 @@ class Sink:
         selected = {} if {"assign", "subscribe"} & options.keys() else {"selector": f"name:prefix={self.folder}/"}
         return writer.options(endpoint=self.endpoint, **selected, **options)
 
+    def producers(self) -> set[bytes]:
+        return {
+            envelope.producer
+            for name in self.journals
+            for envelope in committed_messages(self.client, name, JsonLines())
+        }
+
     def messages(self, journal: str | None = None) -> list[dict]:
         """The committed messages of one journal or all, without their UUIDs."""
         found = []
@@ -301,6 +308,7 @@ def test_of_two_queries_with_one_checkpoint_each_batch_is_written_by_one(
 
     run(spark, sink, source, one)
     assert numbers(sink.messages()) == list(range(60))
+    assert len(sink.producers()) == 1, "the tasks of a run use their producer ids again"
     with contextlib.suppress(PySparkException):
         run(spark, sink, source, two)
     assert numbers(sink.messages()) == list(range(60))
@@ -322,7 +330,9 @@ def test_a_stream_takes_batches_and_queries_once_while_it_is_scaled(
             writer.trigger(availableNow=True).start().awaitTermination()
 
         frame = spark.range(40).selectExpr("id AS n", "concat('k', id % 20) AS key")
-        frame.repartition(3).write.format("journal").mode("append").options(endpoint=sink.endpoint, stream=name).save()
+        writer = frame.repartition(3).write.format("journal").mode("append")
+        for _ in range(2):  # A job that is repeated adds nothing.
+            writer.options(endpoint=sink.endpoint, stream=name, ledger=sink.ledger, writerId="first").save()
         source.add(40, 70)
         run()
         streams.scale(name, [Split(0)])

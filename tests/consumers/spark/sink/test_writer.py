@@ -14,7 +14,9 @@ from pyspark.sql.types import IntegerType, StringType, StructType
 from coranto.client.committed import committed_messages
 from coranto.errors import Fenced, InvalidInput
 from coranto.messages import JsonLines
+from coranto.publication.publish import append_intents
 from coranto.testing import SyncCluster
+from coranto_consumers.spark.sink import settled
 from coranto_consumers.spark.sink import writer as writers
 from coranto_consumers.spark.source import JournalDataSource
 
@@ -178,6 +180,47 @@ def test_of_two_drivers_with_one_checkpoint_one_decides_and_the_outdated_one_is_
     other = job.stream_writer()
     other.commit([attempt(other, 50, 60, "other-query")], 0)
     assert job.numbers() == [*range(20), *range(50, 60)]
+
+
+def test_the_tasks_of_a_run_use_their_ids_again_once_nobody_else_may_acknowledge_them(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(settled, "executor_folder", lambda: tmp_path)
+    monkeypatch.setattr(writers, "executor_folder", lambda: tmp_path)
+    run = "run-1"
+    monkeypatch.setattr(writers, "run_of_task", lambda: run)
+    used: list[set[bytes]] = []
+
+    def write(batch: int) -> None:
+        writer = job.stream_writer()
+        done = [attempt(writer, 20 * batch, 20 * batch + 10), attempt(writer, 20 * batch + 10, 20 * batch + 20)]
+        attempt(writer, 0, 20)  # The slower attempt of a task.
+        writer.commit(done, batch)
+        used.append({each.pending.producer for each in done})
+
+    write(0)
+    write(1)
+    assert used[0] == used[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(writers, "append_intents", lambda *both: append_intents(*both) or True)
+        write(2)
+    write(3)
+    assert used[1] == used[2]
+    assert used[3].isdisjoint(used[2]), "an acknowledgement may come once more"
+
+    def taken_over(client, decision):
+        other = job.stream_writer()
+        other.commit([attempt(other, 0, 5)], 4)
+        return append_intents(client, decision)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writers, "append_intents", taken_over)
+        write(4)
+    write(5)
+    assert used[4] == used[3]
+    assert used[5].isdisjoint(used[4]), "another process may be slow to acknowledge them"
+    run = "run-2"
+    write(6)
+    assert used[6].isdisjoint(used[5])
+    assert job.numbers() == list(range(140))
 
 
 def test_an_empty_batch_is_decided_too(job):
