@@ -1,9 +1,9 @@
 """Memory of a Spark consumer's driver with many producers and many journals. Less is better.
 
 `PRODUCERS` producers, new ones in each round, write a transaction of one message each into four journals; then each of
-`JOURNALS` journals gets a message a round. The consumer takes each round in one transaction. The broker runs in another
-process, so that the driver's memory is that of the consumer alone. A driver whose memory is bounded needs in the last
-round about what it needed in the first.
+`JOURNALS` journals gets a message a round, on a stand-in for brokers, and on a real broker with etcd. The consumer
+takes each round in one transaction. The broker runs in another process, so that the driver's memory is that of the
+consumer alone. A driver whose memory is bounded needs in the last round about what it needed in the first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from coranto.client import ClientConfig
 from coranto.client.loop import LoopThread
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
+from coranto.testing import SyncCluster
+from coranto.testing.cluster import STORE_URL
 from coranto.testing.fake_broker import FakeBroker
+from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import ConsumeReport, Outputs, SparkConsumer, TableOutput
 from coranto_consumers.spark.session import new_session, warm_up
 from coranto_consumers.stores import SqlStore
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 PRODUCERS = 100_000
 JOURNALS = 10_000
 ROUNDS = 3
+CHANGES_AT_ONCE = 100
+LEASE_SECONDS = 60.0
+PATIENCE_SECONDS = 600.0
 SEEN = Table("seen", MetaData(), Column("messages", BigInteger, nullable=False))
 
 
@@ -70,6 +76,33 @@ def _serve(calls: Connection) -> None:
     loop.stop()
 
 
+def _serve_really(calls: Connection) -> None:
+    """Serve journals as `_serve` does, by a real broker."""
+    with SyncCluster(brokers=1, lease_seconds=LEASE_SECONDS) as cluster:
+        client = cluster.client(patience=PATIENCE_SECONDS)
+        created: set[str] = set()
+        calls.send(cluster.endpoint)
+        while (call := calls.recv()) is not None:
+            new = [_created(journal) for journal in call if journal not in created]
+            for begin in range(0, len(new), CHANGES_AT_ONCE):
+                client.apply(new[begin : begin + CHANGES_AT_ONCE])
+            created |= call.keys()
+            with client.append_service(patience=PATIENCE_SECONDS) as service:
+                for journal, messages in call.items():
+                    if messages:
+                        service.append(journal, _transactions(journal, messages))
+            calls.send(None)
+
+
+def _created(journal: str) -> pb.ApplyRequest.Change:
+    spec = pb.JournalSpec(name=journal, replication=1, labels=label_set([(CONTENT_TYPE, JSON_LINES)]))
+    spec.fragment.length = 1 << 20
+    spec.fragment.compression_codec = pb.NONE
+    spec.fragment.stores.append(STORE_URL)
+    spec.fragment.refresh_interval.FromSeconds(3_600)
+    return pb.ApplyRequest.Change(upsert=spec)
+
+
 def _transactions(journal: str, count: int) -> bytes:
     content = []
     for n in range(count):
@@ -82,10 +115,10 @@ def _transactions(journal: str, count: int) -> bytes:
 
 
 @contextmanager
-def _broker() -> Iterator[tuple[str, Callable[[dict[str, int]], None]]]:
+def _broker(serve: Callable[[Connection], None]) -> Iterator[tuple[str, Callable[[dict[str, int]], None]]]:
     """Run a broker in a process of its own. Gives its endpoint, and a function that writes messages to journals."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,))
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,))
     process.start()
 
     def write(messages: dict[str, int]) -> None:
@@ -143,17 +176,22 @@ def _rounds(name: str, journals: Sequence[str], each: int, endpoint: str, write:
     ]
 
 
+def _names(folder: str) -> list[str]:
+    return [f"{folder}/{number:05}" for number in range(JOURNALS)]
+
+
 def run(rounds: int) -> list[Figure]:
     """Measure once, whatever `rounds`: each case has rounds of its own."""
     spark = new_session("bench", master="local[2]")
     try:
         warm_up(spark)
-        with _broker() as (endpoint, write):
+        figures = []
+        with _broker(_serve) as (endpoint, write):
             few = [f"producers/{n}" for n in range(4)]
-            many = [f"journals/{n:05}" for n in range(JOURNALS)]
-            return [
-                *_rounds("producers", few, PRODUCERS // 4, endpoint, write, spark),
-                *_rounds("journals", many, 1, endpoint, write, spark),
-            ]
+            figures += _rounds("producers", few, PRODUCERS // 4, endpoint, write, spark)
+            figures += _rounds("journals", _names("journals"), 1, endpoint, write, spark)
+        with _broker(_serve_really) as (endpoint, write):
+            figures += _rounds("real", _names("real"), 1, endpoint, write, spark)
+        return figures
     finally:
         spark.stop()
