@@ -45,6 +45,8 @@ LACKING_SECONDS: Final = 300.0
 """After this time, a broker that did not serve streams is tried again: another version may run there by then."""
 
 _BATCH_BYTES: Final = 1 << 20
+_SPLIT_ANSWERS: Final = 16
+"""Fewer answers than this are passed on together: messages of half as many appends would cost more than they gain."""
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -180,7 +182,11 @@ class AppendStream:
         problem = "the broker ended the stream"
         try:
             while (answers := await self._call.read()) is not grpc.aio.EOF:
-                for answer in answers.answers:
+                half = self._half(len(answers.answers))
+                for number, answer in enumerate(answers.answers):
+                    if half and number == half:
+                        self._more.set()
+                        await asyncio.sleep(0)
                     self._answered(answer)
                 if answers.closing:
                     self.finish()
@@ -194,6 +200,18 @@ class AppendStream:
         finally:
             self.finish()
             self._fail(problem)
+
+    def _half(self, answers: int) -> int:
+        """Return how many of a message's answers to pass on before others get their turn; 0 to pass on all at once.
+
+        If a message answers most of what is under way, broker and client would take turns, and each would wait for the
+        other. So half of the callers go on and send their next appends before the others do. The two halves then stay
+        apart, and the broker serves one while the client prepares the other.
+        """
+        if answers < _SPLIT_ANSWERS:
+            return 0
+        under_way = len(self._sent) + sum(len(appends.unsent) for appends in self._journals.values())
+        return answers // 2 if answers >= under_way * 3 // 4 else 0
 
     def _answered(self, answer: AppendAnswer) -> None:
         sent = self._sent.pop(answer.id, None)
