@@ -16,6 +16,7 @@ from coranto.member.configuration import Configuration
 from coranto_consumers.cli import recover
 from coranto_consumers.cli.audit import audit
 from coranto_consumers.cli.compare import compare
+from coranto_consumers.cli.forking import drop_fork, fork, fork_status, promote
 from coranto_consumers.cli.loading import default_prefix, load_application
 from coranto_consumers.cli.offsets import offsets
 from coranto_consumers.runtime.process import run
@@ -64,4 +65,8 @@ app.command("settings")(with_settings(ConsumerProcessSettings, show_settings))
 app.command("audit")(audit)
 app.command("offsets")(offsets)
 app.command("compare")(compare)
+app.command("fork")(fork)
+app.command("fork-status")(fork_status)
+app.command("promote")(promote)
+app.command("drop-fork")(drop_fork)
 app.add_typer(recover.app, name="recover")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from coranto.cli.streams import autoscaling, managing, reading, writing
+from coranto.cli.streams import autoscaling, forking, managing, reading, writing
 
 __all__ = ["app"]
 
@@ -18,6 +18,7 @@ app.command("seal")(managing.seal)
 app.command("truncate")(managing.truncate)
 app.command("delete")(managing.delete)
 app.command("resume")(managing.resume)
+app.command("fork")(forking.fork)
 app.command("autoscale")(autoscaling.autoscale)
 app.command("write")(writing.write)
 app.command("read")(reading.read)

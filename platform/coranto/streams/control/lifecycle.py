@@ -42,6 +42,8 @@ from coranto.errors import (
     StreamExists,
     StreamNotFound,
 )
+from coranto.forks import drop_forks, fork_of
+from coranto.fragments.forks import holds_of, is_label
 from coranto.messages.framing import Framing
 from coranto.messages.uuids import ProducerClock
 from coranto.names import nests
@@ -261,21 +263,35 @@ class Streams:
     async def delete(self, name: str) -> None:
         """Delete a stream's journals, whatever their state. Their fragments in fragment stores are kept.
 
-        After an interruption, call it again to finish. Raises StreamNotFound if the stream has no journals.
+        The journals of a fork that is not complete count, too. After an interruption, call it again to finish. Raises
+        StreamNotFound if the stream has no journals, and InvalidInput if a segment has forks, which need its content.
         """
         prefix = f"{validate_stream(name)}/"
         gone = False
         for _ in range(_ATTEMPTS):
             listing = await self._client.list(labels.label_selector(include=[("name:prefix", prefix)]))
-            mine = [info for info in listing.journals if owner_of(info) == name]
+            mine = [info for info in listing.journals if owner_of(info) == name or _is_begun(info, name)]
             if not mine:
                 if not gone:
                     raise _not_found(name)
                 return
             gone = True
+            await self._require_unshared(mine)
+            if forks := [info.name for info in mine if fork_of(info.spec) is not None]:
+                await drop_forks(self._client, forks[: MAX_CHANGES // 2])
+                continue
             batch = [pb.ApplyRequest.Change(delete=info.name, expect_mod_revision=info.mod_revision) for info in mine]
             await self._attempt(batch[:MAX_CHANGES])
         raise StreamChanged(f"stream {name} changed {_ATTEMPTS} times while it was being deleted; delete it again")
+
+    async def _require_unshared(self, infos: Sequence[JournalInfo]) -> None:
+        """Raise InvalidInput if other journals share the fragments of these."""
+        names = {info.name for info in infos}
+        if held := sorted({fork for info in infos for fork in holds_of(info.spec)} - names):
+            listing = await self._client.list(labels.label_selector(include=[("name", fork) for fork in held]))
+            for info in listing.journals:
+                what = f"the stream {owner_of(info)}" if owner_of(info) else f"the journal {info.name}"
+                raise InvalidInput(f"{what} was forked from it and shares its fragments; delete that first")
 
     # -- Changing segments -----------------------------------------------------------------------------------------
 
@@ -383,6 +399,40 @@ class Streams:
             await decisions.open(gate.token, self._client.applied_revision)
         await self.resume(name)
         return sum(dropped)
+
+    async def cut(self, name: str) -> tuple[Stream, dict[int, int]]:
+        """Return the stream, and the ends of its segments at one moment at which no transaction is partly readable.
+
+        All decided multi-key transactions are carried out before it. Those that are open meanwhile start again. Raises
+        as `resume` does.
+        """
+        decisions = Decisions(self._client, name, self._entropy)
+        for _ in range(_ATTEMPTS):
+            view = await self._finish(name)
+            gate = None
+            if view.transactions is not None:
+                gate = await decisions.close()
+                await decisions.finish(gate)
+                view = await self._view(name)
+            limit = asyncio.Semaphore(_AT_ONCE)
+
+            async def ended(segment: Segment, limit: asyncio.Semaphore = limit) -> int:
+                async with limit:
+                    return (await self._end(segment.journal, 0)) if segment.sealed_at is None else segment.sealed_at
+
+            segments = view.stream.segments
+            ends = dict(zip(segments, await asyncio.gather(*map(ended, segments.values())), strict=True))
+            if gate is None or view.transactions is None:
+                return view.stream, ends
+            # Both show that nobody has opened the gate or changed the segments since it was closed.
+            if await self._attempt([touched(view.transactions, {})]) and await decisions.open(
+                gate.token, self._client.applied_revision
+            ):
+                if not view.stream.unfinished():
+                    return view.stream, ends
+            else:
+                await self.resume(name)
+        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
 
     async def _finish(self, name: str) -> _View:
         """Determine the final offsets of segments that are being sealed, and record them."""
@@ -507,11 +557,18 @@ def _not_found(name: str) -> StreamNotFound:
     return StreamNotFound(f"there is no stream {name}: check the name, or create it (`coranto streams create`)")
 
 
+def _is_begun(info: JournalInfo, stream: str) -> bool:
+    """Return True for a fork that was to become a segment of a stream."""
+    return info.name.startswith(f"{stream}/segment/") and not owner_of(info) and fork_of(info.spec) is not None
+
+
 def _parent(view: _View, segment: Segment) -> pb.JournalSpec:
     """Return the template of a new segment's spec: its newest predecessor's spec, without a suspension."""
     spec = pb.JournalSpec()
     spec.CopyFrom(view.infos[segment_journal(view.stream.name, max(segment.predecessors))].spec)
     spec.ClearField("suspend")
+    # A successor is no fork, and nobody has forked it.
+    spec.labels.CopyFrom(labels.label_set(pair for pair in labels.as_pairs(spec.labels) if not is_label(pair[0])))
     return spec
 
 

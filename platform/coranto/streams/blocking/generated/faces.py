@@ -94,6 +94,12 @@ class StreamsFace(Face):
         """Remove what multi-key writers that died left in the registers of segments. Returns the number of lanes."""
         return self._run(self._inner.drop_lanes(name, format))
 
+    def cut(self, name: str) -> tuple[Stream, dict[int, int]]:
+        """Return the stream, and the ends of its segments at one moment at which no transaction is partly
+        readable.
+        """
+        return self._run(self._inner.cut(name))
+
     def truncate(self, name: str, cut: StreamCut) -> Stream:
         """Truncate the stream at a cut, so that readers begin there. Segments wholly before it are deleted."""
         return self._run(self._inner.truncate(name, cut))

@@ -1,0 +1,160 @@
+"""`coranto consumer fork`, `fork-status`, `promote` and `drop-fork`: a changed application beside the old one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.output import print_table
+from coranto.errors import InvalidInput
+from coranto_consumers.cli.audit import Store
+from coranto_consumers.forks import (
+    ForkedConsumer,
+    ForkStatus,
+    drop_consumer,
+    fork_consumer,
+    promote_consumer,
+)
+from coranto_consumers.forks import (
+    fork_status as status_of,
+)
+from coranto_consumers.stores.sql import SqlStore
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="A Spark consumer's name, or a shard's full name in the store.", show_default=False
+    ),
+]
+Forked = Annotated[str, typer.Argument(metavar="NEW", help="The name of the forked consumer.", show_default=False)]
+
+
+def fork(
+    name: Name,
+    store: Store,
+    new: Annotated[str, typer.Option("--as", help="The name of the forked consumer.", show_default=False)],
+    journal: Annotated[
+        list[str] | None,
+        typer.Option("--journal", help="Journal to fork that NAME has not read yet. May repeat.", show_default=False),
+    ] = None,
+    prefix: Annotated[
+        str,
+        typer.Option("--prefix", help="What the names of forks begin with, before that of the journal. Default: NEW."),
+    ] = "",
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", metavar="TABLE=COPY", help="Table to copy with the checkpoint. May repeat."),
+    ] = None,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="It reads all of its forks, and has no checkpoint.")
+    ] = False,
+    at_checkpoint: Annotated[
+        bool, typer.Option("--at-checkpoint", help="Fork journals where the checkpoint is, not at their heads.")
+    ] = False,
+    same_labels: Annotated[
+        bool, typer.Option("--same-labels", help="Nobody selects these journals by labels of their own.")
+    ] = False,
+    endpoint: Endpoint = None,
+) -> None:
+    """Fork the journals that a consumer has read, and its checkpoint with them, under a new name.
+
+    So a changed application can run over the same input beside the old one, into tables of its own. If the command is
+    interrupted, run it again: it goes on. It prints what to do next.
+    """
+    opened = SqlStore(store)
+    tables = dict(_pair(text) for text in table or ())
+
+    made = with_client(
+        endpoint,
+        lambda client: fork_consumer(
+            client,
+            opened,
+            name,
+            new,
+            journals=journal or (),
+            prefix=prefix,
+            tables=tables,
+            from_beginning=from_beginning,
+            at_checkpoint=at_checkpoint,
+            same_labels=same_labels,
+        ),
+    )
+    _print_forks(made, tables)
+
+
+def _print_forks(made: ForkedConsumer, tables: Mapping[str, str]) -> None:
+    read = made.checkpoint.offsets
+    print_table(
+        ["JOURNAL", "FORK", "READ FROM", "DIVERGES AT"],
+        [
+            [source, each.name, str(read.get(each.name, each.begin)), str(each.offset)]
+            for source, each in sorted(made.forks.items())
+        ],
+    )
+    for source, copy in tables.items():
+        typer.echo(f"table {source} is copied to {copy}")
+    below = next(iter(sorted(made.forks.values(), key=lambda each: each.name))).name
+    typer.echo(
+        f"\nNext, run the changed application as {made.name}, with these forks as its sources (such as {below}), and "
+        "with tables of its own. Then:\n"
+        f"  coranto consumer fork-status {made.name}           has it read all?\n"
+        "  coranto consumer compare OLD NEW --key COLUMN   are its tables right?\n"
+        f"  coranto consumer promote {made.name}               it goes on with the live journals, or\n"
+        f"  coranto consumer drop-fork {made.name}             nothing of it stays"
+    )
+
+
+def fork_status(name: Forked, store: Store, endpoint: Endpoint = None) -> None:
+    """Show how far a forked consumer has read its forks, and if it can be promoted."""
+    opened = SqlStore(store)
+    found: ForkStatus = with_client(endpoint, lambda client: status_of(client, opened, name))
+    rows = []
+    for fork in found.forks:
+        read = found.read_through.get(fork.name, fork.begin)
+        rows.append([fork.name, str(read), str(fork.offset), str(found.behind.get(fork.name, 0))])
+    print_table(["FORK", "READ THROUGH", "DIVERGES AT", "UNREAD BYTES"], rows)
+    typer.echo(f"cannot be promoted: {found.problem}" if found.problem else "can be promoted")
+
+
+def promote(name: Forked, store: Store, endpoint: Endpoint = None) -> None:
+    """Let a forked consumer go on with the live journals, where it is, with its own tables.
+
+    That is refused if it has read what only its forks have. A process that still runs as this consumer stops at its
+    next commit. The consumer that it was forked from, the forks and all tables stay as they are.
+    """
+    opened = SqlStore(store)
+    offsets = with_client(endpoint, lambda client: promote_consumer(client, opened, name))
+    print_table(["JOURNAL", "GOES ON AT"], [[journal, str(at)] for journal, at in sorted(offsets.items())])
+    typer.echo(
+        f"\nNext, stop the old application, and run the changed one as {name} with these journals as its sources. "
+        f"Then `coranto consumer drop-fork {name}` deletes the forks."
+    )
+
+
+def drop_fork(
+    name: Forked,
+    store: Store,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", help="Table to drop with it. May repeat.", show_default=False)
+    ] = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Delete the forks of a consumer, and its checkpoint unless it was promoted. No table is dropped unless named."""
+    opened = SqlStore(store)
+    gone: Mapping[str, Sequence[str]] = with_client(
+        endpoint, lambda client: drop_consumer(client, opened, name, tables=table or ())
+    )
+    for journal in gone["journals"]:
+        typer.echo(f"deleted {journal}")
+    for dropped in gone["tables"]:
+        typer.echo(f"dropped table {dropped}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    source, _, copy = text.partition("=")
+    if not source or not copy:
+        raise InvalidInput(f"{text!r} is not TABLE=COPY, such as totals=totals_2", field="--table")
+    return source, copy

@@ -1,0 +1,247 @@
+"""The way of a forked consumer: it is made, reads what its original reads, and is promoted or dropped.
+
+* **Fork.** One transaction of the store copies the checkpoint, and tables with it. Then the journals are forked, at
+  their heads or where the checkpoint is. So what the copy reads from its checkpoint on is in the forks, and what both
+  consumers have of it is equal.
+* **Promote.** The checkpoint gets the names of the original journals, as long as the consumer has read only what these
+  have, too. The changed application goes on there.
+* **Drop.** The consumer is fenced off, its checkpoint is emptied, and the forks are deleted.
+
+Each step can be repeated after a crash, and goes on with what is left. Forks carry the consumer's name in a label, so
+dropping finds them even if the consumer has not read anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import quote
+
+from coranto import labels
+from coranto.client import JournalClient, JournalInfo, Moment
+from coranto.errors import InvalidInput, JournalNotFound
+from coranto.forks import Fork, drop_forks, fork_journals, fork_of
+from coranto.messages.checkpoints import Checkpoint
+from coranto.streams.control.forking import drop_forked_stream, fork_stream
+from coranto_consumers.forks.checkpoints import forked, promoted, require_shared
+from coranto_consumers.forks.rows import copy_row, drop_tables, replace_row
+from coranto_consumers.stores.sql import Restored, SqlStore
+
+_OURS: Final = "coranto.dev/"
+CONSUMER_LABEL: Final = "coranto.dev/forked-for"
+"""The consumer that a journal was forked for, percent-encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedConsumer:
+    """A consumer that was forked: its forks by the names of their sources, and the checkpoint that it begins at."""
+
+    name: str
+    forks: Mapping[str, Fork]
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class ForkStatus:
+    """The progress of a forked consumer: what it has read of each of its forks, and if it can be promoted."""
+
+    name: str
+    fence: int
+    forks: Sequence[Fork]
+    read_through: Mapping[str, int]
+    """The offsets through which it has read, by the names of forks. Those that it has not begun are not there."""
+    problem: str = ""
+    """The reason why it cannot be promoted now; empty if it can."""
+    behind: Mapping[str, int] = field(default_factory=dict)
+    """The bytes below the fork offset that it has not read, by the names of forks; only those with some."""
+
+
+async def fork_consumer(
+    client: JournalClient,
+    store: SqlStore,
+    name: str,
+    new: str,
+    *,
+    journals: Sequence[str] = (),
+    prefix: str = "",
+    tables: Mapping[str, str] | None = None,
+    from_beginning: bool = False,
+    at_checkpoint: bool = False,
+    same_labels: bool = False,
+) -> ForkedConsumer:
+    """Fork the journals that a consumer has read, and give the consumer `new` its checkpoint, for the forks.
+
+    `journals` are forked as well: those that the consumer has not read yet. A fork has its journal's name below
+    `prefix`, by default `new`. A segment of a stream is forked with its whole
+    stream. Journals are forked at their heads; with `at_checkpoint`, where the checkpoint is. `tables` are copied in
+    the transaction of the checkpoint, by their names. With `from_beginning`, the new consumer has no checkpoint, so
+    that it reads all of its forks. A fork has its journal's labels. Whoever selects journals by labels of users' own
+    would read the fork, too, so they are refused without `same_labels`.
+
+    Call it again after an interruption. Raises InvalidInput for a consumer without a checkpoint, a new one that has
+    another one, tables that cannot be copied, and a segment with `at_checkpoint`; JournalNotFound, ContentGone,
+    SqlStoreError and errors of the client. A cancelled call may have made some of it.
+    """
+    found = await asyncio.to_thread(store.read, name)
+    if found is None or not found.checkpoint.sources:
+        raise InvalidInput(f"{name!r} has no checkpoint in the store", field="consumer")
+    if name == new:
+        raise InvalidInput(f"{new!r} is the name of the consumer itself; choose another one", field="--as")
+    infos = await _journals(client, sorted({*found.checkpoint.sources, *journals}))
+    if not same_labels:
+        _require_no_own_labels(infos.values())
+    streams = {
+        journal: stream
+        for journal, info in infos.items()
+        if (stream := labels.value_of(info.spec.labels, labels.STREAM))
+    }
+    if streams and at_checkpoint:
+        raise InvalidInput(
+            f"{next(iter(streams))} is a segment of a stream, which is forked where no transaction is torn; leave this "
+            "out",
+            field="--at-checkpoint",
+        )
+    below = prefix.strip("/") or new.strip("/")
+    names = {journal: f"{below}/{journal}" for journal in infos}  # A segment's name begins with that of its stream.
+    present = await asyncio.to_thread(store.read, new)
+    copied = await _copied(store, name, new, names, present, from_beginning, tables or {})
+    heads = found.checkpoint if from_beginning else copied
+    made = await _journals(client, list(names.values()), missing_ok=True)  # By an earlier call.
+    wanted: dict[str, tuple[str, int | None]] = {}
+    for journal in infos.keys() - streams.keys():
+        read = heads.sources.get(journal if from_beginning else names[journal])
+        at = read.read_through if read is not None else 0
+        wanted[journal] = (names[journal], at if at_checkpoint and names[journal] not in made else None)
+    owner = labels.label_set([(CONSUMER_LABEL, _label_of(new))])
+    for stream in sorted(set(streams.values())):
+        await fork_stream(client, stream, f"{below}/{stream}", new_labels=owner)
+    await fork_journals(client, dict(sorted(wanted.items())), labels={fork: owner for fork, _ in wanted.values()})
+    forks = {fork.name: fork for fork in await _forks_for(client, new)}
+    if missing := sorted(set(names.values()) - forks.keys()):
+        raise JournalNotFound(f"fork {missing[0]} of {new}")
+    require_shared(copied, forks)
+    return ForkedConsumer(new, {fork.source: fork for fork in forks.values()}, copied)
+
+
+def _require_no_own_labels(infos: Iterable[JournalInfo]) -> None:
+    """Raise InvalidInput for a journal with labels that a selector may have."""
+    for info in infos:
+        for name, value in labels.as_pairs(info.spec.labels):
+            if name not in labels.SINGLE_VALUED and not name.startswith(_OURS):
+                raise InvalidInput(
+                    f"has the label {name}={value}, and so has its fork: a consumer that selects journals by it would "
+                    "read both. If none does, say that forks may have the same labels (--same-labels)",
+                    field=info.name,
+                )
+
+
+async def _copied(
+    store: SqlStore,
+    name: str,
+    new: str,
+    names: Mapping[str, str],
+    present: Restored | None,
+    from_beginning: bool,
+    tables: Mapping[str, str],
+) -> Checkpoint:
+    """Copy the checkpoint, unless an earlier call has done so."""
+    if present is not None and present.checkpoint.sources:
+        if set(present.checkpoint.sources) <= set(names.values()):
+            return present.checkpoint
+        raise InvalidInput(f"{new!r} has a checkpoint already; choose another name", field="--as")
+
+    def renamed(checkpoint: Checkpoint) -> Checkpoint:
+        return Checkpoint() if from_beginning else forked(checkpoint, names)
+
+    return await asyncio.to_thread(copy_row, store, name, new, renamed, tables)
+
+
+async def fork_status(client: JournalClient, store: SqlStore, name: str) -> ForkStatus:
+    """Return how far a forked consumer has read, and if it can be promoted. Raises InvalidInput if it has no forks."""
+    found = await asyncio.to_thread(store.read, name)
+    forks = await _forks_for(client, name)
+    if found is None or not forks:
+        raise InvalidInput(f"{name!r} is no forked consumer, or its forks are dropped", field="consumer")
+    problem = ""
+    try:
+        promoted(found.checkpoint, {fork.name: fork for fork in forks})
+    except InvalidInput as error:
+        problem = str(error)
+    read = found.checkpoint.offsets
+    behind = {fork.name: fork.offset - read.get(fork.name, fork.begin) for fork in forks}
+    unread = {fork: left for fork, left in behind.items() if left > 0}
+    return ForkStatus(name, found.fence, forks, read, problem, unread)
+
+
+async def promote_consumer(client: JournalClient, store: SqlStore, name: str) -> Mapping[str, int]:
+    """Let a forked consumer go on with the original journals. Returns the offsets at which it goes on with each.
+
+    Its fence is raised with that, so a process that still reads the forks stops at its next commit. The original
+    consumer, the forks and all tables stay as they are. Raises InvalidInput if it has read other content than the
+    original journals have, or is promoted already, Fenced if it commits meanwhile, ContentGone if retention has removed
+    what it reads on from, SqlStoreError and errors of the client.
+    """
+    found = await asyncio.to_thread(store.read, name)
+    if found is None:
+        raise InvalidInput(f"{name!r} has no checkpoint in the store", field="consumer")
+    listed = await _journals(client, list(found.checkpoint.sources), missing_ok=True)
+    forks = {fork.name: fork for info in listed.values() if (fork := fork_of(info.spec)) is not None}
+    checkpoint = promoted(found.checkpoint, forks)
+    begins = {journal: source.replay_from for journal, source in checkpoint.sources.items()}
+    await client.require_content(Moment.offsets(checkpoint.offsets, begins))
+    await asyncio.to_thread(replace_row, store, name, found, checkpoint)
+    return checkpoint.offsets
+
+
+async def drop_consumer(
+    client: JournalClient, store: SqlStore, name: str, *, tables: Sequence[str] = ()
+) -> Mapping[str, Sequence[str]]:
+    """Drop a forked consumer: fence it off, empty its checkpoint, delete its forks, and drop the `tables` named.
+
+    A consumer that was promoted keeps its checkpoint; only its forks are deleted. Files of the forks' own content stay
+    in their stores, as those of any deleted journal. Returns the names of deleted journals and of dropped tables.
+    Repeat it after an interruption. Raises InvalidInput for a consumer that is no fork, and for a fork that has forks,
+    SqlStoreError, Fenced if the consumer commits meanwhile, and errors of the client.
+    """
+    found = await asyncio.to_thread(store.read, name)
+    forks = await _forks_for(client, name)
+    if not forks and (found is None or not tables):
+        raise InvalidInput(f"{name!r} is no forked consumer, or its forks are dropped", field="consumer")
+    ours = {fork.name for fork in forks}
+    if found is not None and found.checkpoint.sources.keys() <= ours:
+        await asyncio.to_thread(replace_row, store, name, found, Checkpoint())
+    gone = sorted(ours)
+    listed = await _journals(client, gone, missing_ok=True)
+    streams = {labels.value_of(info.spec.labels, labels.STREAM) for info in listed.values()} - {""}
+    for stream in sorted(streams):
+        await drop_forked_stream(client, stream)
+    segments = {journal for journal, info in listed.items() if labels.value_of(info.spec.labels, labels.STREAM)}
+    if left := sorted(ours - segments):
+        await drop_forks(client, left)
+    dropped = await asyncio.to_thread(drop_tables, store, tables) if tables else []
+    return {"journals": gone, "tables": dropped}
+
+
+async def _journals(client: JournalClient, names: Sequence[str], *, missing_ok: bool = False) -> dict[str, JournalInfo]:
+    """Return journals by name. Raises JournalNotFound if one is missing, unless that is all right."""
+    if not names:
+        return {}
+    listing = await client.list(labels.label_selector(include=[(labels.NAME, name) for name in names]))
+    found = {info.name: info for info in listing.journals}
+    if not missing_ok and (missing := sorted(set(names) - found.keys())):
+        raise JournalNotFound(f"source {missing[0]} of the consumer")
+    return found
+
+
+async def _forks_for(client: JournalClient, consumer: str) -> tuple[Fork, ...]:
+    """Return the forks that were made for a consumer, by their label, in the order of their names."""
+    listing = await client.list(labels.label_selector(include=[(CONSUMER_LABEL, _label_of(consumer))]))
+    found = (fork_of(info.spec) for info in listing.journals)
+    return tuple(sorted((fork for fork in found if fork is not None), key=lambda fork: fork.name))
+
+
+def _label_of(consumer: str) -> str:
+    """Return a consumer's name as the value of a label, which has few symbols."""
+    return quote(consumer, safe="").replace("~", "%7E")

@@ -1,0 +1,60 @@
+"""A checkpoint's offsets and producers mean the same in a fork, up to the fork offset, and nowhere beyond."""
+
+from __future__ import annotations
+
+import pytest
+
+from coranto.errors import InvalidInput
+from coranto.fragments.forks import Fork
+from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
+from coranto.messages.uuids import ProducerId
+from coranto_consumers.forks.checkpoints import forked, promoted, require_shared
+
+PRODUCER = ProducerId(b"\x01abcde")
+PENDING = Source(70, {PRODUCER: ProducerState(17, 40)})
+READ = Checkpoint({"a": PENDING, "b": Source(5)}, {"out": b"ack\n"})
+NAMES = {"a": "x/a", "b": "x/b", "c": "x/c"}
+
+
+def forks(offset: int = 100, begin: int = 0, **fields: bool) -> dict[str, Fork]:
+    return {f"x/{name}": Fork(name, f"x/{name}", offset, offset, begin, **fields) for name in ("a", "b", "c")}
+
+
+def test_a_copy_has_positions_and_pending_messages_and_acknowledges_nothing() -> None:
+    copy = forked(READ, NAMES)
+    assert copy == Checkpoint({"x/a": PENDING, "x/b": Source(5)})
+    assert copy.sources["x/a"].producers[PRODUCER].begin == 40
+    with pytest.raises(InvalidInput, match="has read b, which has no fork"):
+        forked(READ, {"a": "x/a"})
+
+
+def test_a_fork_must_have_what_was_read_and_what_is_read_again() -> None:
+    copy = forked(READ, NAMES)
+    require_shared(copy, forks(70))
+    require_shared(copy, forks() | {"x/a": Fork("a", "x/a", 100, 100, 40)})
+    with pytest.raises(InvalidInput, match="x/a: ends the source's content at 69, and the consumer has read up to 70"):
+        require_shared(copy, forks(69))
+    with pytest.raises(InvalidInput, match="x/a: begins at 41, and the consumer reads on from 40"):
+        require_shared(copy, forks(begin=41))
+
+
+def test_promotion_gives_back_names_and_keeps_acknowledgements() -> None:
+    own = Checkpoint(forked(READ, NAMES).sources, {"new/out": b"own\n"})
+    assert promoted(own, forks(70)) == Checkpoint({"a": PENDING, "b": Source(5)}, {"new/out": b"own\n"})
+
+
+def test_who_has_read_other_content_is_not_promoted() -> None:
+    own = forked(READ, NAMES)
+    with pytest.raises(InvalidInput, match="x/a: differs from a beyond 69, and the consumer has read up to 70"):
+        promoted(own, forks(69))
+    with pytest.raises(InvalidInput, match=r"has read b, which is no fork$"):
+        promoted(Checkpoint({"x/a": PENDING, "b": Source(5)}), {"x/a": forks()["x/a"]})
+    with pytest.raises(InvalidInput, match="is promoted already, or was never forked"):
+        promoted(READ, {})
+    with pytest.raises(InvalidInput, match="has read nothing yet"):
+        promoted(Checkpoint(), {})
+    with pytest.raises(InvalidInput, match="x/a: does not have all of its source's content"):
+        promoted(own, forks(forming=True))
+    twice = {"x/a": Fork("a", "x/a", 99, 99, 0), "y/a": Fork("a", "y/a", 99, 99, 0)}
+    with pytest.raises(InvalidInput, match="another fork of a"):
+        promoted(Checkpoint({"x/a": PENDING, "y/a": PENDING}), twice)

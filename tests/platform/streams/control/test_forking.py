@@ -1,0 +1,266 @@
+"""A stream's fork has every transaction as a whole or not at all, and the order of keys, at any moment it is made."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from coranto.client import JournalClient
+from coranto.errors import InvalidInput, StreamExists, StreamNotFound, WriterExpired
+from coranto.forks import fork_of, forks_of
+from coranto.messages.framing import Envelope
+from coranto.messages.reading import AsyncReadUncommitted
+from coranto.streams.control import forking
+from coranto.streams.control.forking import fork_stream
+from coranto.streams.control.lifecycle import Streams, default_template
+from coranto.streams.control.scaling import Merge, Split
+from coranto.streams.model.events import JsonEvents
+from coranto.streams.model.stream import Stream, segment_journal
+from coranto.streams.reader.stream_reader import StreamReader
+from coranto.streams.writer.multi_key.writer import MultiKeyWriter
+from coranto.streams.writer.stream_writer import StreamWriter
+from coranto.testing.cluster import STORE_URL
+
+TEMPLATE = default_template(stores=[STORE_URL])
+KEYS = ("a", "customer-1", "")  # In the last, the first and the first of four quarters of the key space.
+
+
+async def committed(client: JournalClient, name: str) -> list[dict[str, Any]]:
+    """All events that readers have, `_meta` left out."""
+    async with StreamReader[Any](client, name) as reader:
+        return [{k: v for k, v in event.data.items() if k != "_meta"} async for event in reader]
+
+
+async def write(writer: MultiKeyWriter[Any], number: int) -> None:
+    async with writer.transaction() as txn:
+        for at, key in enumerate(KEYS):
+            txn.write(key, {"txn": number, "at": at})
+
+
+class Died(Exception):
+    """The process ended here."""
+
+
+class Mortal:
+    """A client of a process that dies at its n-th append with content."""
+
+    def __init__(self, client: JournalClient, last: int) -> None:
+        self._client = client
+        self._left = last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def append(self, journal: str, content: Any, **options: Any) -> Any:
+        if content:
+            self._left -= 1
+            if self._left < 0:
+                raise Died
+        return await self._client.append(journal, content, **options)
+
+
+async def test_a_fork_has_all_segments_and_goes_its_own_way(streams: Streams, client: JournalClient) -> None:
+    await streams.create("orders", 1, template=TEMPLATE, max_writers=7)
+    async with StreamWriter[Any](client, "orders", writer_id="w") as writer:
+        for n in range(5):
+            await writer.write_event("a", {"n": n})
+        await streams.scale("orders", [Split(0, 2)])
+        async with writer.transaction("a") as txn:
+            txn.write({"n": 5})
+            txn.write({"n": 6})
+    before = await streams.describe("orders")
+
+    made = await fork_stream(client, "orders", "what-if")
+
+    assert made.stream.name == "what-if"
+    assert [(each.number, each.range, each.predecessors, each.sealed_at) for each in made.stream.segments.values()] == [
+        (each.number, each.range, each.predecessors, each.sealed_at) for each in before.segments.values()
+    ]
+    assert made.stream.max_writers == 7
+    assert [each["n"] for each in await committed(client, "what-if")] == list(range(7))
+    assert await fork_stream(client, "orders", "what-if") == made, "a repetition finds it"
+
+    async with StreamWriter[Any](client, "orders", writer_id="w") as writer:
+        await writer.write_event("a", {"n": "theirs"})
+    async with StreamWriter[Any](client, "what-if") as writer:
+        await writer.write_event("a", {"n": "ours"})
+    await streams.scale("what-if", [Merge((1, 2))])
+    async with MultiKeyWriter[Any](client, "what-if") as both:
+        await write(both, 9)
+    assert [each["n"] for each in await committed(client, "orders")] == [*range(7), "theirs"]
+    found = await committed(client, "what-if")
+    assert [each["n"] for each in found if "n" in each] == [*range(7), "ours"]
+    assert Counter(each["txn"] for each in found if "txn" in each) == {9: 3}
+    (successor,) = (await streams.describe("what-if")).active()
+    (info,) = (await client.list(f"name={successor.journal}")).journals
+    assert fork_of(info.spec) is None, "a successor is no fork of anything"
+
+    with pytest.raises(InvalidInput, match="the stream what-if was forked from it and shares its fragments"):
+        await streams.delete("orders")
+    await streams.delete("what-if")
+    assert await forks_of(client, segment_journal("orders", 0)) == ()
+    await streams.delete("orders")
+    assert (await client.list()).journals == ()
+
+
+async def test_a_writer_id_of_the_source_is_not_known_in_the_fork(streams: Streams, client: JournalClient) -> None:
+    await streams.create("orders", 1, template=TEMPLATE)
+    async with StreamWriter[Any](client, "orders", writer_id="w") as writer:
+        await writer.write_event("a", {"n": 0})
+    await fork_stream(client, "orders", "what-if")
+    async with StreamWriter[Any](client, "what-if", writer_id="w") as writer:
+        with pytest.raises(WriterExpired):
+            await writer.write_event("a", {"n": 1})
+    assert [each["n"] for each in await committed(client, "what-if")] == [0]
+
+
+async def test_what_a_dead_writer_has_decided_is_decided_in_the_fork_and_nothing_else(
+    streams: Streams, client: JournalClient
+) -> None:
+    found: list[int] = []
+    for last in itertools.count(1):
+        name, fork = f"orders-{last}", f"fork-{last}"
+        await streams.create(name, 2, template=TEMPLATE)
+        mortal: Any = Mortal(client, last)
+        survived = False
+        try:
+            writer: MultiKeyWriter[Any] = MultiKeyWriter(mortal, name, patience=1)
+            await writer.open()
+            await write(writer, 0)
+            survived = True
+        except Died:
+            pass
+        await fork_stream(client, name, fork)
+        events = await committed(client, fork)
+        assert sorted(each["at"] for each in events) in ([], [0, 1, 2])
+        await streams.resume(name)
+        assert await committed(client, name) == events, "as in the source"
+        async with MultiKeyWriter[Any](client, fork) as another:
+            await write(another, 1)
+        assert Counter(each["txn"] for each in await committed(client, fork)) == {
+            **({0: 3} if events else {}),
+            1: 3,
+        }, "a transaction in the fork brings nothing of the source's open ones back"
+        found.append(len(events))
+        if survived:
+            break
+    assert (found[0], found[-1]) == (0, 3)
+    assert found == sorted(found)
+
+
+async def test_forks_that_are_made_while_all_is_in_motion_tear_nothing(streams: Streams, client: JournalClient) -> None:
+    await streams.create("orders", 2, template=TEMPLATE)
+    done = asyncio.Event()
+
+    async def several_keys() -> int:
+        count = 0
+        async with MultiKeyWriter[Any](client, "orders") as writer:
+            while not done.is_set():
+                await write(writer, count)
+                count += 1
+        return count
+
+    async def one_key(key: str) -> int:
+        count = 0
+        async with StreamWriter[Any](client, "orders", writer_id=f"w-{key}") as writer:
+            while not done.is_set():
+                async with writer.transaction(key) as txn:
+                    for at in range(3):
+                        txn.write({"key": key, "count": count, "at": at})
+                count += 1
+        return count
+
+    async def fork() -> list[str]:
+        names = []
+        for number in range(4):
+            if number == 1:
+                await streams.scale("orders", [Split(0, 2)])
+            if number == 2:
+                await streams.scale("orders", [Merge((1, 3))])
+            names.append((await fork_stream(client, "orders", f"fork-{number}")).stream.name)
+        done.set()
+        return names
+
+    counted, _, _, names = await asyncio.gather(several_keys(), one_key("a"), one_key("customer-1"), fork())
+    assert counted > 1
+    source = await committed(client, "orders")
+    seen = 0
+    for name in names:
+        events = await committed(client, name)
+        assert set(Counter(each["txn"] for each in events if "txn" in each).values()) <= {3}
+        for key in ("a", "customer-1"):
+            mine = [(each["count"], each["at"]) for each in events if each.get("key") == key]
+            assert mine == [(n // 3, n % 3) for n in range(len(mine))], "each in order, and each whole"
+            assert len(mine) % 3 == 0
+        assert len(events) >= seen, "later forks have more"
+        seen = len(events)
+        assert all(event in source for event in events)
+
+
+async def uncommitted(client: JournalClient, stream: Stream, number: int) -> list[Envelope[Any]]:
+    journal = stream.segments[number].journal
+    chunks = client.read(journal, 0, end_offset=await client.head(journal))
+    return [each async for each in AsyncReadUncommitted(JsonEvents(), journal, chunks, 0)]
+
+
+async def test_a_fork_at_any_offsets_has_whole_transactions_below_them(streams: Streams, client: JournalClient) -> None:
+    stream = await streams.create("orders", 2, template=TEMPLATE)
+    async with MultiKeyWriter[Any](client, "orders") as several, StreamWriter[Any](client, "orders") as single:
+        for number in range(2):
+            await write(several, number)
+            async with single.transaction("a") as txn:
+                txn.write({"one": number})
+                txn.write({"one": number})
+    ends = {number: [0, *(each.end for each in await uncommitted(client, stream, number))] for number in (0, 1)}
+    places = [*list(itertools.product(ends[0][::2], ends[1][::2])), (ends[0][-1], ends[1][-1] - 3)]
+    sizes = set()
+    for count, (first, second) in enumerate(places):
+        wanted = {segment_journal("orders", 0): first, segment_journal("orders", 1): second}
+        made = await fork_stream(client, "orders", f"fork-{count}", ends=wanted)
+        assert made.cut[0] <= first
+        assert made.cut[1] <= second
+        events = await committed(client, f"fork-{count}")
+        assert set(Counter(each["txn"] for each in events if "txn" in each).values()) <= {3}
+        assert set(Counter(each["one"] for each in events if "one" in each).values()) <= {2}
+        async with StreamWriter[Any](client, f"fork-{count}") as writer:
+            async with writer.transaction("a") as txn:
+                txn.write({"new": True})
+        assert len(await committed(client, f"fork-{count}")) == len(events) + 1
+        sizes.add(len(events))
+    assert min(sizes) == 0
+    assert max(sizes) > 5
+    with pytest.raises(InvalidInput, match="segment 0 ends at"):
+        await fork_stream(client, "orders", "beyond", ends={segment_journal("orders", 0): 1 << 40})
+
+
+async def test_an_interrupted_fork_goes_on_at_its_cut(
+    streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await streams.create("orders", 2, template=TEMPLATE)
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        await write(writer, 0)
+        with monkeypatch.context() as broken:
+
+            async def die(*_: object) -> None:
+                raise Died
+
+            broken.setattr(forking, "_become_stream", die)
+            with pytest.raises(Died):
+                await fork_stream(client, "orders", "what-if")
+            with pytest.raises(Died):
+                await fork_stream(client, "orders", "other")
+        with pytest.raises(StreamNotFound):
+            await streams.describe("what-if")
+        await write(writer, 1)
+    await streams.scale("orders", [Split(0, 2), Split(1, 2)])
+    await fork_stream(client, "orders", "what-if")
+    assert Counter(each["txn"] for each in await committed(client, "what-if")) == {0: 3}
+    assert len((await streams.describe("what-if")).active()) == 2
+    await streams.delete("other")
+    assert [info.name for info in (await client.list("name:prefix=other/")).journals] == []
+    with pytest.raises(StreamExists):
+        await fork_stream(client, "what-if", "orders")
