@@ -151,7 +151,7 @@ class InputReader:
             messages = sum(each or 0 for each in counts)
             yield Input(parsed_values(chosen, self._schema), messages, count, after)
             return
-        with _persisted(parse_values(chosen, self._schema)) as parsed:
+        with persisting(parse_values(chosen, self._schema)) as parsed:
             with described(self._spark, f"{self._name}: parses what workers left to Spark"):
                 taken = take_in(parsed, self._schema, fails=self._misfits is MisfitPolicy.FAIL)
             persisted.close()  # The rows that were read are not needed any more once `parsed` is evaluated.
@@ -218,7 +218,7 @@ class InputReader:
             # A job of Spark takes longer than reading so little here.
             table = planned.read_here()
             return self._spark.createDataFrame(table, planned.schema).coalesce(1), summaries_in(table, plan)
-        rows = persisted.enter_context(_persisted(planned.by_tasks(self._spark)))
+        rows = persisted.enter_context(persisting(planned.by_tasks(self._spark)))
         with described(self._spark, f"{self._name}: reads {sum(part.length for part in plan.numbers):,} bytes"):
             return rows, collect_summaries(rows, plan)
 
@@ -276,7 +276,8 @@ def cores(spark: SparkSession) -> int:
 
 
 @contextmanager
-def _persisted(frame: DataFrame) -> Iterator[DataFrame]:
+def persisting(frame: DataFrame) -> Iterator[DataFrame]:
+    """Have Spark keep a frame's rows within the context: in memory, and on local disks where that ends."""
     frame.persist()
     try:
         yield frame

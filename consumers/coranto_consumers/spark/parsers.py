@@ -1,7 +1,8 @@
 """Parsers of messages into typed columns, one for each framing.
 
 Lines of JSON are parsed whole columns at once (`parsing.py`), and what is doubtful about them is left to a second look.
-Messages of other framings are parsed one by one, and nothing about them is doubtful.
+Messages of other framings are parsed one by one, but for plain rows of CSV (`csv_columns.py`), and nothing about them
+is doubtful.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
@@ -31,6 +33,7 @@ from coranto.errors import InvalidInput
 from coranto.messages.column_parser import is_text
 from coranto.messages.columnar import Mask
 from coranto.messages.framing import JsonLines
+from coranto_consumers.spark.csv_columns import text_columns, typed_columns
 from coranto_consumers.spark.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming
 from coranto_consumers.spark.json_values import MISFIT, values_of
 from coranto_consumers.spark.parsing import TYPES, ColumnParser, is_parsed
@@ -141,7 +144,8 @@ class _Csv(_OneByOne):
                 f"{len(schema.fields)} are declared: declare all of them, in order",
                 field="schema",
             )
-        kinds = [field.dataType for field in schema.fields]
+        kinds = self._kinds = [field.dataType for field in schema.fields]
+        self._width, self._uuid_column = rows.width, rows.uuid_column
 
         def values(message: bytes) -> Values:
             try:
@@ -152,6 +156,21 @@ class _Csv(_OneByOne):
             return [None if value is MISFIT else value for value in found], MISFIT not in found
 
         super().__init__(schema, values)
+
+    def parse(self, content: Any) -> tuple[Any, Mask]:
+        texts = text_columns(content, self._width, self._uuid_column) if self._kinds and len(content) else None
+        if texts is None:
+            return super().parse(content)
+        columns, left = typed_columns(texts, self._kinds, self._schema.types)
+        if not left.any():
+            return pa.Table.from_arrays(columns, schema=self._schema), left
+        slow, misfits = super().parse(content.filter(pa.array(left)))
+        columns = [
+            pc.replace_with_mask(column, pa.array(left), value.combine_chunks())
+            for column, value in zip(columns, slow.columns, strict=True)
+        ]
+        left[left] = misfits
+        return pa.Table.from_arrays(columns, schema=self._schema), left
 
 
 def _value(kind: DataType, text: str) -> object:

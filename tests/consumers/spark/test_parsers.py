@@ -2,9 +2,21 @@
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    BooleanType,
+    ByteType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+)
 
 from coranto.errors import InvalidInput
+from coranto_consumers.spark.csv_columns import text_columns
 from coranto_consumers.spark.framings import AnyLines, CsvRecords, FixedRecords
 from coranto_consumers.spark.parsers import parser_of
 
@@ -47,6 +59,46 @@ def test_fields_of_csv_become_values_of_their_columns_or_nulls(spark):
         (None, None, None, None),
     ]
     assert misfits.tolist() == [False, False, True, False, True, True]
+
+
+TYPES = (StringType, BooleanType, ByteType, ShortType, IntegerType, LongType, DoubleType)
+TYPED = StructType()
+for kind in TYPES:
+    TYPED.add(kind.__name__, kind())
+FIELDS = st.one_of(
+    st.sampled_from(["", "true", "FALSE", "ſalse", "+1", "-0", "007", "1.", ".5", "-.5", "+", "1e400", "NaN", "-Inf"]),
+    st.sampled_from(
+        ["1_0", "0x1", " 1", "1 ", "\ufeff", "\0", "--1", "1.5.2", "a\u2028b", "N/A", "null", "١", "Infinity"]
+    ),
+    st.integers(-(1 << 65), 1 << 65).map(str),
+    st.integers(-200, 200).map(str),
+    st.floats().map(repr),
+    st.floats(allow_nan=False, allow_infinity=False).map(lambda x: f"{x:+.40f}"),
+    st.text(max_size=3).filter(lambda text: "\n" not in text and '"' not in text),
+)
+
+
+@given(st.lists(st.lists(FIELDS, min_size=8, max_size=8) | st.lists(FIELDS, min_size=7, max_size=9), max_size=6))
+@settings(max_examples=300, deadline=None)
+@example([["u", "a", "true", "1", "2", "3", "4", "5.5"], ["u", *[""] * 7], ["u", "b", "no", "128", "1", "1", "1", "1"]])
+def test_rows_of_csv_have_the_values_that_they_have_one_by_one(rows):
+    parser = parser_of(CsvRecords(8), TYPED)
+    messages = [",".join(row).encode("utf-8", "surrogatepass") for row in rows]
+
+    table, misfits = parser.parse(pa.array([each + b"\n" for each in messages], pa.binary()))
+
+    wanted = [parser.values_of(each) for each in messages]
+    assert repr([tuple(row.values()) for row in table.to_pylist()]) == repr([tuple(values) for values, _ in wanted])
+    assert misfits.tolist() == [not fits for _, fits in wanted]
+
+
+def test_plain_rows_are_parsed_by_columns_and_others_are_not():
+    plain = pa.array([b"u,1,x\n", b"u,,\n"], pa.binary())
+    found = text_columns(plain, 3, 0)
+    assert found is not None
+    assert [column.to_pylist() for column in found] == [["1", ""], ["x", ""]]
+    for row in (b'u,"1",x\n', b"u,1\n", b"u,1,x,y\n", b"u,\xff,x\n", b"\xef\xbb\xbfu,1,x\n", b"u,1,a\rb\n"):
+        assert text_columns(pa.array([row], pa.binary()), 3, 0) is None
 
 
 def test_lines_are_texts_or_bytes(spark):
