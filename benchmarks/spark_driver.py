@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, Column, MetaData, Table
 
 from benchmarks.runner import Figure
-from coranto.client import ClientConfig
+from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.loop import LoopThread
+from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
-from coranto.testing import SyncCluster
-from coranto.testing.cluster import STORE_URL
 from coranto.testing.fake_broker import FakeBroker
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import ConsumeReport, Outputs, SparkConsumer, TableOutput
@@ -42,7 +41,7 @@ PRODUCERS = 100_000
 JOURNALS = 10_000
 ROUNDS = 3
 CHANGES_AT_ONCE = 100
-LEASE_SECONDS = 60.0
+STOP_SECONDS = 300.0
 PATIENCE_SECONDS = 600.0
 SEEN = Table("seen", MetaData(), Column("messages", BigInteger, nullable=False))
 
@@ -78,10 +77,19 @@ def _serve(calls: Connection) -> None:
 
 def _serve_really(calls: Connection) -> None:
     """Serve journals as `_serve` does, by a real broker."""
-    with SyncCluster(brokers=1, lease_seconds=LEASE_SECONDS) as cluster:
-        client = cluster.client(patience=PATIENCE_SECONDS)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedCluster(
+            Path(folder),
+            supervise=False,
+            etcd_fsync=False,
+            stop_seconds=STOP_SECONDS,
+            broker_arguments=("--journal-limit", str(2 * JOURNALS), "--exit-seconds", "120"),
+        ) as cluster,
+        SyncJournalClient(cluster.info.endpoint, patience=PATIENCE_SECONDS) as client,
+    ):
         created: set[str] = set()
-        calls.send(cluster.endpoint)
+        calls.send(cluster.info.endpoint)
         while (call := calls.recv()) is not None:
             new = [_created(journal) for journal in call if journal not in created]
             for begin in range(0, len(new), CHANGES_AT_ONCE):
@@ -98,7 +106,7 @@ def _created(journal: str) -> pb.ApplyRequest.Change:
     spec = pb.JournalSpec(name=journal, replication=1, labels=label_set([(CONTENT_TYPE, JSON_LINES)]))
     spec.fragment.length = 1 << 20
     spec.fragment.compression_codec = pb.NONE
-    spec.fragment.stores.append(STORE_URL)
+    spec.fragment.stores.append("file:///")
     spec.fragment.refresh_interval.FromSeconds(3_600)
     return pb.ApplyRequest.Change(upsert=spec)
 
