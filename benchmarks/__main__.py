@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from benchmarks import (
     allocator,
@@ -23,14 +25,18 @@ from benchmarks import (
     spark_consumer,
     spark_driver,
     spark_fetching,
+    spark_kafka,
     spark_sink,
     spark_source,
     streams,
 )
-from benchmarks.runner import report
+from benchmarks.runner import Figure, report
+from coranto.errors import CorantoError, InvalidInput
 from coranto.process.memory import keep_freed_memory
 
-BENCHMARKS = {
+Benchmark: TypeAlias = Callable[[int], list[Figure]]
+
+BENCHMARKS: Mapping[str, Benchmark] = {
     "allocator": allocator.run,
     "append": append.run,
     "append_replicated": append.run_replicated,
@@ -55,20 +61,47 @@ BENCHMARKS = {
 }
 
 
+BESIDE_KAFKA: Mapping[str, Benchmark] = {
+    "spark_sink": spark_kafka.run_sink,
+    "spark_source": spark_kafka.run_source,
+}
+"""The benchmarks that `--kafka` runs. Without it nothing of Kafka is fetched, started or measured."""
+
+
+def chosen(names: Sequence[str], *, kafka: bool) -> dict[str, Benchmark]:
+    """Return the benchmarks of these names, or all of them, by the names of their results. Raises InvalidInput."""
+    offered = BESIDE_KAFKA if kafka else BENCHMARKS
+    if unknown := sorted(set(names) - offered.keys()):
+        beside = " that stands beside Kafka" if kafka else ""
+        raise InvalidInput(f"no benchmark{beside} is named {', '.join(unknown)}; there are {', '.join(offered)}")
+    return {f"{name}_kafka" if kafka else name: offered[name] for name in names or offered}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHMARKS)}; default all")
     parser.add_argument("--rounds", type=int, default=3, help="counted pairs of each measure (default 3)")
+    parser.add_argument(
+        "--kafka",
+        action="store_true",
+        help=f"measure {' and '.join(BESIDE_KAFKA)} beside Kafka instead, which Maven and pip fetch into the cache",
+    )
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.names) - BENCHMARKS.keys())
-    if unknown:
-        parser.error(f"no benchmark named {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    try:
+        benchmarks = chosen(arguments.names, kafka=arguments.kafka)
+    except InvalidInput as error:
+        parser.error(error.message)
     # On SIGTERM, exit in order, so that a benchmark ends its cluster and removes its files.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     keep_freed_memory()  # As the servers do. Otherwise chance would decide whether memory is kept, and so the figures.
-    for name in arguments.names or BENCHMARKS:
-        path = report(name, BENCHMARKS[name](arguments.rounds))
-        print(f"wrote {path}\n")
+    for name, run in benchmarks.items():
+        try:
+            figures = run(arguments.rounds)
+        except CorantoError as error:
+            if not arguments.kafka:
+                raise
+            sys.exit(f"{name}: {error}")
+        print(f"wrote {report(name, figures)}\n")
 
 
 if __name__ == "__main__":

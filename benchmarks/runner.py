@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -54,13 +54,22 @@ class Figure:
 
 def in_turns(rounds: int, floor: Callable[[], float], subject: Callable[[], float]) -> tuple[list[float], list[float]]:
     """Run both once to warm up, then `rounds` times in turns. Return the rates of (subject, floor)."""
-    floor(), subject()
-    floors: list[float] = []
-    subjects: list[float] = []
+    found = by_turns(rounds, {"floor": floor, "subject": subject})
+    return found["subject"], found["floor"]
+
+
+def by_turns(
+    rounds: int, measures: Mapping[str, Callable[[], float]], *, warm_up: bool = True
+) -> dict[str, list[float]]:
+    """Run all measures `rounds` times in turns, and once before, to warm up. Return the rates of each."""
+    if warm_up:
+        for measure in measures.values():
+            measure()
+    found: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(rounds):
-        floors.append(floor())
-        subjects.append(subject())
-    return subjects, floors
+        for name, measure in measures.items():
+            found[name].append(measure())
+    return found
 
 
 def machine() -> dict[str, object]:

@@ -14,20 +14,38 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.journals import create_journals
 from benchmarks.runner import Figure, in_turns
+from benchmarks.spark_reads import SCHEMA
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto_consumers.spark.session import new_session
 from coranto_flights.data import iter_flights, load_flights
 
 JOURNALS = [f"bench/sink/part-{i:03d}" for i in range(4)]
-SCHEMA = "carrier string, month int, arr_delay double, tailnum string, dest string, distance double"
 COPIES = 3
 _PIECE = 1 << 20
+
+
+def frames(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
+    """Return the cached flights with a key, as columns and as texts of JSON."""
+    names, kinds = zip(*(part.split() for part in SCHEMA.split(", ")), strict=True)
+    records = [tuple(record.get(name) for name in names) for record in iter_flights(load_flights())]
+    types = [{"string": pa.string(), "int": pa.int32(), "double": pa.float64()}[kind] for kind in kinds]
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*records, strict=True), types, strict=True)]
+    flights = spark.createDataFrame(pa.table(dict(zip(names, columns, strict=True))))
+    cached = flights.crossJoin(spark.range(COPIES)).drop("id").repartition(2).cache()
+    structs = cached.withColumn("key", F.col("tailnum")).na.fill("none", ["key"])
+    return structs, structs.select("key", F.to_json(F.struct(*names)).alias("value"))
+
+
+def write(rows: DataFrame, endpoint: str) -> None:
+    """Write rows to the journals."""
+    writer = rows.write.format("journal").mode("append").option("endpoint", endpoint)
+    writer.options(selector="name:prefix=bench/sink/", ledger="bench-sink-ledger", keyColumn="key").save()
 
 
 def run(rounds: int) -> list[Figure]:
@@ -38,33 +56,20 @@ def run(rounds: int) -> list[Figure]:
         try:
             with SyncJournalClient(info.endpoint, file_root=info.file_root) as client:
                 create_journals(client, JOURNALS, fragment_bytes=64 << 20)
-                names, kinds = zip(*(part.split() for part in SCHEMA.split(", ")), strict=True)
-                records = [tuple(record.get(name) for name in names) for record in iter_flights(load_flights())]
-                types = [{"string": pa.string(), "int": pa.int32(), "double": pa.float64()}[kind] for kind in kinds]
-                columns = [
-                    pa.array(column, kind) for column, kind in zip(zip(*records, strict=True), types, strict=True)
-                ]
-                flights = spark.createDataFrame(pa.table(dict(zip(names, columns, strict=True))))
-                frame = flights.crossJoin(spark.range(COPIES)).drop("id").repartition(2).cache()
-                rows = frame.count()
+                structs, texts = frames(spark)
+                rows = structs.count()
 
-                def write(rows_to_write: DataFrame) -> Callable[[], float]:
+                def written(rows_to_write: DataFrame) -> Callable[[], float]:
                     def once() -> float:
                         begun = time.perf_counter()
-                        writer = rows_to_write.write.format("journal").mode("append").option("endpoint", info.endpoint)
-                        writer.options(
-                            selector="name:prefix=bench/sink/", ledger="bench-sink-ledger", keyColumn="key"
-                        ).save()
+                        write(rows_to_write, info.endpoint)
                         return rows / (time.perf_counter() - begun)
 
                     return once
 
-                structs = frame.withColumn("key", F.col("tailnum")).na.fill("none", ["key"])
-                message = F.to_json(F.struct(*names)).alias("value")
-                texts = structs.select("key", message)
                 for name, subject in (("columns", structs), ("texts of to_json", texts)):
                     before = sum(map(client.head, JOURNALS))
-                    write(subject)()
+                    written(subject)()
                     size = sum(map(client.head, JOURNALS)) - before
                     floor_name = f"plain appends of the same {size >> 20} MiB by two threads"
 
@@ -79,7 +84,7 @@ def run(rounds: int) -> list[Figure]:
                                 pass
                         return rows / (time.perf_counter() - begun)
 
-                    subjects, floors = in_turns(rounds, append, write(subject))
+                    subjects, floors = in_turns(rounds, append, written(subject))
                     figures.append(Figure(f"Spark sink, {name}", "rows/s", subjects, floors, floor_name))
         finally:
             spark.stop()

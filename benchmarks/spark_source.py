@@ -9,16 +9,16 @@ its read by one task.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.journals import create_journals
 from benchmarks.runner import Figure, in_turns
+from benchmarks.spark_reads import SCHEMA, TimedRead
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
@@ -29,13 +29,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 JOURNALS = [f"bench/flights/part-{i:03d}" for i in range(4)]
-SCHEMA = "carrier string, month int, arr_delay double, tailnum string, dest string, distance double"
 LARGE = "bench/large"
 COPIES = 3
 TASKS = (1, 2, 4, 8)
 
 
-def _publish(client: SyncJournalClient, files: Path) -> int:
+def publish_flights(client: SyncJournalClient, files: Path) -> int:
     """Write the flights, COPIES times, to journals, to one large journal, and to files. Return the number of rows."""
     create_journals(client, (*JOURNALS, LARGE), fragment_bytes=8 << 20)
     builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
@@ -66,56 +65,12 @@ def _publish(client: SyncJournalClient, files: Path) -> int:
     return rows
 
 
-class _Read:
-    """A read of all rows, timed, with the rows per second of processor time of Spark's processes at each call."""
-
-    def __init__(self, rows: int, frame: Callable[[], DataFrame]) -> None:
-        self._rows = rows
-        self._frame = frame
-        self.by_processor_time: list[float] = []
-
-    def __call__(self) -> float:
-        spent, begun = _processor_seconds(), time.perf_counter()
-        answer = self._frame().selectExpr("count(*) AS n", "sum(distance) AS s", "count(tailnum) AS t").collect()[0]
-        seconds = time.perf_counter() - begun
-        self.by_processor_time.append(self._rows / (_processor_seconds() - spent))
-        assert answer["n"] == self._rows, (answer, self._rows)
-        return self._rows / seconds
-
-
-def _processor_seconds() -> float:
-    """Return the processor time of Spark's JVM, of its Python workers, and of workers that have ended."""
-    ticks = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # The process has ended meanwhile.
-            command = (folder / "cmdline").read_bytes()
-            user, system, ended_user, ended_system = map(int, _after_name(folder / "stat")[11:15])
-            if str(os.getpid()) not in _ancestors(folder.name):
-                continue
-            if b"java" in command.partition(b"\0")[0]:
-                ticks += user + system
-            elif b"pyspark" in command:
-                ticks += user + system + ended_user + ended_system
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _after_name(stat: Path) -> list[bytes]:
-    """Return the fields of a process behind its name, which may hold anything."""
-    return stat.read_bytes().rpartition(b")")[2].split()
-
-
-def _ancestors(process: str) -> Iterator[str]:
-    while process != "0":
-        process = _after_name(Path("/proc", process, "stat"))[1].decode()
-        yield process
-
-
 def run(rounds: int) -> list[Figure]:
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder, EmbeddedCluster(Path(folder) / "cluster") as cluster:
         info = cluster.info
         with SyncJournalClient(info.endpoint, file_root=info.file_root) as client:
-            rows = _publish(client, Path(folder) / "json")
+            rows = publish_flights(client, Path(folder) / "json")
         spark = new_session("bench", master="local[2]")
         try:
             from pyspark.sql import functions as F
@@ -158,8 +113,8 @@ def run(rounds: int) -> list[Figure]:
                 ("read_committed", False, "committed, with from_json"),
             ):
                 floor, subject = (
-                    _Read(rows, from_files),
-                    _Read(rows, from_journals(isolation, parsed_by_workers=by_workers)),
+                    TimedRead(rows, from_files),
+                    TimedRead(rows, from_journals(isolation, parsed_by_workers=by_workers)),
                 )
                 subjects, floors = in_turns(rounds, floor, subject)
                 figures.append(Figure(f"Spark source, {name}", "rows/s", subjects, floors, floor_name))
@@ -168,7 +123,7 @@ def run(rounds: int) -> list[Figure]:
                 figures.append(Figure(f"Spark source, {name}, by processor time", unit, *spent, floor_name))
             one_task = f"the same read with {TASKS[0]} task"
             for tasks in TASKS[1:]:
-                rates = in_turns(rounds, _Read(rows, of_large(TASKS[0])), _Read(rows, of_large(tasks)))
+                rates = in_turns(rounds, TimedRead(rows, of_large(TASKS[0])), TimedRead(rows, of_large(tasks)))
                 figures.append(
                     Figure(f"Spark source, committed, one journal, {tasks} tasks", "rows/s", *rates, one_task)
                 )

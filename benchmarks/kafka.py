@@ -1,0 +1,256 @@
+"""Kafka on this machine, for the benchmarks that put it beside journals when they are asked to (`--kafka`).
+
+Nothing of Kafka belongs to this repository. `fetched` asks Maven for the broker and for Spark's connector, and pip for
+a client that writes transactions, and keeps them in `~/.cache/coranto/kafka` (or `$XDG_CACHE_HOME/coranto/kafka`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+from coranto.cluster.processes import free_port, is_free
+from coranto.errors import InvalidInput, Unavailable
+from coranto.process.java import java_program
+
+_WRITER: Final = Path(__file__).with_name("kafka_writer.py")
+_PATIENCE: Final = 120.0
+_FETCH_SECONDS: Final = 900.0
+
+_POM: Final = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>coranto.benchmarks</groupId><artifactId>kafka</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+    <dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>
+  </dependencies>
+</project>
+"""
+
+_PROPERTIES: Final = """process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={data}
+num.partitions={partitions}
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kafka:
+    """What was fetched of Kafka."""
+
+    connector: tuple[Path, ...]
+    """The jars that Spark lacks to read and write Kafka."""
+    connector_version: str
+    broker: Path
+    """The folder with the broker's jars."""
+    client: Path
+    """The folder of Python's packages with the client that writes transactions."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of a Spark session that knows Kafka."""
+        return {"spark.jars": ",".join(map(str, self.connector))}
+
+
+def fetched() -> Kafka:
+    """Return Kafka's broker and connector, which are fetched unless they are in the cache.
+
+    Raises InvalidInput without Maven, and Unavailable if they cannot be fetched.
+    """
+    folder = cache_folder()
+    scala = _scala_version()
+    jars, version = _connector(folder, scala)
+    [clients] = jars.glob("kafka-clients-*.jar")
+    release = clients.stem.removeprefix("kafka-clients-")
+    broker = _by_maven(folder / f"broker-{release}", "org.apache.kafka", f"kafka_{scala}", release)
+    return Kafka(spark_lacks(jars, _spark_jars()), version, broker, _by_pip(folder, "confluent-kafka"))
+
+
+def cache_folder() -> Path:
+    """Return the folder in which what was fetched is kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache") / "coranto" / "kafka"
+
+
+def python_version() -> str:
+    """Return the version of Python that packages are fetched for."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def connector_versions(spark: str) -> list[str]:
+    """Return the versions of the connector to ask for, the best first.
+
+    That of a new release of Spark may not have been published yet. The one of the release before works with it.
+    """
+    major, minor = (int(part) for part in spark.split(".")[:2])
+    earlier = [f"{major}.{minor - 1}.0"] if minor else []
+    return list(dict.fromkeys([spark, f"{major}.{minor}.0", *earlier]))
+
+
+def spark_lacks(jars: Path, spark: Path) -> tuple[Path, ...]:
+    """Return the jars of a folder that Spark does not have in any version."""
+    known = {_artifact(path) for path in spark.glob("*.jar")}
+    return tuple(sorted(path for path in jars.glob("*.jar") if _artifact(path) not in known))
+
+
+def _artifact(jar: Path) -> str:
+    """Return the name of a jar without its version."""
+    return re.split(r"-[0-9]+[.]", jar.stem, maxsplit=1)[0]
+
+
+def _spark_jars() -> Path:
+    return Path(pyspark.__file__).parent / "jars"
+
+
+def _scala_version() -> str:
+    [library] = _spark_jars().glob("scala-library-*.jar")
+    return ".".join(library.stem.removeprefix("scala-library-").split(".")[:2])
+
+
+def _connector(folder: Path, scala: str) -> tuple[Path, str]:
+    folders = {folder / f"connector-{version}": version for version in connector_versions(pyspark.__version__)}
+    for kept, version in folders.items():
+        if kept.exists():
+            return kept, version
+    failures = []
+    for new, version in folders.items():
+        try:
+            return _by_maven(new, "org.apache.spark", f"spark-sql-kafka-0-10_{scala}", version), version
+        except Unavailable as failure:
+            failures.append(str(failure))
+    raise Unavailable("; ".join(failures))
+
+
+def _by_maven(folder: Path, group: str, artifact: str, version: str) -> Path:
+    """Return a folder with the jars of an artifact and of all that it needs at run time."""
+    if folder.exists():
+        return folder
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise InvalidInput(
+            f"Kafka is fetched by Maven, and there is no command mvn to fetch {artifact}: install Maven (on Debian the "
+            "package maven), or leave Kafka out",
+            field="--kafka",
+        )
+    with _made(folder) as making:
+        (making / "pom.xml").write_text(_POM.format(group=group, artifact=artifact, version=version))
+        print(f"Fetching {artifact} {version} …", flush=True)
+        into = ("-DincludeScope=runtime", f"-DoutputDirectory={making}")
+        _run([maven, "-B", "-q", "-f", str(making / "pom.xml"), "dependency:copy-dependencies", *into])
+    return folder
+
+
+def _by_pip(folder: Path, package: str) -> Path:
+    """Return a folder of Python's packages with one of a name."""
+    target = folder / f"python-{python_version()}"
+    if not target.exists():
+        with _made(target) as making:
+            print(f"Fetching {package} …", flush=True)
+            _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(making), package])
+    return target
+
+
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[Path]:
+    """Make a folder, which exists as soon as it is whole."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as making:
+        whole = Path(making) / "whole"
+        whole.mkdir()
+        yield whole
+        whole.rename(folder)
+
+
+def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False, env=environment)
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines() or ["nothing"]
+        raise Unavailable(f"{command[0]} ended with {done.returncode} and said: {said[0]}")
+
+
+class KafkaServer:
+    """A broker of Kafka, which is its own controller, on free loopback ports. Leaving the context ends it.
+
+    Topics that are written to are made, with as many partitions.
+    """
+
+    def __init__(self, kafka: Kafka, *, partitions: int) -> None:
+        self._kafka = kafka
+        self._partitions = partitions
+        self._folder = tempfile.TemporaryDirectory(prefix="coranto-kafka-")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def __enter__(self) -> KafkaServer:
+        folder, java = Path(self._folder.name), java_program()
+        if java is None:
+            raise Unavailable("Kafka needs Java 17 or later: install it, or set JAVA_HOME")
+        self._port = free_port()
+        controller = free_port(taken=[self._port])
+        properties = folder / "server.properties"
+        properties.write_text(
+            _PROPERTIES.format(
+                port=self._port, controller=controller, data=folder / "data", partitions=self._partitions
+            )
+        )
+        program = [str(java), "-Xmx1g", "-cp", f"{self._kafka.broker}/*"]
+        identity = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        _run([*program, "kafka.tools.StorageTool", "format", "-t", identity, "-c", str(properties)])
+        log = folder / "log"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*program, "kafka.Kafka", str(properties)], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        deadline = time.monotonic() + _PATIENCE
+        while is_free(self._port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.close()
+                raise Unavailable(f"Kafka's broker did not start: {log.read_text(errors='replace')[-1000:]}")
+            time.sleep(0.1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._folder.cleanup()
+
+    def write(self, topic: str, files: Sequence[Path], *, transactions: int) -> None:
+        """Write the lines of each file to a partition of a topic, all of them in so many committed transactions.
+
+        Raises Unavailable.
+        """
+        environment = {**os.environ, "PYTHONPATH": str(self._kafka.client)}
+        arguments = [self.address, topic, str(transactions), *map(str, files)]
+        _run([sys.executable, str(_WRITER), *arguments], environment)

@@ -1,0 +1,30 @@
+"""The first read of a Spark session that has only just started: `python -m benchmarks.spark_cold REQUEST`.
+
+REQUEST is a JSON object with `format`, its `options`, the session's `settings`, and the number of `rows` that there
+are. It prints the seconds that the first read took, from `load()` to the answer. A process runs one Java only, so each
+such read takes a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from benchmarks.spark_reads import TimedRead, parsed_rows
+from coranto_consumers.spark.session import new_session
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    spark = new_session("bench", master="local[2]", settings=request["settings"])
+    try:
+        begun = time.perf_counter()
+        TimedRead(request["rows"], lambda: parsed_rows(spark, request["format"], request["options"]))()
+        print(time.perf_counter() - begun)
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Spark reading and writing journals, beside Spark reading and writing Kafka (`--kafka`).
+
+The same lines are in four journals, in four partitions of a topic, and in four files, in as many transactions; all
+readers give the flights' columns with one schema, and end in one aggregate. `fetched` in `kafka.py` gets Kafka. Both
+brokers run on this machine. Their processor time does not count, only that of Spark's JVM and its Python workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from benchmarks import kafka, spark_sink, spark_source
+from benchmarks.journals import create_journals
+from benchmarks.runner import Figure, by_turns
+from benchmarks.spark_reads import SCHEMA, TimedRead, parsed_rows
+from coranto.client.sync import SyncJournalClient
+from coranto.cluster import EmbeddedCluster
+from coranto_consumers.spark.session import new_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TOPIC = "bench-flights"
+FILES = "Spark reading the same lines from JSON files"
+_TEXTS = ("sum(length(value))",)
+_COLD_SECONDS = 300
+
+
+def run_source(rounds: int) -> list[Figure]:
+    """Measure reads: committed, uncommitted, raw, and the first one of a session."""
+    fetched = kafka.fetched()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedCluster(Path(folder) / "cluster") as cluster,
+        kafka.KafkaServer(fetched, partitions=len(spark_source.JOURNALS)) as server,
+    ):
+        info, files = cluster.info, Path(folder) / "json"
+        with SyncJournalClient(info.endpoint, file_root=info.file_root) as client:
+            rows = spark_source.publish_flights(client, files)
+        server.write(TOPIC, sorted(files.iterdir()), transactions=spark_source.COPIES)
+        sources = {
+            "journal": {
+                "endpoint": info.endpoint,
+                "fileRoot": str(info.file_root),
+                "selector": "name:prefix=bench/flights/",
+            },
+            "kafka": {
+                "kafka.bootstrap.servers": server.address,
+                "subscribe": TOPIC,
+                "startingOffsets": "earliest",
+            },
+        }
+        cold = {
+            kind: _ColdRead(kind, _isolated(kind, options, "read_committed"), fetched.settings, rows)
+            for kind, options in sources.items()
+        }
+        figures = _first_reads(rounds, cold, fetched.connector_version)
+        spark = new_session("bench", master="local[2]", settings=fetched.settings)
+        try:
+            return figures + _warm_reads(rounds, spark, sources, files, rows)
+        finally:
+            spark.stop()
+
+
+def _isolated(kind: str, options: Mapping[str, str], isolation: str) -> dict[str, str]:
+    return {**options, ("isolation" if kind == "journal" else "kafka.isolation.level"): isolation}
+
+
+class _ColdRead:
+    """The first read of a session, in a process of its own; gives the rows per second."""
+
+    def __init__(self, kind: str, options: Mapping[str, str], settings: Mapping[str, str], rows: int) -> None:
+        # A session that reads journals only has no need for Kafka's connector.
+        settings = settings if kind == "kafka" else {}
+        request = {"format": kind, "options": options, "settings": settings, "rows": rows}
+        self._command = [sys.executable, "-m", "benchmarks.spark_cold", json.dumps(request)]
+        self._rows = rows
+
+    def __call__(self) -> float:
+        done = subprocess.run(self._command, stdout=subprocess.PIPE, text=True, timeout=_COLD_SECONDS, check=True)
+        return self._rows / float(done.stdout)
+
+
+def _first_reads(rounds: int, cold: Mapping[str, Callable[[], float]], version: str) -> list[Figure]:
+    found = by_turns(rounds, cold, warm_up=False)
+    note = f"Kafka's connector has version {version}"
+    floor = "Spark's Kafka source, read_committed, in a session of its own"
+    return [Figure("first read of a session, committed", "rows/s", found["journal"], found["kafka"], floor, note)]
+
+
+def _warm_reads(
+    rounds: int, spark: SparkSession, sources: Mapping[str, Mapping[str, str]], files: Path, rows: int
+) -> list[Figure]:
+    def parsed(kind: str, isolation: str) -> TimedRead:
+        return TimedRead(rows, lambda: parsed_rows(spark, kind, _isolated(kind, sources[kind], isolation)))
+
+    def raw(kind: str) -> TimedRead:
+        def frame() -> DataFrame:
+            reader = spark.read.format(kind).options(**_isolated(kind, sources[kind], "read_committed"))
+            if kind == "journal":
+                return reader.schema("value STRING, flags INT").load().where("flags != 2")
+            return reader.load().select(F.col("value").cast("string"))
+
+        return TimedRead(rows, frame, _TEXTS)
+
+    reads = {
+        "files": TimedRead(rows, lambda: spark.read.schema(SCHEMA).json(str(files))),
+        "texts": TimedRead(rows, lambda: spark.read.text(str(files)), _TEXTS),
+        **{
+            f"{kind} {isolation}": parsed(kind, f"read_{isolation}")
+            for isolation, kind in itertools.product(("committed", "uncommitted"), sources)
+        },
+        **{f"{kind} raw": raw(kind) for kind in sources},
+    }
+    rates = by_turns(rounds, reads)
+    figures = []
+
+    def beside(name: str, subject: str, floor: str, floor_name: str) -> None:
+        figures.append(Figure(name, "rows/s", rates[subject], rates[floor], floor_name))
+        spent = reads[subject].by_processor_time[1:], reads[floor].by_processor_time[1:]  # The first warms up.
+        figures.append(Figure(f"{name}, by processor time", "rows per s of processor time", *spent, floor_name))
+
+    for isolation in ("committed", "uncommitted"):
+        beside(
+            isolation,
+            f"journal {isolation}",
+            f"kafka {isolation}",
+            f"Spark's Kafka source, read_{isolation}, from_json",
+        )
+    beside("committed", "journal committed", "files", FILES)
+    beside("raw values, committed", "journal raw", "kafka raw", "Spark's Kafka source, read_committed")
+    beside("raw values, committed", "journal raw", "files", FILES)
+    beside("raw values, committed", "journal raw", "texts", "Spark reading the same lines from files as texts")
+    return figures
+
+
+def run_sink(rounds: int) -> list[Figure]:
+    """Measure writes of the same rows."""
+    fetched = kafka.fetched()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedCluster(Path(folder) / "cluster") as cluster,
+        kafka.KafkaServer(fetched, partitions=len(spark_sink.JOURNALS)) as server,
+    ):
+        info = cluster.info
+        with SyncJournalClient(info.endpoint, file_root=info.file_root) as client:
+            create_journals(client, spark_sink.JOURNALS, fragment_bytes=64 << 20)
+        spark = new_session("bench", master="local[2]", settings=fetched.settings)
+        try:
+            structs, texts = spark_sink.frames(spark)
+            rows = structs.count()
+
+            def timed(write: Callable[[], None]) -> Callable[[], float]:
+                def once() -> float:
+                    begun = time.perf_counter()
+                    write()
+                    return rows / (time.perf_counter() - begun)
+
+                return once
+
+            def to_kafka() -> None:
+                writer = texts.write.format("kafka").option("kafka.bootstrap.servers", server.address)
+                writer.option("topic", TOPIC).save()
+
+            found = by_turns(
+                rounds,
+                {
+                    "columns": timed(lambda: spark_sink.write(structs, info.endpoint)),
+                    "texts": timed(lambda: spark_sink.write(texts, info.endpoint)),
+                    "kafka": timed(to_kafka),
+                },
+            )
+            written = spark.read.format("kafka").option("kafka.bootstrap.servers", server.address)
+            assert written.option("subscribe", TOPIC).load().count() == (rounds + 1) * rows
+            floor = "Spark's Kafka sink, texts of to_json"
+            return [
+                Figure("Spark sink, columns", "rows/s", found["columns"], found["kafka"], floor),
+                Figure("Spark sink, texts of to_json", "rows/s", found["texts"], found["kafka"], floor),
+            ]
+        finally:
+            spark.stop()

@@ -1,0 +1,75 @@
+"""The choice and the fetching of `--kafka`. Nothing is fetched here: Maven is missing, or stands in for itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from benchmarks import kafka
+from benchmarks.__main__ import BENCHMARKS, BESIDE_KAFKA, chosen
+from coranto.errors import InvalidInput, Unavailable
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and no program on the PATH."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+    return kafka.cache_folder()
+
+
+def test_kafka_is_left_out_unless_it_is_asked_for() -> None:
+    assert chosen([], kafka=False) == BENCHMARKS
+    assert chosen(["spark_source"], kafka=False) == {"spark_source": BENCHMARKS["spark_source"]}
+    assert not set(chosen([], kafka=False).values()) & set(BESIDE_KAFKA.values())
+
+
+def test_results_beside_kafka_have_names_of_their_own() -> None:
+    assert chosen(["spark_source"], kafka=True) == {"spark_source_kafka": BESIDE_KAFKA["spark_source"]}
+    assert chosen([], kafka=True).keys() == {"spark_sink_kafka", "spark_source_kafka"}
+
+
+def test_a_benchmark_without_kafka_is_refused_beside_it() -> None:
+    with pytest.raises(InvalidInput, match="no benchmark that stands beside Kafka is named append; there are spark_"):
+        chosen(["spark_source", "append"], kafka=True)
+    with pytest.raises(InvalidInput, match="no benchmark is named nothing"):
+        chosen(["nothing"], kafka=False)
+
+
+def test_without_maven_the_error_tells_to_install_it(cache: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"no command mvn to fetch spark-sql-kafka-0-10_.*: install Maven"):
+        kafka.fetched()
+    assert not cache.exists()
+
+
+def test_what_maven_cannot_find_leaves_nothing_behind(cache: Path) -> None:
+    maven = cache.parents[1] / "bin" / "mvn"
+    maven.write_text("#!/bin/sh\necho not in any registry\nexit 1\n")
+    maven.chmod(0o700)
+    with pytest.raises(Unavailable, match="ended with 1 and said: not in any registry"):
+        kafka.fetched()
+    assert not list(cache.iterdir())
+
+
+def test_what_is_in_the_cache_is_not_fetched(cache: Path) -> None:
+    connector = cache / f"connector-{pyspark.__version__}"
+    connector.mkdir(parents=True)
+    for name in ("kafka-clients-3.9.2.jar", "spark-sql-kafka-0-10_2.13-4.2.0.jar", "scala-library-2.13.1.jar"):
+        (connector / name).touch()
+    for name in ("broker-3.9.2", f"python-{kafka.python_version()}"):
+        (cache / name).mkdir()
+    found = kafka.fetched()
+    assert [jar.name for jar in found.connector] == ["kafka-clients-3.9.2.jar", "spark-sql-kafka-0-10_2.13-4.2.0.jar"]
+    assert (found.connector_version, found.broker) == (pyspark.__version__, cache / "broker-3.9.2")
+    assert set(found.settings["spark.jars"].split(",")) == {str(jar) for jar in found.connector}
+
+
+@pytest.mark.parametrize(
+    ("spark", "versions"),
+    [("4.3.1", ["4.3.1", "4.3.0", "4.2.0"]), ("4.3.0", ["4.3.0", "4.2.0"]), ("5.0.0", ["5.0.0"])],
+)
+def test_the_connector_of_the_release_before_stands_in(spark: str, versions: list[str]) -> None:
+    assert kafka.connector_versions(spark) == versions
