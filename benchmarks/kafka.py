@@ -57,7 +57,7 @@ transaction.state.log.min.isr=1
 
 @dataclass(frozen=True, slots=True)
 class Kafka:
-    """What was fetched of Kafka."""
+    """The parts of Kafka that were fetched."""
 
     connector: tuple[Path, ...]
     """The jars that Spark lacks to read and write Kafka."""
