@@ -37,6 +37,7 @@ from coranto.testing.sim.object_store import SimObjectStore, SimStores
 from coranto.testing.sim.rpc import Rpc
 from coranto.testing.sim.timeline import Process
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
+from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.append.states import Way
@@ -466,6 +467,10 @@ class WorldConnection(Connection):
     @property
     def stub(self) -> pb_grpc.JournalAsyncStub:
         return self._sim_stub
+
+    @property
+    def heads_stub(self) -> heads_grpc.JournalsAsyncStub:
+        return cast("heads_grpc.JournalsAsyncStub", self._sim_stub)
 
     @property
     def streams_stub(self) -> stream_grpc.AppendsAsyncStub:

@@ -2,8 +2,8 @@
 
 A fork shares no fragment that somebody may be removing already, by a plan made before the source held it. Plans are
 made of fragments that are older than the source's retention. So a fork shares only those that are younger, by a
-*margin* in which every planner learns of the hold, and which clocks do not differ by. Fragments that another fork holds
-already, and those that a source shares itself, are in no plan at any age.
+*margin* in which every planner learns of the hold, and which clocks do not differ by. Older ones that another fork
+holds are in no plan, but the retention that the fork has from its source would leave them out of the fork.
 """
 
 from __future__ import annotations
@@ -41,9 +41,13 @@ def margin_seconds(spec: pb.JournalSpec) -> float:
 
 def is_safe(spec: pb.JournalSpec, fragment: Fragment, now: float, margin: float) -> bool:
     """Return True if no plan of a journal's retention can have a fragment, `margin` seconds around `now`."""
-    retention = duration_seconds(spec.fragment.retention)
     held = fragment.journal != spec.name or fragment.end > held_from(spec)
-    return retention <= 0 or held or now - fragment.mod_time < retention - margin
+    return held or _is_young(spec, fragment, now, margin)
+
+
+def _is_young(spec: pb.JournalSpec, fragment: Fragment, now: float, margin: float) -> bool:
+    retention = duration_seconds(spec.fragment.retention)
+    return retention <= 0 or now - fragment.mod_time < retention - margin
 
 
 def choose(source: pb.JournalSpec, fragments: Iterable[Fragment], offset: int, head: int, now: float) -> SharedSpan:
@@ -59,7 +63,7 @@ def choose(source: pb.JournalSpec, fragments: Iterable[Fragment], offset: int, h
     stored = CoverSet(each for each in known if each.backing_store and each.end <= offset)
     begin = end = stored.end_offset if len(stored) else first
     for fragment in reversed(list(stored)):
-        if not is_safe(source, fragment, now, margin_seconds(source)):
+        if not _is_young(source, fragment, now, margin_seconds(source)):
             break
         begin = fragment.begin
     if begin == end and len(stored):

@@ -6,7 +6,7 @@ import pytest
 
 from coranto import labels
 from coranto.errors import ContentGone, InvalidInput
-from coranto.forks.choosing import SharedSpan, choose, complete, fork_at, holding, new_spec, without_hold
+from coranto.forks.choosing import SharedSpan, choose, complete, fork_at, holding, is_safe, new_spec, without_hold
 from coranto.fragments.forks import holds_of
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.specs.durability import ACK_ZONES
@@ -56,10 +56,9 @@ def test_what_retention_may_be_removing_is_not_shared() -> None:
     old = [stored(0, 10, 300), stored(10, 20, 200), local(20, 30)]
     assert choose(spec(100), old, 30, 30, NOW) == SharedSpan(10, 10)
     # What another fork holds, or what a source shares itself, is in no plan.
-    held = without_hold(spec(100), "x")
-    held.labels.CopyFrom(labels.label_set([(labels.FORK_HOLD, "10/other")]))
-    assert choose(held, old, 30, 30, NOW) == SharedSpan(10, 20)
-    assert choose(spec(100), [stored(0, 10, 300, "above"), local(10, 30)], 30, 30, NOW) == SharedSpan(0, 10)
+    held = spec(100, **{labels.FORK_HOLD: "10/other"})
+    assert [is_safe(held, each, NOW, 0) for each in old[:2]] == [False, True]
+    assert is_safe(spec(100), stored(0, 10, 300, "above"), NOW, 0)
 
 
 def test_content_that_is_gone_cannot_be_forked() -> None:

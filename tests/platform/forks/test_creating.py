@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +13,10 @@ from coranto.client import JournalClient
 from coranto.errors import ContentGone, CorruptData, InvalidInput, JournalNotFound, RpcFailed, Unavailable
 from coranto.forks import Fork, creating, drop_fork, fork_journal, fork_journals, fork_of, forks_of
 from coranto.fragments.forks import holds_of
+from coranto.fragments.fragment import Fragment
 from coranto.testing import Cluster
 from coranto.testing.sim.loop import simulated
+from coranto.testing.sim.object_store import SimFragments
 from coranto.wire import protocol_pb2 as pb
 
 SOURCE, FORK = "shop/orders", "what-if/orders"
@@ -181,6 +185,37 @@ def test_what_retention_is_about_to_remove_is_not_shared() -> None:
         assert await content(client, FORK, made.begin) == (WHOLE + b"".join(young))[made.begin :]
         with pytest.raises(ContentGone):
             await fork(client, SOURCE, "what-if/late", at=len(PIECES[0]))
+
+    on_cluster(test, retention=100)
+
+
+def test_what_is_being_removed_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal is under way, and listings show its fragment again. Nobody can stop it."""
+
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        remove, begun, allowed = SimFragments.remove, list[Fragment](), asyncio.Event()
+
+        async def later(self: SimFragments, fragment: Fragment) -> None:
+            begun.append(fragment)
+            await allowed.wait()
+            await remove(self, fragment)
+
+        monkeypatch.setattr(SimFragments, "remove", later)
+        await client._clock.sleep(80)
+        young = [piece.replace(b"x", b"z") for piece in PIECES]
+        for piece in young:
+            await client.append(SOURCE, piece)
+        while not begun:
+            await client._clock.sleep(1)
+        await client._clock.sleep(3)
+        assert begun[0] in [replace(each.fragment, file_bytes=None) for each in await client.fragments(SOURCE)]
+        made = await fork(client, SOURCE, FORK)
+        assert made.begin >= begun[0].end
+        allowed.set()
+        await client._clock.sleep(3)
+        assert begun[0].begin not in [each.begin for each in cluster.fragments(SOURCE)]
+        assert max(each.end for each in begun) <= made.begin  # The round goes on below the hold.
+        assert await content(client, FORK, made.begin) == (WHOLE + b"".join(young))[made.begin :]
 
     on_cluster(test, retention=100)
 
