@@ -107,6 +107,8 @@ class Forker:
     number: int = 0
     asked: dict[str, tuple[str, int | None]] = field(default_factory=dict)
     """Forks that may be forming, with source and offset."""
+    dropped: set[str] = field(default_factory=set)
+    """Forks that were to be dropped. Whether they are may be unknown."""
 
     @property
     def rng(self) -> random.Random:
@@ -209,6 +211,7 @@ class Forker:
     async def drop(self, name: str) -> None:
         world = self.world
         await self.compare(name)
+        self.dropped.add(name)
         await drop_fork(world.client("writer-2", self.rng.choice(world.machines), 5.0), name)
         del world.forks[name]
         world.coverage.sometimes("a fork was dropped")
@@ -265,6 +268,8 @@ async def _finish(world: ForkWorld, forker: Forker, report: ForkReport) -> None:
 async def _examine(world: ForkWorld, forker: Forker, report: ForkReport) -> None:
     """Let retention work for a while, and then compare all forks, and append to all journals."""
     await asyncio.sleep(2.5 * RETENTION_SECONDS)
+    for name in [each for each in forker.dropped if each in world.forks and not world.exists(each)]:
+        del world.forks[name]
     for name in list(world.forks):
         found = fork_of(world.spec(name)) if world.exists(name) else None
         if found != world.forks[name]:

@@ -120,8 +120,10 @@ def holds_of(spec: pb.JournalSpec) -> Mapping[str, int]:
 def held_from(spec: pb.JournalSpec) -> int:
     """Return the offset from which on a journal keeps everything for its forks; MAX_OFFSET without any.
 
-    A hold that cannot be read keeps everything.
+    A hold that cannot be read keeps everything. So does a fork that is forming, because that is yet to be compared.
     """
+    if labels.value_of(spec.labels, labels.FORK_STATE) == labels.FORMING:
+        return 0
     try:
         return min(holds_of(spec).values(), default=MAX_OFFSET)
     except InvalidInput:

@@ -113,6 +113,7 @@ async def _part(client: JournalClient, info: JournalInfo, options: ManifestOptio
         value_of(info.spec.labels, CONTENT_TYPE),
         info.create_revision,
         tuple(ListedFragment.of(each.fragment, _url(each, options)) for each in chosen),
+        tuple(sorted({each.fragment.journal for each in chosen} - {info.name})),
     )
 
 

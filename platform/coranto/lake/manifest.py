@@ -87,6 +87,8 @@ class JournalPart:
     content_type: str
     revision: int
     fragments: Sequence[ListedFragment] = ()
+    sources: Sequence[str] = ()
+    """The journals whose fragments it shares, if it is a fork."""
 
     @property
     def unstored(self) -> int:
@@ -107,7 +109,7 @@ class JournalPart:
                 raise InvalidInput(
                     f"{self.journal}: the fragment at {each.begin} is not valid: {error.message}", field="manifest"
                 ) from None
-            if each.journal != self.journal:
+            if each.journal not in (self.journal, *self.sources):
                 raise InvalidInput(f"{self.journal}: lists a fragment of {each.journal}", field="manifest")
         at = self.begin
         for each in self.chain():

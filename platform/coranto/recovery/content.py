@@ -82,6 +82,9 @@ class ContentDoctor:
                     steps += await self._store_again(info, each.fragment)
                 continue
             explained.append((each.fragment.begin, each.fragment.end))
+            if each.fragment.journal != info.name:
+                remarks.append(_shared(info, each))
+                continue
             await self._look_for_copy(info, each, steps, losses, remarks)
         losses += [
             Loss(info.name, f"content [{begin}, {end}) is in no fragment that its brokers know")
@@ -236,6 +239,15 @@ def set_aside(fragment: Fragment, why: str, loses: str = "", *, stray: bool = Fa
     action = f"move the file of {where}, which {why}, to {ASIDE}/ of {fragment.backing_store}, where nothing reads it"
     step = _step(StepKind.SET_ASIDE_FRAGMENT, fragment, action)
     return replace(step, loses=loses, facts={**step.facts, "stray": stray})
+
+
+def _shared(info: JournalInfo, found: FragmentAudit) -> Remark:
+    fragment = found.fragment
+    return Remark(
+        info.name,
+        f"its content [{fragment.begin}, {fragment.end}) is in a fragment that it shares, and that is "
+        f"{found.status.value}: recover {fragment.journal}, which has it",
+    )
 
 
 def _unserved(info: JournalInfo, fragment: Fragment) -> Loss:

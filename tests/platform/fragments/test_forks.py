@@ -77,6 +77,7 @@ def test_a_hold_keeps_everything_from_its_offset_on() -> None:
     assert [each.end for each in expired(old, 50, NOW, held_from(spec("a")))] == [10, 20, 30, 40, 50]
     assert held_from(spec("a", (labels.FORK_HOLD, "no-hold"))) == 0  # It is not known what to keep.
     assert expired(old, 50, NOW, 0) == []
+    assert held_from(spec("a", (labels.FORK_STATE, labels.FORMING))) == 0
 
 
 def test_a_fork_leaves_out_what_is_older_than_its_own_retention() -> None:

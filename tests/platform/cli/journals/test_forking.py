@@ -17,6 +17,7 @@ from coranto.errors import RpcFailed
 from coranto.fragments.codecs import decompress
 from coranto.fragments.fragment import Fragment, sum_of
 from coranto.labels import CONTENT_TYPE, FORK_HOLD, FORK_STATE, JSON_LINES, label_set, value_of
+from coranto.lake import Manifest
 from coranto.testing.command_line import CommandLine
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
@@ -76,7 +77,11 @@ def labels_of(client: SyncJournalClient, journal: str) -> pb.LabelSet | None:
 
 
 def test_a_fork_is_killed_while_it_is_made_and_finished_read_and_dropped(
-    cluster: EmbeddedCluster, client: SyncJournalClient, environment: dict[str, str], run: CommandLine
+    cluster: EmbeddedCluster,
+    client: SyncJournalClient,
+    environment: dict[str, str],
+    run: CommandLine,
+    capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     client.apply([pb.ApplyRequest.Change(upsert=spec(), expect_mod_revision=0)])
     client.append(SOURCE, LINE * 9000)  # More than a fragment.
@@ -112,6 +117,13 @@ def test_a_fork_is_killed_while_it_is_made_and_finished_read_and_dropped(
     content = decompress(fragment.codec, stored.read_bytes(), fragment.length)
     assert sum_of(content) == fragment.sum
     assert content == (LINE * 15000)[: fragment.end]
+
+    # A manifest names the source, and an audit finds all that is shared.
+    made = Manifest.from_json(run("manifest", FORK).output)
+    (part,) = made.journals
+    assert (part.sources, part.begin, made.fragments[0].journal) == ([SOURCE], 0, SOURCE)
+    audit = CommandLine(capfdbinary.readouterr, "audit")
+    assert audit("run", FORK).code == audit("run", SOURCE).code == 0
 
     # The source stays while it has a fork, whatever a tree of specs says.
     (info,) = client.list(f"name={SOURCE}").journals
