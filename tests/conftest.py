@@ -64,6 +64,7 @@ LONG = (
     "consumers/stores/test_merge.py",
     "system/test_kill_broker.py",
     "system/test_s3_journal.py",
+    "consumers/forks/test_walk_through.py",
     "consumers/cli/test_consumer.py",
 )
 """Files that take long, about the longest first, and those that wait in turn with those that compute.
