@@ -21,6 +21,7 @@ from coranto.client.responses import check_well_formed
 from coranto.coordination.etcd import EtcdHeader
 from coranto.coordination.layout import MemberId
 from coranto.errors import CorantoError, CorruptFragment, Unavailable
+from coranto.fragments.forks import folders_of
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
@@ -143,13 +144,21 @@ class PeerCopies:
                         return True
                     fragment = Fragment.from_wire(answer.fragment)
                     at = answer.offset
-                    if fragment.journal != journal or at < offset or not fragment.begin <= at < fragment.end:
+                    if not self._has(journal, fragment) or at < offset or not fragment.begin <= at < fragment.end:
                         raise Unavailable(f"it reads {at} from {fragment.content_path}")
                     return PeerCopy(at, fragment, peer.name, peer, self)
             raise Unavailable("it answered nothing")
         except CorantoError as error:
             _log.info("journal.peer_not_asked", journal=journal, offset=offset, broker=peer.name, reason=str(error))
             return False
+
+    def _has(self, journal: str, fragment: Fragment) -> bool:
+        """Return True if a fragment is a journal's own, or a stored one that the journal shares as a fork."""
+        item = self._keyspace.state.item(journal)
+        if fragment.journal == journal or item is None or not fragment.backing_store:
+            return fragment.journal == journal
+        folders = folders_of(item.spec)
+        return any(folder.journal == fragment.journal and folder.takes(fragment) for folder in folders)
 
     async def pieces(self, fragment: Fragment, peer: _Peer) -> AsyncGenerator[bytes]:
         """Yield a fragment's content from the peer's local files.

@@ -133,6 +133,7 @@ class _Batch:
         self._labels = labels
         self._clock = clock
         self._progress = progress
+        self._total = 0
         for name, _ in offsets.values():
             validate_journal(name)
         if len({name for name, _ in offsets.values()}) < len(offsets):
@@ -298,7 +299,8 @@ class _Batch:
         if not fork.shared_end <= at <= fork.offset:
             raise _other_content(fork, f"it ends at {at}, and the fork begins at {fork.shared_end}")
         if self._progress is not None:
-            self._progress.expect(fork.offset - at)
+            self._total += fork.offset - at
+            self._progress.expect(self._total)
         if at == fork.offset:
             return
         reading = client.read(fork.source, at, end_offset=fork.offset, fail_on_jump=True)

@@ -29,7 +29,7 @@ async def drop_fork(client: JournalClient, name: str) -> None:
 
 
 async def drop_forks(client: JournalClient, names: Sequence[str]) -> None:
-    """Delete several forks as `drop_fork` does, all at once: forks of each other, too."""
+    """Delete several forks as `drop_fork` does, all at once: forks of each other, too. At most 60 fit together."""
     for attempt in range(_ATTEMPTS):
         named = await client.list(labels.label_selector(include=[(labels.NAME, name) for name in names]))
         holding = await client.list(labels.label_selector(include={labels.FORK_HOLD: ""}))

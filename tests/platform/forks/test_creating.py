@@ -180,6 +180,10 @@ def test_what_retention_is_about_to_remove_is_not_shared() -> None:
         assert len(WHOLE) - 2 * len(PIECES[0]) - 100 <= made.begin
         assert made.shared_end > made.begin
         assert await content(client, FORK, made.begin) == (WHOLE + b"".join(young))[made.begin :]
+        begun = client._clock.monotonic()
+        chunks = [chunk async for chunk in client.read(FORK, 0, direct=False)]  # It jumps, as its source's readers do.
+        assert (chunks[0].offset, chunks[-1].end) == (made.begin, made.offset)
+        assert client._clock.monotonic() < begun + 1
         await client._clock.sleep(20)
         assert min(each.end for each in cluster.fragments(SOURCE)) > made.begin
         assert await content(client, FORK, made.begin) == (WHOLE + b"".join(young))[made.begin :]
