@@ -19,6 +19,7 @@ import structlog
 
 from coranto.client.responses import check_well_formed
 from coranto.coordination.etcd import EtcdHeader
+from coranto.coordination.keyspace_state import Item
 from coranto.coordination.layout import MemberId
 from coranto.errors import CorantoError, CorruptFragment, Unavailable
 from coranto.fragments.forks import folders_of
@@ -36,12 +37,14 @@ _log = structlog.get_logger(__name__)
 
 
 class Routes(Protocol):
-    """The part of the key space's `KeySpaceView` that tells who holds a journal."""
+    """The part of the key space's `KeySpaceView` that tells who holds a journal, and its spec."""
 
     @property
     def header(self) -> EtcdHeader: ...
 
     def route_of(self, item: str) -> pb.Route: ...
+
+    def item(self, name: str) -> Item[pb.JournalSpec] | None: ...
 
 
 class KeySpaceView(Protocol):
@@ -154,10 +157,10 @@ class PeerCopies:
 
     def _has(self, journal: str, fragment: Fragment) -> bool:
         """Return True if a fragment is a journal's own, or a stored one that the journal shares as a fork."""
+        if fragment.journal == journal:
+            return True
         item = self._keyspace.state.item(journal)
-        if fragment.journal == journal or item is None or not fragment.backing_store:
-            return fragment.journal == journal
-        folders = folders_of(item.spec)
+        folders = folders_of(item.spec) if item is not None and fragment.backing_store else ()
         return any(folder.journal == fragment.journal and folder.takes(fragment) for folder in folders)
 
     async def pieces(self, fragment: Fragment, peer: _Peer) -> AsyncGenerator[bytes]:

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from coranto.coordination.etcd import EtcdHeader
+from coranto.coordination.etcd import EtcdHeader, KeyValue
+from coranto.coordination.keyspace_state import Item
 from coranto.coordination.layout import MemberId
+from coranto.fragments.forks import Fork, Share, fork_labels
 from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.labels import label_set
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.index import FragmentIndex, QueryResult
 from coranto_broker.handlers import gaps
@@ -213,14 +216,19 @@ class KeySpace:
         members = [pb.ProcessSpec.ID(zone="z", suffix=name) for name in "ab"]
         return pb.Route(members=members, primary=0, endpoints=["http://a:1", "http://b:1"])
 
+    def item(self, name: str) -> Item[pb.JournalSpec] | None:
+        """Return the journal as a fork of `test/source`, whose fragments it shares up to 100."""
+        fork = Fork("test/source", name, 100, 100, 0, (Share("test/source", 0, 100),))
+        return Item(name, pb.JournalSpec(name=name, labels=label_set(fork_labels(fork))), KeyValue(name))
+
 
 def copies_with(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> PeerCopies:
     monkeypatch.setattr(Peers, "stub_at", lambda peers, endpoint: stub if endpoint == "http://b:1" else None)
     return PeerCopies(KeySpace(), MemberId("z", "a"), Peers("z"))
 
 
-def answered(offset: int, begin: int, end: int, journal: str = J, **fields: Any) -> pb.ReadResponse:
-    fragment = Fragment(journal, begin, end, sum_of(b"x" * (end - begin)), Codec.GZIP)
+def answered(offset: int, begin: int, end: int, journal: str = J, store: str = "", **fields: Any) -> pb.ReadResponse:
+    fragment = Fragment(journal, begin, end, sum_of(b"x" * (end - begin)), Codec.GZIP, store)
     return pb.ReadResponse(offset=offset, write_head=end, fragment=fragment.to_wire(), **fields)
 
 
@@ -238,7 +246,9 @@ async def test_a_peer_is_asked_for_local_content_as_of_our_revision(monkeypatch:
 @pytest.mark.parametrize(
     "answer",
     [
-        answered(5, 0, 10, "another/journal"),
+        answered(5, 0, 10, "another/journal", STORE),
+        answered(5, 0, 10, "test/source"),
+        answered(5, 0, 101, "test/source", STORE),
         answered(4, 0, 10),
         answered(12, 0, 10),
         answered(5, 6, 10),
@@ -252,6 +262,11 @@ async def test_a_wrong_answer_of_a_peer_counts_as_none(
     answer: pb.ReadResponse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await copies_with(Stub(answer), monkeypatch).find(J, 5, 0) == ([], False)
+
+
+async def test_a_peer_tells_a_stored_fragment_that_a_fork_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    (copy,), _ = await copies_with(Stub(answered(5, 0, 100, "test/source", STORE)), monkeypatch).find(J, 5, 0)
+    assert copy.fragment.journal == "test/source"
 
 
 async def test_a_peer_that_has_nothing_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
