@@ -45,6 +45,8 @@ def compare_tables(
         raise InvalidInput("name the columns by which rows are told apart", field="keys")
     if not 0 <= tolerance < math.inf:
         raise InvalidInput(f"{tolerance} is not a tolerance; give 0 or more, such as 1e-9", field="tolerance")
+    if left.store.url == right.store.url and left.name == right.name:
+        raise InvalidInput(f"{left.name} is to be compared with itself; name another table, or store", field="right")
     with opened(left.store, right.store) as (one, other):
         mine, others = SortedTable(left.store, one, left.name), SortedTable(right.store, other, right.name)
         for table in (mine, others):

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from coranto import labels
 from coranto.client import JournalClient, JournalInfo, Moment
-from coranto.errors import InvalidInput, JournalNotFound
+from coranto.errors import InvalidInput, JournalNotFound, OffsetJump
 from coranto.forks import Fork, drop_forks, fork_journals, fork_of
 from coranto.messages.checkpoints import Checkpoint
 from coranto.streams.control.forking import drop_forked_stream, fork_stream
@@ -29,6 +29,7 @@ from coranto_consumers.forks.checkpoints import forked, promoted, require_shared
 from coranto_consumers.forks.rows import copy_row, drop_tables, replace_row
 from coranto_consumers.stores.sql import Restored, SqlStore
 
+_COMPARED_BYTES: Final = 64 << 10
 _OURS: Final = "coranto.dev/"
 CONSUMER_LABEL: Final = "coranto.dev/forked-for"
 """The consumer that a journal was forked for, percent-encoded."""
@@ -129,7 +130,7 @@ def _require_no_own_labels(infos: Iterable[JournalInfo]) -> None:
     """Raise InvalidInput for a journal with labels that a selector may have."""
     for info in infos:
         for name, value in labels.as_pairs(info.spec.labels):
-            if name not in labels.SINGLE_VALUED and not name.startswith(_OURS):
+            if name != labels.CONTENT_TYPE and not name.startswith(_OURS):
                 raise InvalidInput(
                     f"has the label {name}={value}, and so has its fork: a consumer that selects journals by it would "
                     "read both. If none does, say that forks may have the same labels (--same-labels)",
@@ -191,8 +192,25 @@ async def promote_consumer(client: JournalClient, store: SqlStore, name: str) ->
     checkpoint = promoted(found.checkpoint, forks)
     begins = {journal: source.replay_from for journal, source in checkpoint.sources.items()}
     await client.require_content(Moment.offsets(checkpoint.offsets, begins))
+    for journal, source in found.checkpoint.sources.items():
+        await _require_same_content(client, forks[journal], source.read_through)
     await asyncio.to_thread(replace_row, store, name, found, checkpoint)
     return checkpoint.offsets
+
+
+async def _require_same_content(client: JournalClient, fork: Fork, end: int) -> None:
+    """Raise InvalidInput if a fork and its source differ before `end`: the source was created anew since."""
+    begin = max(fork.begin, end - _COMPARED_BYTES)
+    try:
+        ours, theirs = [await client.read_all(journal, begin, end) for journal in (fork.name, fork.source)]
+    except OffsetJump:
+        return  # Retention has removed it. What is read from now on is there.
+    if ours != theirs:
+        raise InvalidInput(
+            f"has other content before {end} than {fork.source}, which was deleted and created again since it was "
+            "forked. Nothing can go on there",
+            field=fork.name,
+        )
 
 
 async def drop_consumer(
@@ -202,15 +220,26 @@ async def drop_consumer(
 
     A consumer that was promoted keeps its checkpoint; only its forks are deleted. Files of the forks' own content stay
     in their stores, as those of any deleted journal. Returns the names of deleted journals and of dropped tables.
-    Repeat it after an interruption. Raises InvalidInput for a consumer that is no fork, and for a fork that has forks,
-    SqlStoreError, Fenced if the consumer commits meanwhile, and errors of the client.
+    Repeat it after an interruption. Raises InvalidInput for a consumer that is no fork, has read other journals besides
+    its forks, or whose forks have forks, SqlStoreError, Fenced if the consumer commits meanwhile, and errors of the
+    client.
     """
     found = await asyncio.to_thread(store.read, name)
-    forks = await _forks_for(client, name)
-    if not forks and (found is None or not tables):
+    ours = {fork.name for fork in await _forks_for(client, name)}
+    read = set(found.checkpoint.sources) if found is not None else set()
+    for journal, info in (await _journals(client, sorted(read), missing_ok=True)).items():
+        fork = fork_of(info.spec)
+        if fork is not None and fork.forming:
+            ours.add(journal)  # It gets its label when it is complete.
+    if not ours and (found is None or not tables):
         raise InvalidInput(f"{name!r} is no forked consumer, or its forks are dropped", field="consumer")
-    ours = {fork.name for fork in forks}
-    if found is not None and found.checkpoint.sources.keys() <= ours:
+    if not read.isdisjoint(ours) and (others := sorted(read - ours)):
+        raise InvalidInput(
+            f"{name!r} has read {others[0]} besides its forks, so nobody can tell if its checkpoint is still needed. "
+            "Drop its forks one by one (coranto journals drop-fork)",
+            field="consumer",
+        )
+    if found is not None and read <= ours:
         await asyncio.to_thread(replace_row, store, name, found, Checkpoint())
     gone = sorted(ours)
     listed = await _journals(client, gone, missing_ok=True)

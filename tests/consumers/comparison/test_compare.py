@@ -71,7 +71,9 @@ def test_tables_are_compared_whatever_the_database_sorts_by(store_url: str) -> N
     changed[0] = {**changed[0], "price": Decimal("99.99")}
     new = fill(store, "new", [*changed, {**rows()[0], "name": "zz"}])
 
-    assert compare_tables(old, old, ["name", "n"]).is_equal
+    assert compare_tables(old, fill(store, "same", rows()[::-1]), ["name", "n"]).is_equal
+    with pytest.raises(InvalidInput, match="old is to be compared with itself"):
+        compare_tables(old, old, ["name", "n"])
     found = compare_tables(old, new, ["name", "n"])
     assert not found.is_equal
     assert (found.merged.left.rows, found.merged.right.rows) == (54, 52)
@@ -110,20 +112,21 @@ def test_empty_tables_and_other_columns_are_not_equal(tmp_path: Path) -> None:
 def test_rows_without_a_key_and_repeated_keys_are_told(tmp_path: Path) -> None:
     store = SqlStore(f"sqlite:///{tmp_path}/store.db")
     with store.engine.begin() as connection:
-        connection.execute(text("CREATE TABLE a (id INTEGER, n INTEGER)"))
-        connection.execute(text("INSERT INTO a VALUES (1, 1), (1, 1), (NULL, 2), (2, 2)"))
-    found = compare_tables(TableOf(store, "a"), TableOf(store, "a"), ["id"])
+        for name in ("a", "b"):
+            connection.execute(text(f"CREATE TABLE {name} (id INTEGER, n INTEGER)"))
+            connection.execute(text(f"INSERT INTO {name} VALUES (1, 1), (1, 1), (NULL, 2), (2, 2)"))
+    found = compare_tables(TableOf(store, "a"), TableOf(store, "b"), ["id"])
     assert found.differences() == [
-        "1 rows of a (left) have NULL or NaN in their key: not compared",
-        "1 rows of a (left) repeat the key of another: not compared",
-        "1 rows of a (right) have NULL or NaN in their key: not compared",
-        "1 rows of a (right) repeat the key of another: not compared",
+        "1 rows of a have NULL or NaN in their key: not compared",
+        "1 rows of a repeat the key of another: not compared",
+        "1 rows of b have NULL or NaN in their key: not compared",
+        "1 rows of b repeat the key of another: not compared",
     ]
 
 
 def test_a_table_that_cannot_be_read_whole_is_no_result(tmp_path: Path) -> None:
     store = SqlStore(f"sqlite:///{tmp_path}/store.db")
-    a = fill(store, "a", rows(1))
+    a, b = fill(store, "a", rows(1)), fill(store, "b", rows(1))
     with store.engine.connect() as connection:
         table = SortedTable(store, connection, "a")
         with pytest.raises(SqlStoreError, match="has 19 rows, and 18 of them were read"):
@@ -131,16 +134,17 @@ def test_a_table_that_cannot_be_read_whole_is_no_result(tmp_path: Path) -> None:
     with store.engine.begin() as connection:
         connection.execute(text("UPDATE a SET at = 'yesterday' WHERE name = 'Z'"))
     with pytest.raises(CorruptData, match=r"table a: row .* holds a value that is none of its column's type"):
-        compare_tables(a, a, ["name"])
+        compare_tables(b, a, ["name"])
 
 
 @pytest.mark.parametrize(
     ("table", "keys", "ignore", "problem"),
     [
         ("b", ["id"], [], "there is no table b in"),
-        ("a", ["nothing"], [], "table a: has no column nothing; its columns are name, n, price"),
-        ("a", ["name"], ["nothing"], "neither table has a column nothing"),
-        ("a", [], [], "name the columns"),
+        ("c", ["nothing"], [], "table a: has no column nothing; its columns are name, n, price"),
+        ("c", ["name"], ["nothing"], "neither table has a column nothing"),
+        ("c", [], [], "name the columns"),
+        ("a", ["name"], [], "a is to be compared with itself"),
     ],
 )
 def test_what_is_not_there_is_refused(
@@ -148,6 +152,7 @@ def test_what_is_not_there_is_refused(
 ) -> None:
     store = SqlStore(f"sqlite:///{tmp_path}/store.db")
     a = fill(store, "a", rows(1))
+    fill(store, "c", rows(1))
     with pytest.raises(InvalidInput, match=problem):
         compare_tables(a, TableOf(store, table), keys, ignore=ignore)
 

@@ -180,6 +180,33 @@ async def test_a_changed_application_reads_everything_anew_up_to_the_old_ones_ch
         transaction.commit(Checkpoint())
 
 
+async def test_a_source_that_was_created_anew_takes_no_fork_back(tmp_path: Path, client: JournalClient) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = SqlStore(url)
+    await client.append(SOURCES[0], line("ada", 5))
+    await run(Totals(url, "totals"), "totals-old", client, SOURCES)
+    made = await fork_consumer(client, store, "totals-old", "sales-new")
+    (fork,) = made.forks.values()
+    # What brokers refuse while the fork shares its fragments, and other tools do.
+    other = line("eve", 6)[: fork.offset].ljust(fork.offset)
+    changed = journey.Fork(ALERTS, fork.name, fork.offset, fork.shared_end, fork.begin)
+    await client.append(ALERTS, other)
+    with pytest.raises(InvalidInput, match=f"has other content before {fork.offset} than {ALERTS}"):
+        await journey._require_same_content(client, changed, fork.offset)
+    await journey._require_same_content(client, fork, fork.offset)
+    # Who has read forks and other journals is neither promoted nor emptied.
+    found = store.read("sales-new")
+    assert found is not None
+    mixed = Checkpoint({**found.checkpoint.sources, ALERTS: found.checkpoint.sources[fork.name]})
+    with store.transaction("sales-new", found.fence) as transaction:
+        transaction.commit(mixed)
+    with pytest.raises(InvalidInput, match=f"has read {ALERTS}, which is no fork"):
+        await promote_consumer(client, store, "sales-new")
+    with pytest.raises(InvalidInput, match=f"has read {ALERTS} besides its forks"):
+        await drop_consumer(client, store, "sales-new")
+    assert store.read("sales-new") == (found.fence, mixed)
+
+
 async def test_a_consumer_of_a_stream_is_forked_with_the_whole_stream(tmp_path: Path, client: JournalClient) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     store, old, new = SqlStore(url), Totals(url, "totals"), Totals(url, "totals_2")
