@@ -12,31 +12,19 @@ A crash leaves forks that are forming. The same call goes on with them.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from coranto.client.heads import JournalHead
 from coranto.client.values import JournalInfo, Suspend
 from coranto.effects import Clock, SystemClock
-from coranto.errors import (
-    CorantoError,
-    CorruptData,
-    IndexHasGreaterOffset,
-    InvalidInput,
-    JournalNotFound,
-    JournalSuspended,
-    Unavailable,
-)
+from coranto.errors import InvalidInput, JournalNotFound, JournalSuspended, Unavailable
 from coranto.forks.borders import require_border
-from coranto.forks.choosing import choose, complete, fork_at, holding, is_safe, margin_seconds, new_spec
+from coranto.forks.choosing import choose, complete, fork_at, holding, new_spec
 from coranto.forks.dropping import drop_forks
-from coranto.fragments.cover_set import CoverSet
+from coranto.forks.filling import FirstContent
+from coranto.forks.protecting import ContentRemoved, Making, Protection, latest_time
 from coranto.fragments.forks import Fork, fork_of
-from coranto.fragments.fragment import Fragment
 from coranto.labels import CONTENT_TYPE, NAME, RECOVERY_LOG, label_selector, value_of
 from coranto.names import validate_journal
 from coranto.telemetry import ProgressReport
@@ -47,21 +35,6 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 40
 """The most journals that are forked in one change of etcd, which has room for 128 operations."""
-REMOVAL_SECONDS: Final = 60.0
-"""Time within which a removal that was under way when its broker learned of a hold has ended."""
-_KNOWN_SECONDS: Final = 60.0
-_LOOK_AGAIN_SECONDS: Final = 0.2
-_PIECE_BYTES: Final = 1 << 20
-
-
-@dataclass(slots=True)
-class _Making:
-    """A fork that is being made. `shared` are the fragments that it shares; None if an earlier call created it."""
-
-    source: JournalInfo
-    fork: Fork
-    spec: pb.JournalSpec
-    shared: Sequence[Fragment] | None = None
 
 
 async def fork_journal(
@@ -132,8 +105,7 @@ class _Batch:
         self._offsets = offsets
         self._labels = labels
         self._clock = clock
-        self._progress = progress
-        self._total = 0
+        self._content = FirstContent(client, clock, progress)
         for name, _ in offsets.values():
             validate_journal(name)
         if len({name for name, _ in offsets.values()}) < len(offsets):
@@ -141,7 +113,7 @@ class _Batch:
 
     async def make(self) -> list[Fork]:
         infos = await self._list()
-        making: list[_Making] = []
+        making: list[Making] = []
         done: dict[str, Fork] = {}
         for source, (name, at) in self._offsets.items():
             if source not in infos:
@@ -150,7 +122,7 @@ class _Batch:
             if present is not None and not present.forming:
                 done[name] = present
             elif present is not None:
-                making.append(_Making(infos[source], present, infos[name].spec))
+                making.append(Making(infos[source], present, infos[name].spec, infos[source].mod_revision))
             else:
                 making.append(await self._choose(infos[source], name, at))
         if making:
@@ -186,7 +158,7 @@ class _Batch:
 
     # -- 1. The specs --------------------------------------------------------------------------------------------------
 
-    async def _choose(self, source: JournalInfo, name: str, at: int | None) -> _Making:
+    async def _choose(self, source: JournalInfo, name: str, at: int | None) -> Making:
         spec = source.spec
         if value_of(spec.labels, CONTENT_TYPE) == RECOVERY_LOG:
             raise InvalidInput(
@@ -201,14 +173,14 @@ class _Batch:
         if not 0 <= offset <= head:
             raise InvalidInput(f"{source.name} ends at {head}, so it cannot be forked at {offset}", field="at")
         fragments = [each.fragment for each in await self._client.fragments(source.name)]
-        shared = choose(spec, fragments, offset, head, await self._now(source.name))
+        shared = choose(spec, fragments, offset, head, await latest_time(self._client, self._clock, source.name))
         if offset != head:
             await require_border(self._client, spec, fragments, shared.begin, offset)
         fork = fork_at(spec, name, offset, shared)
         kept = [
             each for each in fragments if any(each.journal == one.journal and one.takes(each) for one in fork.shares)
         ]
-        return _Making(source, fork, new_spec(spec, fork), kept)
+        return Making(source, fork, new_spec(spec, fork), source.mod_revision, kept)
 
     async def _head(self, source: JournalInfo) -> int:
         """Return the end of all committed content. A broker's head may count an append that comes to nothing."""
@@ -222,12 +194,7 @@ class _Batch:
                 ) from None
             return source.spec.suspend.offset
 
-    async def _now(self, source: str) -> float:
-        """Return the time by the clock that is ahead: a fragment that seems younger could be removed already."""
-        heads = await self._client.heads(label_selector(include={NAME: source}))
-        return max(self._clock.now(), heads.broker_time)
-
-    async def _create(self, making: Sequence[_Making]) -> None:
+    async def _create(self, making: Sequence[Making]) -> None:
         if not making:
             return
         changes = []
@@ -238,96 +205,30 @@ class _Batch:
                     upsert=holding(each.source.spec, each.fork), expect_mod_revision=each.source.mod_revision
                 ),
             ]
-        await self._client.apply(changes)
+        header = await self._client.apply(changes)
+        for each in making:
+            each.revision = header.etcd.revision
 
     # -- 2. The holds --------------------------------------------------------------------------------------------------
 
-    async def _protect(self, making: Sequence[_Making]) -> None:
+    async def _protect(self, making: Sequence[Making]) -> None:
         """Return once nobody removes what is shared. If something is gone, drop the forks and raise Unavailable."""
-        await self._wait_known([each.source.name for each in making if each.fork.shares])
-        for each in making:
-            source, margin = each.source.spec, margin_seconds(each.source.spec) / 2
-            if not each.fork.shares:
-                continue
-            await self._end(each.fork)  # Some broker serves it now, and the client knows which.
-            now = await self._now(each.source.name)
-            listed = [info.fragment for info in await self._client.fragments(each.fork.name) if info.persisted]
-            wanted = each.shared if each.shared is not None else listed
-            old = [one for one in wanted if not is_safe(source, one, now, margin)]
-            if old:  # Holding took long, or an earlier call began it. Something may be under way.
-                await self._clock.sleep(REMOVAL_SECONDS)
-            gone = [one for one in wanted if not CoverSet(listed).covers(one.begin, one.end)]
-            gone += [one for one in old if not await self._is_there(each.fork.name, one)]
-            if gone:
-                await drop_forks(self._client, [one.fork.name for one in making])
-                raise Unavailable(
-                    f"retention has removed {gone[0].content_path} while {each.source.name} was forked: fork it again"
-                )
-
-    async def _wait_known(self, sources: Sequence[str]) -> None:
-        """Wait until the primaries of sources know all changes of this client."""
-        if not sources:
-            return
-        selector = label_selector(include=[(NAME, name) for name in sources])
-        until = self._clock.monotonic() + _KNOWN_SECONDS
-        while True:
-            told = (await self._client.heads(selector)).by_name
-            behind = [name for name in sources if name not in told or not _knows(told[name])]
-            if not behind:
-                return
-            if self._clock.monotonic() >= until:
-                problem = (told[behind[0]].problem if behind[0] in told else "") or "another broker answered"
-                raise Unavailable(
-                    f"the primary of {behind[0]} does not tell whether it knows the fork ({problem}). Fork it again to "
-                    "go on"
-                )
-            await self._clock.sleep(_LOOK_AGAIN_SECONDS)
-
-    async def _is_there(self, journal: str, fragment: Fragment) -> bool:
         try:
-            await self._client.read_all(journal, fragment.begin, fragment.begin + 1)
-        except CorantoError:
-            return False
-        return True
+            await Protection(self._client, self._clock).wait(making)
+        except ContentRemoved as error:
+            await drop_forks(self._client, [each.fork.name for each in making])
+            raise Unavailable(f"{error}, so that the fork was dropped: fork it again") from error
 
     # -- 3. The first content ------------------------------------------------------------------------------------------
 
-    async def _fill(self, making: _Making) -> None:
-        """Append what the fork cannot share, from where an earlier call has come."""
-        fork, client = making.fork, self._client
-        at = await self._end(fork)
-        if not fork.shared_end <= at <= fork.offset:
-            raise _other_content(fork, f"it ends at {at}, and the fork begins at {fork.shared_end}")
-        if self._progress is not None:
-            self._total += fork.offset - at
-            self._progress.expect(self._total)
-        if at == fork.offset:
-            return
-        reading = client.read(fork.source, at, end_offset=fork.offset, fail_on_jump=True)
-        async with contextlib.aclosing(reading) as chunks:
-            async for chunk in chunks:
-                for start in range(0, len(chunk.content), _PIECE_BYTES):
-                    piece = chunk.content[start : start + _PIECE_BYTES]
-                    # The offset makes it safe to repeat. At 0 there is no such condition, and no repetition.
-                    result = await client.append(fork.name, piece, offset=at)
-                    if result.begin != at:
-                        raise _other_content(fork, f"others have appended to it at {at}")
-                    at = result.end
-                    if self._progress is not None:
-                        self._progress.advance(len(piece))
-
-    async def _end(self, fork: Fork) -> int:
-        """Return the end of all committed content of a fork."""
-        try:
-            return (await self._client.append(fork.name, b"")).end
-        except IndexHasGreaterOffset as error:
-            raise _other_content(fork, "a store has fragments of it that no broker knows") from error
+    async def _fill(self, making: Making) -> None:
+        await self._content.fill(making.fork)
 
     # -- 4. Completion -------------------------------------------------------------------------------------------------
 
-    async def _complete(self, making: Sequence[_Making]) -> None:
+    async def _complete(self, making: Sequence[Making]) -> None:
         for each in making:
-            await self._compare(each.fork)
+            await self._content.compare(each.fork)
         present = await self._list()
         changes = []
         for each in making:
@@ -340,41 +241,3 @@ class _Batch:
                 )
             )
         await self._client.apply(changes)
-
-    async def _compare(self, fork: Fork) -> None:
-        """Check that the fork ends at its offset, and that what was appended to it is the source's."""
-        head = await self._end(fork)
-        if head != fork.offset:
-            raise _other_content(fork, f"it ends at {head}, not at {fork.offset}")
-        ours, theirs = await asyncio.gather(
-            *(self._digest(journal, fork.shared_end, fork.offset) for journal in (fork.name, fork.source))
-        )
-        if ours != theirs:
-            raise _other_content(fork, f"its bytes from {fork.shared_end} on are not those of {fork.source}")
-
-    async def _digest(self, journal: str, begin: int, end: int) -> str:
-        digest = hashlib.sha1(usedforsecurity=False)
-        if begin == end:
-            return digest.hexdigest()
-        at = begin
-        reading = self._client.read(journal, begin, end_offset=end, fail_on_jump=True)
-        async with contextlib.aclosing(reading) as chunks:
-            async for chunk in chunks:
-                digest.update(chunk.content)
-                at = chunk.end
-        if at != end:
-            raise Unavailable(f"{journal} is read only up to {at} of {end}; fork it again to go on")
-        return digest.hexdigest()
-
-
-def _knows(head: JournalHead) -> bool:
-    """Return True if a primary has told this, or if there is none because the journal is suspended."""
-    return head.status == pb.SUSPENDED or (head.status == pb.OK and head.is_primary)
-
-
-def _other_content(fork: Fork, what: str) -> CorruptData:
-    return CorruptData(
-        f"{fork.name} has other content than a fork of {fork.source}: {what}. Somebody appended to it while it was "
-        f"forming, or its folder has fragments of an earlier journal of that name. Drop it (coranto journals drop-fork "
-        f"{fork.name}), and choose another name"
-    )

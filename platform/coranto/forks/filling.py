@@ -1,0 +1,113 @@
+"""The first content of a fork that it cannot share: appended from its source, and compared with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Final
+
+from coranto.client.values import Chunk
+from coranto.effects import Clock
+from coranto.errors import CorruptData, IndexHasGreaterOffset, OffsetNotYetAvailable, Unavailable
+from coranto.fragments.forks import Fork
+from coranto.telemetry import ProgressReport
+
+if TYPE_CHECKING:
+    from coranto.client import JournalClient
+
+_PATIENCE_SECONDS: Final = 60.0
+_LOOK_AGAIN_SECONDS: Final = 0.2
+_PIECE_BYTES: Final = 1 << 20
+
+
+class FirstContent:
+    """Appends the first content of forks. `progress` counts its bytes."""
+
+    def __init__(self, client: JournalClient, clock: Clock, progress: ProgressReport | None) -> None:
+        self._client = client
+        self._clock = clock
+        self._progress = progress
+        self._total = 0
+
+    async def fill(self, fork: Fork) -> None:
+        """Append what a fork cannot share, from where an earlier call has come."""
+        at = await end_of(self._client, self._clock, fork)
+        if not fork.shared_end <= at <= fork.offset:
+            raise _other_content(fork, f"it ends at {at}, and the fork begins at {fork.shared_end}")
+        if self._progress is not None:
+            self._total += fork.offset - at
+            self._progress.expect(self._total)
+        if at == fork.offset:
+            return
+        async with contextlib.aclosing(self._read(fork.source, at, fork.offset)) as chunks:
+            async for chunk in chunks:
+                for start in range(0, len(chunk.content), _PIECE_BYTES):
+                    piece = chunk.content[start : start + _PIECE_BYTES]
+                    # The offset makes it safe to repeat. At 0 there is no such condition, and no repetition.
+                    result = await self._client.append(fork.name, piece, offset=at)
+                    if result.begin != at:
+                        raise _other_content(fork, f"others have appended to it at {at}")
+                    at = result.end
+                    if self._progress is not None:
+                        self._progress.advance(len(piece))
+
+    async def _read(self, journal: str, begin: int, end: int) -> AsyncGenerator[Chunk]:
+        """Yield committed content [begin, end). A broker that is behind may not have all of it at once."""
+        at, until = begin, self._clock.monotonic() + _PATIENCE_SECONDS
+        while at < end:
+            try:
+                reading = self._client.read(journal, at, end_offset=end, fail_on_jump=True)
+                async with contextlib.aclosing(reading) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                        at = chunk.end
+            except OffsetNotYetAvailable:
+                if self._clock.monotonic() >= until:
+                    raise
+            if at < end:
+                if self._clock.monotonic() >= until:
+                    raise Unavailable(f"{journal} can be read only up to {at} of {end} now; fork it again to go on")
+                await self._clock.sleep(_LOOK_AGAIN_SECONDS)
+
+    async def compare(self, fork: Fork) -> None:
+        """Check that the fork ends at its offset, and that what was appended to it is the source's."""
+        head = await end_of(self._client, self._clock, fork)
+        if head != fork.offset:
+            raise _other_content(fork, f"it ends at {head}, not at {fork.offset}")
+        ours, theirs = await asyncio.gather(
+            *(self._digest(journal, fork.shared_end, fork.offset) for journal in (fork.name, fork.source))
+        )
+        if ours != theirs:
+            raise _other_content(fork, f"its bytes from {fork.shared_end} on are not those of {fork.source}")
+
+    async def _digest(self, journal: str, begin: int, end: int) -> str:
+        digest = hashlib.sha1(usedforsecurity=False)
+        async with contextlib.aclosing(self._read(journal, begin, end)) as chunks:
+            async for chunk in chunks:
+                digest.update(chunk.content)
+        return digest.hexdigest()
+
+
+async def end_of(client: JournalClient, clock: Clock, fork: Fork) -> int:
+    """Return the end of all committed content of a fork.
+
+    Raises CorruptData if stores have content of it that no broker knows for a while: an earlier journal's.
+    """
+    until = clock.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return (await client.append(fork.name, b"")).end
+        except IndexHasGreaterOffset as error:  # The broker that has it may be coming back.
+            if clock.monotonic() >= until:
+                raise _other_content(fork, "a store has fragments of it that no broker knows") from error
+        await clock.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _other_content(fork: Fork, what: str) -> CorruptData:
+    return CorruptData(
+        f"{fork.name} has other content than a fork of {fork.source}: {what}. Somebody appended to it while it was "
+        f"forming, or its folder has fragments of an earlier journal of that name. Drop it (coranto journals drop-fork "
+        f"{fork.name}), and choose another name"
+    )

@@ -1,0 +1,124 @@
+"""The wait until nobody removes what new forks share.
+
+The primaries of the sources must know the holds: from then on they begin to remove nothing that is shared. A removal
+that was planned before has none of it, because a fork shares only what is young (`coranto.forks.choosing`). Only if
+some of it is no longer young by then, something may still be under way. That is waited for, and then looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from coranto.client.heads import JournalHead
+from coranto.client.values import JournalInfo
+from coranto.effects import Clock
+from coranto.errors import CorantoError, Unavailable
+from coranto.forks.choosing import is_safe, margin_seconds
+from coranto.forks.filling import end_of
+from coranto.fragments.cover_set import CoverSet
+from coranto.fragments.forks import Fork
+from coranto.fragments.fragment import Fragment
+from coranto.labels import NAME, label_selector
+from coranto.wire import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from coranto.client import JournalClient
+
+REMOVAL_SECONDS: Final = 60.0
+"""Time within which a removal that was under way when its broker learned of a hold has ended."""
+_KNOWN_SECONDS: Final = 60.0
+_LOOK_AGAIN_SECONDS: Final = 0.2
+
+
+class ContentRemoved(CorantoError):
+    """Something that a new fork shares is gone."""
+
+
+@dataclass(slots=True)
+class Making:
+    """A fork that is being made. The source's hold is in etcd since `revision` or before.
+
+    `shared` are the fragments that it shares; None if an earlier call created it.
+    """
+
+    source: JournalInfo
+    fork: Fork
+    spec: pb.JournalSpec
+    revision: int
+    shared: Sequence[Fragment] | None = None
+
+
+async def latest_time(client: JournalClient, clock: Clock, source: str) -> float:
+    """Return the time by the clock that is ahead: a fragment that seems younger could be removed already."""
+    heads = await client.heads(label_selector(include={NAME: source}))
+    return max(clock.now(), heads.broker_time)
+
+
+class Protection:
+    """Waits for the protection of what forks share."""
+
+    def __init__(self, client: JournalClient, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+
+    async def wait(self, making: Sequence[Making]) -> None:
+        """Return once nobody removes what is shared.
+
+        Raises ContentRemoved if something is gone already, and Unavailable if primaries do not tell what they know.
+        """
+        sharing = [each for each in making if each.fork.shares]
+        if sharing:
+            await self._wait_known({each.source.name: each.revision for each in sharing})
+        for each in sharing:
+            await self._examine(each)
+
+    async def _examine(self, making: Making) -> None:
+        fork, source = making.fork, making.source.spec
+        await end_of(self._client, self._clock, fork)  # Some broker serves it now, and the client knows which.
+        now = await latest_time(self._client, self._clock, source.name)
+        listed = [info.fragment for info in await self._client.fragments(fork.name) if info.persisted]
+        wanted = making.shared if making.shared is not None else listed
+        old = [each for each in wanted if not is_safe(source, each, now, margin_seconds(source) / 2)]
+        if old:
+            await self._clock.sleep(REMOVAL_SECONDS)
+        covered = CoverSet(listed)
+        gone = [each.begin for each in wanted if not covered.covers(each.begin, each.end)]
+        gone += [fork.begin] if not covered.covers(fork.begin, fork.begin + 1) else []
+        gone += [each.begin for each in old if not await self._is_there(fork.name, each)]
+        if gone:
+            raise ContentRemoved(f"retention has removed content of {source.name} at {min(gone)} while it was forked")
+
+    async def _wait_known(self, revisions: Mapping[str, int]) -> None:
+        """Wait until the primaries of sources know their specs as of these revisions or later."""
+        selector = label_selector(include=[(NAME, name) for name in revisions])
+        until = self._clock.monotonic() + _KNOWN_SECONDS
+        while True:
+            told = (await self._client.heads(selector)).by_name
+            behind = [name for name, least in revisions.items() if name not in told or not _knows(told[name], least)]
+            if not behind:
+                return
+            if self._clock.monotonic() >= until:
+                problem = (told[behind[0]].problem if behind[0] in told else "") or "another broker answered"
+                raise Unavailable(
+                    f"the primary of {behind[0]} does not tell whether it knows the fork ({problem}). Fork it again to "
+                    "go on"
+                )
+            await self._clock.sleep(_LOOK_AGAIN_SECONDS)
+
+    async def _is_there(self, journal: str, fragment: Fragment) -> bool:
+        try:
+            await self._client.read_all(journal, fragment.begin, fragment.begin + 1)
+        except CorantoError:
+            return False
+        return True
+
+
+def _knows(head: JournalHead, revision: int) -> bool:
+    """Return True if a primary has told this, by the spec of a revision or a later one.
+
+    A journal that is suspended has no primary.
+    """
+    told = head.status == pb.SUSPENDED or (head.status == pb.OK and head.is_primary)
+    return told and head.mod_revision >= revision
