@@ -36,6 +36,8 @@ def fork_guards(state: JournalState, request: pb.ApplyRequest, claims: Claims) -
     for index, change in enumerate(request.changes):
         name = change.upsert.name if change.HasField("upsert") else change.delete
         item = state.item(name)
+        if item is not None and 0 < change.expect_mod_revision < item.mod_revision:
+            continue  # etcd refuses it. Its caller has not seen the fork yet, and has to look again.
         before = item.spec if item is not None and _concerns_forks(item.spec) else None
         upsert = change.upsert if change.HasField("upsert") else None
         concerned = upsert is not None and _concerns_forks(upsert)

@@ -79,6 +79,16 @@ def test_forks_are_created_completed_and_dropped() -> None:
     assert check([SOURCE], unshared) == [("a/source", 1)]
 
 
+def test_a_change_by_an_outdated_listing_is_left_to_etcd() -> None:
+    specs = [pb.JournalSpec(name="a/first"), HELD, MADE]  # The source is at revision 2.
+    for revision in (2, 3, -1):
+        request = pb.ApplyRequest(changes=[pb.ApplyRequest.Change(upsert=SOURCE, expect_mod_revision=revision)])
+        with pytest.raises(InvalidInput, match="no longer keep"):
+            fork_guards(state_of(*specs), request, ALL)
+    request.changes[0].expect_mod_revision = 1
+    assert fork_guards(state_of(*specs), request, ALL) == []
+
+
 @pytest.mark.parametrize(
     ("present", "changes", "match"),
     [

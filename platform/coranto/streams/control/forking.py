@@ -26,7 +26,7 @@ from coranto import labels
 from coranto.client.client import JournalClient
 from coranto.client.values import JournalInfo, Listing
 from coranto.effects import Entropy
-from coranto.errors import InvalidInput, StreamChanged, StreamExists
+from coranto.errors import EtcdTransactionFailed, InvalidInput, StreamChanged, StreamExists
 from coranto.forks import Fork, fork_journals, fork_of
 from coranto.streams.control.fork_units import torn_units
 from coranto.streams.control.lifecycle import Streams
@@ -51,6 +51,7 @@ from coranto.streams.model.stream import (
 from coranto.telemetry import ProgressReport
 from coranto.wire import protocol_pb2 as pb
 
+_ATTEMPTS: Final = 20
 MOST_SEGMENTS: Final = 40
 """The most segments that are forked in one change, so that a crash leaves all of their forks or none."""
 
@@ -114,9 +115,23 @@ async def fork_stream(
         cut = consistent_cut(stream, wanted, units)
     segments = fork_segments(stream, name, cut)
     wanted_forks = {segment_journal(source, number): (segment_journal(name, number), at) for number, at in cut.items()}
-    await fork_journals(client, dict(wanted_forks), progress=progress)
+    await _fork_all(client, dict(wanted_forks), progress)
     await _become_stream(client, name, stream, segments, new_labels)
     return ForkedStream(await streams.describe(name), cut)
+
+
+async def _fork_all(
+    client: JournalClient, wanted: Mapping[str, tuple[str, int | None]], progress: ProgressReport | None
+) -> None:
+    """Fork journals, also if others change their specs meanwhile: what is below the cut stays what it is."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            await fork_journals(client, wanted, progress=progress)
+        except EtcdTransactionFailed:
+            if attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            return
 
 
 async def drop_forked_stream(client: JournalClient, name: str) -> None:

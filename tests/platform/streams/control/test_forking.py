@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import Counter
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from coranto.client import JournalClient
-from coranto.errors import InvalidInput, StreamExists, StreamNotFound, WriterExpired
+from coranto.errors import InvalidInput, StreamChanged, StreamExists, StreamNotFound, WriterExpired
 from coranto.forks import fork_of, forks_of
 from coranto.messages.framing import Envelope
 from coranto.messages.reading import AsyncReadUncommitted
@@ -174,19 +175,27 @@ async def test_forks_that_are_made_while_all_is_in_motion_tear_nothing(streams: 
                 count += 1
         return count
 
-    async def fork() -> list[str]:
-        names = []
-        for number in range(4):
-            if number == 1:
-                await streams.scale("orders", [Split(0, 2)])
-            if number == 2:
-                await streams.scale("orders", [Merge((1, 3))])
-            names.append((await fork_stream(client, "orders", f"fork-{number}")).stream.name)
-        done.set()
-        return names
+    async def scale() -> int:
+        count = 0
+        while not done.is_set() and count < 5:
+            first, second, *_ = (await streams.describe("orders")).active()
+            change = Merge((first.number, second.number)) if count % 2 else Split(first.number, 2)
+            with contextlib.suppress(StreamChanged):
+                await streams.scale("orders", [change])
+                count += 1
+        return count
 
-    counted, _, _, names = await asyncio.gather(several_keys(), one_key("a"), one_key("customer-1"), fork())
+    async def fork() -> list[str]:
+        try:
+            return [(await fork_stream(client, "orders", f"fork-{number}")).stream.name for number in range(3)]
+        finally:
+            done.set()
+
+    counted, scaled, _, _, names = await asyncio.gather(
+        several_keys(), scale(), one_key("a"), one_key("customer-1"), fork()
+    )
     assert counted > 1
+    assert scaled > 1
     source = await committed(client, "orders")
     seen = 0
     for name in names:
