@@ -53,6 +53,7 @@ LONG = (
     "orchestration/windows/test_windows_backfill.py",
     "simulation/test_consumer_simulation.py",
     "simulation/test_streams_shared_simulation.py",
+    "simulation/test_forks_simulation.py",
     "orchestration/flights/test_publish.py",
     "broker/server/test_exit.py",
     "broker/handlers/test_fuzz.py",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from coranto.client.values import JournalInfo, Suspend
 from coranto.effects import Clock, SystemClock
-from coranto.errors import InvalidInput, JournalNotFound, JournalSuspended, Unavailable
+from coranto.errors import EtcdTransactionFailed, InvalidInput, JournalNotFound, JournalSuspended, Unavailable
 from coranto.forks.borders import require_border
 from coranto.forks.choosing import choose, complete, fork_at, holding, new_spec
 from coranto.forks.dropping import drop_forks
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 40
 """The most journals that are forked in one change of etcd, which has room for 128 operations."""
+_ATTEMPTS: Final = 8
+_LOOK_AGAIN_SECONDS: Final = 0.2
 
 
 async def fork_journal(
@@ -112,6 +114,31 @@ class _Batch:
             raise InvalidInput("two forks have the same name; give each a name of its own", field="name")
 
     async def make(self) -> list[Fork]:
+        making, done = await self._begin()
+        if making:
+            await self._protect(making)
+            for each in making:
+                await self._fill(each)
+            await self._complete(making)
+        done |= {each.fork.name: replace(each.fork, forming=False) for each in making}
+        return [done[name] for name, _ in self._offsets.values()]
+
+    async def _begin(self) -> tuple[list[Making], dict[str, Fork]]:
+        """Create the forks that do not exist. Returns those to be completed, and those that are."""
+        for attempt in range(_ATTEMPTS):
+            making, done = await self._look()
+            try:
+                await self._create([each for each in making if each.shared is not None])
+            except EtcdTransactionFailed:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                await self._clock.sleep(_LOOK_AGAIN_SECONDS)  # Somebody changed a source meanwhile, or forked it.
+                continue
+            return making, done
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _look(self) -> tuple[list[Making], dict[str, Fork]]:
+        """Return the forks that are to be made, and those that are complete."""
         infos = await self._list()
         making: list[Making] = []
         done: dict[str, Fork] = {}
@@ -125,14 +152,7 @@ class _Batch:
                 making.append(Making(infos[source], present, infos[name].spec, infos[source].mod_revision))
             else:
                 making.append(await self._choose(infos[source], name, at))
-        if making:
-            await self._create([each for each in making if each.shared is not None])
-            await self._protect(making)
-            for each in making:
-                await self._fill(each)
-            await self._complete(making)
-        done |= {each.fork.name: replace(each.fork, forming=False) for each in making}
-        return [done[name] for name, _ in self._offsets.values()]
+        return making, done
 
     async def _list(self) -> dict[str, JournalInfo]:
         names = [(NAME, each) for source, (name, _) in self._offsets.items() for each in (source, name)]

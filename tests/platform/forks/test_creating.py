@@ -286,6 +286,15 @@ def test_a_fork_is_dropped_if_something_it_shares_is_gone(monkeypatch: pytest.Mo
     on_cluster(test)
 
 
+def test_a_source_that_changes_meanwhile_is_looked_at_again() -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        forks = [fork(client, SOURCE, f"what-if/{number}") for number in range(4)]
+        made = await asyncio.gather(*forks)
+        assert holds_of(await present(client, SOURCE)) == {each.name: 0 for each in made}
+
+    on_cluster(test)
+
+
 def test_journals_are_forked_together_with_labels_of_their_own() -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
         await cluster.create(spec("shop/returns", region="eu"))
