@@ -1,6 +1,6 @@
 """Placing of a transaction's input: tasks that read one fragment run on one executor, which keeps its content.
 
-Executors share nothing with each other, so each one that reads a part of a fragment fetches the fragment. Adjacent
+Machines share nothing with each other, so each one that reads a part of a fragment fetches it (`fetching.py`). Adjacent
 fragments go to one executor, too: where a task begins, the byte before tells if a line begins there, and that byte is
 in the fragment before. Executors have about equal shares, and keep the fragments that they have in later transactions.
 
