@@ -12,7 +12,7 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import TransactionBuilder
 from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.testing.http_store import HttpStore
-from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput, fetching
 from coranto_consumers.stores import SqlStore
 
 pytestmark = pytest.mark.integration
@@ -92,3 +92,24 @@ def test_reads_continue_without_a_fragment_cache(spark, broker, stored):
 
     assert numbers(frame.load()) == list(range(MESSAGES))
     assert min(stored.fetched.values()) >= 2
+
+
+@pytest.mark.parametrize(
+    ("folders", "is_shared"),
+    [
+        (("work/app-20261123110344-0000/0", "work/app-20261123110344-0000/1"), True),
+        (("appcache/application_1763893800000_0001/container_1", "appcache/application_1763893800000_0001/x/y"), True),
+        (("work/app-20261123110344-0000/0", "work/app-20261123110344-0001/0"), False),
+        (("app-data/spark-1/userFiles-1", "app-data/spark-1/userFiles-2"), False),
+    ],
+)
+def test_executors_of_one_application_on_a_machine_share_a_folder(folders, is_shared, tmp_path, monkeypatch):
+    found = []
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+        monkeypatch.setattr(fetching, "executor_folder", lambda folder=folder: tmp_path / folder)
+        found.append(fetching.machine_folder())
+    assert (found[0] == found[1]) == is_shared
+
+    monkeypatch.setattr(fetching.socket, "gethostname", lambda: "another")
+    assert not is_shared or fetching.machine_folder() not in found, "a network drive may hold the folder"
