@@ -1,7 +1,7 @@
 """Memory of a Spark consumer's driver with many producers and many journals. Less is better.
 
 `PRODUCERS` producers, new ones in each round, write a transaction of one message each into four journals; then each of
-`JOURNALS` journals gets a message a round, on a stand-in for brokers, and on a real broker with etcd. The consumer
+`JOURNALS` journals gets a message a round, on a stand-in for brokers, and on real brokers with etcd. The consumer
 takes each round in one transaction. The broker runs in another process, so that the driver's memory is that of the
 consumer alone. A driver whose memory is bounded needs in the last round about what it needed in the first.
 """
@@ -41,6 +41,8 @@ PRODUCERS = 100_000
 JOURNALS = 10_000
 ROUNDS = 3
 CHANGES_AT_ONCE = 100
+BROKERS = 2
+"""A broker has two files open for each journal that was just written, and a process often has 20,000 at most."""
 STOP_SECONDS = 300.0
 PATIENCE_SECONDS = 600.0
 SEEN = Table("seen", MetaData(), Column("messages", BigInteger, nullable=False))
@@ -76,11 +78,12 @@ def _serve(calls: Connection) -> None:
 
 
 def _serve_really(calls: Connection) -> None:
-    """Serve journals as `_serve` does, by a real broker."""
+    """Serve journals as `_serve` does, by real brokers."""
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedCluster(
             Path(folder),
+            BROKERS,
             supervise=False,
             etcd_fsync=False,
             stop_seconds=STOP_SECONDS,
