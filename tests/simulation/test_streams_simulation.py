@@ -1,4 +1,4 @@
-"""Ten thousand transactions on simulated streams, and bugs that are planted for the checker to find.
+"""Thousands of transactions on simulated streams, and bugs that are planted for the checker to find.
 
 T1 (all or nothing), T2 (contiguous), T3 (invisible before), T4 (read back), T10 (lost answers), T11 (another process
 goes on), T12 (of any size), T13 (sealed, split and merged meanwhile), T14 (in order with plain events), T20
@@ -29,21 +29,22 @@ from .streams.boundaries import MESSAGES
 from .streams.options import lost_answers_options_of, options_of
 from .streams.run import run
 
-SEEDS = 44
+SEEDS = 22
+"""`python -m tests.simulation.streams --seeds 44` has ten thousand transactions."""
 WANTED = {
-    "the stream was scaled": 30,
-    "segments": 150,
-    "a commit was read back": 1000,
-    "a unit was deduplicated": 20,
-    "a program goes on in another process": 20,
-    "a program goes on in the same process": 4,
+    "the stream was scaled": 15,
+    "segments": 75,
+    "a commit was read back": 500,
+    "a unit was deduplicated": 10,
+    "a program goes on in another process": 10,
+    "a program goes on in the same process": 2,
     "a program was taken for dead": 1,
-    "waiting for a commit was cancelled": 100,
-    "a transaction was aborted": 50,
-    "a transaction was timed out": 50,
-    "a transaction was left by an exception": 50,
-    "a fence held": 10,
-    "failed: PreconditionFailed (not_applied)": 50,
+    "waiting for a commit was cancelled": 50,
+    "a transaction was aborted": 25,
+    "a transaction was timed out": 25,
+    "a transaction was left by an exception": 25,
+    "a fence held": 5,
+    "failed: PreconditionFailed (not_applied)": 25,
     "failed: WriterFenced (not_applied)": 1,
     "failed: WriterExpired (not_applied)": 1,
     **{f"break {side} {message}": 1 for side in ("before", "after") for message in MESSAGES},
@@ -51,14 +52,14 @@ WANTED = {
 
 
 @pytest.mark.timeout(1500)
-def test_ten_thousand_transactions_are_whole_once_and_in_order() -> None:
+def test_thousands_of_transactions_are_whole_once_and_in_order() -> None:
     total: Counter[str] = Counter()
     for seed in seeds_until(SEEDS, total, WANTED):
         report = run(options_of(seed))
         assert report.sound, str(report)
         total += report.coverage + report.outcomes
     assert missing(total, WANTED) == {}
-    assert total["transaction ok"] + total["transaction unknown"] >= 10_000
+    assert total["transaction ok"] + total["transaction unknown"] >= 4_000
     for act in ("cut", "kill broker", "kill writer", "move primary", "usurp"):
         assert sum(count for name, count in total.items() if name.startswith(act)), act
 
