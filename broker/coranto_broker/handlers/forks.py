@@ -13,12 +13,13 @@ A fork brings its source's content to those who may read the fork. So who makes 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coranto import labels
 from coranto.coordination.etcd import Compare, CompareTarget
 from coranto.errors import InvalidInput, PermissionDenied
-from coranto.fragments.forks import MAX_SHARES, Fork, fork_of, holds_of, is_label, shares_of
+from coranto.fragments.forks import MAX_SHARES, Fork, fork_labels, fork_of, holds_of, is_label, shares_of
 from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
 
@@ -146,6 +147,8 @@ def _check_new(after: _After, upsert: pb.JournalSpec, fork: Fork, claims: Claims
             f"a fork brings the content of its source to its readers: to make {fork.name} the token needs the "
             f"capabilities APPLY and READ over {fork.source}, too"
         )
+    if sorted(_unchanging(upsert)) != sorted(fork_labels(replace(fork, forming=False))):
+        raise InvalidInput(f"the labels {labels.FORKS}… of {fork.name} contradict each other, or are there twice")
     above = fork_of(source)
     if any(share.journal == fork.name for share in shares_of(source, 0, fork.offset)):
         raise InvalidInput(f"{fork.name} cannot be a fork of its own fork {fork.source}")

@@ -11,7 +11,9 @@ All of this is in labels, so it is invisible to Gazette's clients:
   fragments are, whatever happens to other journals.
 * A source has a *hold* for each fork: it keeps its content from there on. So only its own spec says what it may remove.
 
-`folders_of` is the one rule for everybody who lists the fragments of a journal.
+`folders_of` is the one rule for everybody who lists the fragments of a journal. Each offset has one folder: shares
+begin where the one before ends, and the fork's own begins at its shared end. So what is left in a folder of an earlier
+journal of that name is never content of a fork below its shared end.
 """
 
 from __future__ import annotations
@@ -70,9 +72,7 @@ def fork_of(spec: pb.JournalSpec) -> Fork | None:
     if not source:
         return None
     begin = _offset(spec, labels.FORK_BEGIN, labels.value_of(spec.labels, labels.FORK_BEGIN))
-    shares = tuple(
-        sorted(Share(journal, begin, end) for journal, end in _pairs(spec, labels.FORK_SHARES, spec.labels).items())
-    )
+    shares = _in_turn(begin, _pairs(spec, labels.FORK_SHARES, spec.labels).items())
     return Fork(
         source,
         spec.name,
@@ -87,10 +87,18 @@ def fork_of(spec: pb.JournalSpec) -> Fork | None:
 def shares_of(source: pb.JournalSpec, begin: int, end: int) -> tuple[Share, ...]:
     """Return the shares of a fork that has the stored fragments of `source` within [begin, end)."""
     above = fork_of(source)
-    found = [Share(each.journal, begin, min(each.end, end)) for each in above.shares] if above is not None else []
-    if above is None or above.shared_end < end:
-        found.append(Share(source.name, begin, end))
-    return tuple(sorted(share for share in found if share.begin < share.end))
+    ends = [(each.journal, min(each.end, end)) for each in above.shares] if above is not None else []
+    return _in_turn(begin, [*ends, (source.name, end)])
+
+
+def _in_turn(begin: int, ends: Iterable[tuple[str, int]]) -> tuple[Share, ...]:
+    """Return the shares that end at `ends`, each from the end of the one before on. They begin at `begin`."""
+    found: list[Share] = []
+    for journal, end in sorted(ends, key=lambda each: each[1]):
+        if begin < end:
+            found.append(Share(journal, begin, end))
+            begin = end
+    return tuple(found)
 
 
 def fork_labels(fork: Fork) -> list[tuple[str, str]]:
@@ -145,8 +153,9 @@ def folders_of(spec: pb.JournalSpec) -> tuple[Share, ...]:
     Raises InvalidInput for labels that no fork has.
     """
     fork = fork_of(spec)
-    own = Share(spec.name, 0, MAX_OFFSET)
-    return (own, *fork.shares) if fork is not None else (own,)
+    if fork is None:
+        return (Share(spec.name, 0, MAX_OFFSET),)
+    return (Share(spec.name, fork.shared_end, MAX_OFFSET), *fork.shares)
 
 
 def kept(spec: pb.JournalSpec, fragments: Iterable[Fragment], now: float) -> list[Fragment]:

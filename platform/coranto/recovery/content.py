@@ -17,6 +17,7 @@ from coranto.audit import AuditStatus, FragmentAudit, audit_journal, uncovered
 from coranto.client import ClientConfig, JournalClient, JournalInfo
 from coranto.errors import CorantoError, FragmentNotFound, InvalidInput
 from coranto.fragments.codecs import compress
+from coranto.fragments.forks import folders_of
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.fragments.stores import StoreRegistry
 from coranto.recovery.diagnosing import diagnosed
@@ -150,12 +151,13 @@ class ContentDoctor:
     async def _is_elsewhere(self, info: JournalInfo, fragment: Fragment) -> bool:
         """Return True if other good files of the journal's stores have the content of these offsets."""
         spans: list[tuple[int, int]] = []
+        own, *_ = folders_of(info.spec)
         for url in info.spec.fragment.stores:
             with contextlib.suppress(CorantoError):
                 store = self._stores.get(url)
                 async for each in store.list(info.name):
                     same = (each.backing_store, each.content_path) == (fragment.backing_store, fragment.content_path)
-                    if same or each.begin >= fragment.end or each.end <= fragment.begin:
+                    if same or not own.takes(each) or each.begin >= fragment.end or each.end <= fragment.begin:
                         continue
                     with contextlib.suppress(CorantoError):
                         await store.read(each)

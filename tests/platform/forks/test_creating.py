@@ -268,6 +268,35 @@ def test_a_fork_with_other_content_is_not_completed(monkeypatch: pytest.MonkeyPa
     on_cluster(test)
 
 
+def test_a_name_is_used_again_without_the_content_of_the_earlier_fork() -> None:
+    """Its files stay, below and across what the new fork shares."""
+
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        await fork(client, SOURCE, FORK)
+        for _ in range(3):
+            await client.append(FORK, PIECES[0].replace(b"x", b"o") * 3)
+        await client._clock.sleep(2)
+        await drop_fork(client, FORK)
+        left = [each for each in cluster.fragments(FORK) if each.end > each.begin]
+        assert left
+        more = [piece.replace(b"x", b"y") for piece in PIECES]
+        for piece in more:
+            await client.append(SOURCE, piece)
+        await client._clock.sleep(2)
+        made = await fork(client, SOURCE, FORK)
+        assert made.shared_end > max(each.begin for each in left)
+        again = await fork(client, FORK, "what-if/again", at=made.shared_end)
+        for _ in range(2):
+            assert await content(client, FORK) == WHOLE + b"".join(more)
+            assert await content(client, again.name) == (WHOLE + b"".join(more))[: made.shared_end]
+            for number in range(3):
+                await cluster.stop(number)
+            for number in range(3):
+                await cluster.start(number)
+
+    on_cluster(test)
+
+
 def test_a_fork_is_dropped_if_something_it_shares_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
         create = creating._Batch._create

@@ -55,18 +55,34 @@ def test_a_fork_of_a_fork_shares_the_fragments_of_both() -> None:
     source = spec("b", *fork_labels(first))
     assert shares_of(source, 20, 90) == (Share("a", 20, 90),)
     assert shares_of(source, 20, 100) == (Share("a", 20, 100),)
-    assert shares_of(source, 20, 200) == (Share("a", 20, 100), Share("b", 20, 200))
+    assert shares_of(source, 20, 200) == (Share("a", 20, 100), Share("b", 100, 200))
     assert shares_of(source, 150, 200) == (Share("b", 150, 200),)
 
 
 def test_only_whole_fragments_below_the_shared_end_count() -> None:
     first = Fork("a", "b", 120, 100, 10, shares_of(spec("a"), 10, 100))
     own, of_source = folders_of(spec("b", *fork_labels(first)))
-    assert own == Share("b", 0, MAX_OFFSET)
+    assert own == Share("b", 100, MAX_OFFSET)
     assert of_source.journal == "a"
     spans = [(10, 50), (50, 100), (0, 50), (50, 101), (100, 120)]
     assert [of_source.takes(stored("a", *span)) for span in spans] == [True, True, False, False, False]
     assert folders_of(spec("a")) == (Share("a", 0, MAX_OFFSET),)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 300)), max_size=5), st.integers(0, 300))
+def test_each_offset_is_in_one_folder(chain: list[tuple[str, int]], begin: int) -> None:
+    """However forks are forked: an earlier journal's files in a folder are not content where another folder counts."""
+    source = spec("first")
+    for number, (name, end) in enumerate(chain):
+        shares = shares_of(source, begin, max(begin, end))
+        end = shares[-1].end if shares else begin
+        source = spec(f"{name}{number}", *fork_labels(Fork(source.name, f"{name}{number}", end, end, begin, shares)))
+        own, *others = folders_of(source)
+        assert own == Share(source.name, end, MAX_OFFSET)
+        assert [each.begin for each in others] == [begin, *(each.end for each in others)][:-1]
+        begin = own.begin if not others else begin
+    own, *others = folders_of(source)
+    assert not any(each.takes(stored(each.journal, own.begin - 5, own.begin + 5)) for each in (own, *others))
 
 
 def test_a_hold_keeps_everything_from_its_offset_on() -> None:
