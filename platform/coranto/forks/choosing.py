@@ -4,6 +4,9 @@ A fork shares no fragment that somebody may be removing already, by a plan made 
 made of fragments that are older than the source's retention. So a fork shares only those that are younger, by a
 *margin* in which every planner learns of the hold, and which clocks do not differ by. Older ones that another fork
 holds are in no plan, but the retention that the fork has from its source would leave them out of the fork.
+
+What a fork shares has no gap but those of its source. Fragments are stored in any order, so one that is not stored yet
+may lie between others. The fork shares what is below it, and the rest is copied.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from coranto.errors import ContentGone, InvalidInput
 from coranto.fragments.cover_set import CoverSet
 from coranto.fragments.forks import Fork, held_from, hold_for, is_label, shares_of
 from coranto.fragments.forks import fork_labels as labels_of
-from coranto.fragments.fragment import Fragment
+from coranto.fragments.fragment import MAX_OFFSET, Fragment
 from coranto.specs import durability
 from coranto.specs.validation import duration_seconds, may_write
 from coranto.wire import protocol_pb2 as pb
@@ -53,14 +56,15 @@ def _is_young(spec: pb.JournalSpec, fragment: Fragment, now: float, margin: floa
 def choose(source: pb.JournalSpec, fragments: Iterable[Fragment], offset: int, head: int, now: float) -> SharedSpan:
     """Choose what a fork at `offset` shares of its source's `fragments`, at wall time `now` in seconds.
 
-    The fork may begin later than the source, where the source's retention is about to remove the beginning. Raises
-    ContentGone if it has removed content below `offset` already, so that nothing is left there.
+    The fork may begin later than the source, where the source's retention is about to remove the beginning. It shares
+    nothing behind the first content that is not stored. Raises ContentGone if retention has removed content below
+    `offset` already, so that nothing is left there.
     """
     known = CoverSet(fragments)
     first = known.begin_offset if len(known) else head
     if offset < first:
         raise ContentGone({source.name: (offset, first)}, {source.name: first})
-    stored = CoverSet(each for each in known if each.backing_store and each.end <= offset)
+    stored = _shareable(known, offset)
     begin = end = stored.end_offset if len(stored) else first
     for fragment in reversed(list(stored)):
         if not _is_young(source, fragment, now, margin_seconds(source)):
@@ -69,6 +73,36 @@ def choose(source: pb.JournalSpec, fragments: Iterable[Fragment], offset: int, h
     if begin == end and len(stored):
         begin = end = stored[len(stored) - 1].begin  # It stays only until there is more. So it is copied.
     return SharedSpan(begin, end)
+
+
+def _shareable(known: CoverSet[Fragment], offset: int) -> CoverSet[Fragment]:
+    """Return the stored fragments that are wholly below `offset`, and below all content that is not stored so."""
+    stored = CoverSet(each for each in known if each.backing_store and each.end <= offset)
+    limit = min((_uncovered(stored, each.begin, min(each.end, offset)) for each in known), default=offset)
+    return CoverSet(each for each in stored if each.end <= limit)
+
+
+def missing(fragments: Iterable[Fragment], listed: Iterable[Fragment], shared: SharedSpan) -> int | None:
+    """Return the first offset of a shared span that a source's `fragments` have, and a fork's `listed` ones do not.
+
+    Return None if there is none.
+    """
+    covered = CoverSet(each for each in listed if each.backing_store)
+    for each in CoverSet(fragments):
+        begin, end = max(each.begin, shared.begin), min(each.end, shared.end)
+        if begin < end and (at := _uncovered(covered, begin, end)) < end:
+            return at
+    return None
+
+
+def _uncovered(covers: CoverSet[Fragment], begin: int, end: int) -> int:
+    """Return the first offset of [begin, end) that nothing covers; MAX_OFFSET if all are covered."""
+    while begin < end:
+        index, found = covers.query(begin)
+        if not found:
+            return begin
+        begin = covers[index].end
+    return MAX_OFFSET
 
 
 def fork_at(source: pb.JournalSpec, name: str, offset: int, shared: SharedSpan) -> Fork:

@@ -15,7 +15,7 @@ from coranto.client.heads import JournalHead
 from coranto.client.values import JournalInfo
 from coranto.effects import Clock
 from coranto.errors import CorantoError, Unavailable
-from coranto.forks.choosing import is_safe, margin_seconds
+from coranto.forks.choosing import SharedSpan, is_safe, margin_seconds, missing
 from coranto.forks.filling import end_of
 from coranto.fragments.cover_set import CoverSet
 from coranto.fragments.forks import Fork
@@ -86,6 +86,10 @@ class Protection:
         covered = CoverSet(listed)
         gone = [each.begin for each in wanted if not covered.covers(each.begin, each.end)]
         gone += [fork.begin] if not covered.covers(fork.begin, fork.begin + 1) else []
+        # An interrupted command does not know what it saw. What the source has now, it had then, if nothing is removed.
+        of_source = [info.fragment for info in await self._client.fragments(source.name)]
+        at = missing(of_source, listed, SharedSpan(fork.begin, fork.shared_end))
+        gone += [at] if at is not None else []
         gone += [each.begin for each in old if not await self._is_there(fork.name, each)]
         if gone:
             raise ContentRemoved(f"retention has removed content of {source.name} at {min(gone)} while it was forked")

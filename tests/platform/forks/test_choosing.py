@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coranto import labels
 from coranto.errors import ContentGone, InvalidInput
-from coranto.forks.choosing import SharedSpan, choose, complete, fork_at, holding, is_safe, new_spec, without_hold
+from coranto.forks.choosing import (
+    SharedSpan,
+    choose,
+    complete,
+    fork_at,
+    holding,
+    is_safe,
+    missing,
+    new_spec,
+    without_hold,
+)
 from coranto.fragments.forks import holds_of
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.specs.durability import ACK_ZONES
@@ -39,6 +51,11 @@ def local(begin: int, end: int) -> Fragment:
         ([stored(0, 10), stored(10, 20), local(20, 30)], 19, (0, 10)),
         ([stored(5, 10), stored(10, 20)], 5, (5, 5)),
         ([stored(0, 10), stored(8, 20), stored(15, 40)], 30, (0, 20)),  # They overlap.
+        # A later fragment may be stored first. Nothing between, and not the beginning, may be missing from the fork.
+        ([local(0, 10), stored(10, 20), stored(20, 30)], 30, (0, 0)),
+        ([stored(0, 10), local(10, 20), stored(20, 30)], 30, (0, 10)),
+        ([stored(0, 10), local(5, 20), stored(20, 30)], 30, (0, 10)),
+        ([stored(0, 10), stored(20, 30)], 30, (0, 30)),  # The source itself has nothing between.
     ],
 )
 def test_all_whole_stored_fragments_below_the_offset_are_shared(
@@ -46,6 +63,22 @@ def test_all_whole_stored_fragments_below_the_offset_are_shared(
 ) -> None:
     head = max((each.end for each in fragments), default=0)
     assert choose(spec(), fragments, offset, head, NOW) == SharedSpan(*shared)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12), st.booleans()), max_size=8), st.integers(0, 50))
+def test_a_fork_shares_all_that_its_source_has_between(spans: list[tuple[int, int, bool]], offset: int) -> None:
+    """By what is shared and what is copied, the fork has each byte that the source has."""
+    fragments = [(stored if is_stored else local)(begin, begin + size) for begin, size, is_stored in spans]
+    known = {at for each in fragments for at in range(each.begin, each.end)}
+    if offset < min(known, default=offset):
+        return
+    shared = choose(spec(), fragments, offset, max(known, default=0), NOW)
+    taken = [each for each in fragments if each.backing_store and shared.begin <= each.begin and each.end <= shared.end]
+    has = {at for each in taken for at in range(each.begin, each.end)} | set(range(shared.end, offset))
+    assert {at for at in known if at < offset} <= has
+    assert missing(fragments, taken, shared) is None
+    if taken and len({(each.begin, each.end) for each in taken}) == 1:
+        assert missing(fragments, [], shared) == shared.begin
 
 
 def test_what_retention_may_be_removing_is_not_shared() -> None:

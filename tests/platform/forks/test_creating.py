@@ -315,6 +315,27 @@ def test_a_fork_is_dropped_if_something_it_shares_is_gone(monkeypatch: pytest.Mo
     on_cluster(test)
 
 
+def test_an_interrupted_fork_that_lacks_what_its_source_has_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        create = creating._Batch._create
+
+        async def lose(self: creating._Batch, *args: object) -> None:
+            inner = sorted(cluster.fragments(SOURCE), key=lambda each: each.begin)[1]
+            cluster._world.store.remove(inner)
+            await create(self, *args)  # type: ignore[arg-type]
+            raise ConnectionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(creating._Batch, "_create", lose)
+            with pytest.raises(ConnectionError):
+                await fork(client, SOURCE, FORK)
+        with pytest.raises(Unavailable, match="fork it again"):
+            await fork(client, SOURCE, FORK)
+        assert await forks_of(client, SOURCE) == ()
+
+    on_cluster(test)
+
+
 def test_a_source_that_changes_meanwhile_is_looked_at_again() -> None:
     async def test(cluster: Cluster, client: JournalClient) -> None:
         forks = [fork(client, SOURCE, f"what-if/{number}") for number in range(4)]
