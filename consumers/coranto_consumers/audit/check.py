@@ -134,7 +134,7 @@ class ConsumerCheck:
         before = len(progress.result.findings)
         row = evidence.rows.get(shard)
         self._look_at_fence(progress, subject, row, evidence, known)
-        if row is None or row.damage:
+        if row is None or row.damage or row.retired:
             progress.totals_problems.append(f"{shard} has no checkpoint")
             return
         offsets = {journal: source.read_through for journal, source in row.checkpoint.sources.items()}

@@ -14,18 +14,23 @@ from coranto.errors import CorruptData
 from coranto.messages import Checkpoint
 from coranto_consumers.stores.engines import READS_ONLY, is_denied
 from coranto_consumers.stores.merge import STAGE_COLUMNS
+from coranto_consumers.stores.retired import Retired
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 from coranto_consumers.stores.staging import stage_tables
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A shard's fence and checkpoint. `damage` tells why the checkpoint cannot be read; it is empty otherwise."""
+    """A shard's fence and checkpoint. `damage` tells why the checkpoint cannot be read; it is empty otherwise.
+
+    A shard that is `retired` has ended: it has no checkpoint, and never runs again.
+    """
 
     fence: int
     payload: bytes
     checkpoint: Checkpoint
     damage: str = ""
+    retired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,8 @@ class SqlEvidence:
 
 
 def _row(fence: int, payload: bytes) -> Row:
+    if Retired.from_bytes(payload) is not None:
+        return Row(fence, payload, Checkpoint(), retired=True)
     try:
         return Row(fence, payload, Checkpoint.from_bytes(payload))
     except CorruptData as error:

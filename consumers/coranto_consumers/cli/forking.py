@@ -102,7 +102,7 @@ def _print_forks(made: ForkedConsumer, tables: Mapping[str, str]) -> None:
         "with tables of its own. Then:\n"
         f"  coranto consumer fork-status {made.name}           has it read all?\n"
         "  coranto consumer compare OLD NEW --key COLUMN   are its tables right?\n"
-        f"  coranto consumer promote {made.name}               it goes on with the live journals, or\n"
+        f"  coranto consumer promote {made.name} --as LIVE     it goes on with the live journals as LIVE, or\n"
         f"  coranto consumer drop-fork {made.name}             nothing of it stays"
     )
 
@@ -119,17 +119,22 @@ def fork_status(name: Forked, store: Store, endpoint: Endpoint = None) -> None:
     typer.echo(f"cannot be promoted: {found.problem}" if found.problem else "can be promoted")
 
 
-def promote(name: Forked, store: Store, endpoint: Endpoint = None) -> None:
-    """Let a forked consumer go on with the live journals, where it is, with its own tables.
+def promote(
+    name: Forked,
+    store: Store,
+    new: Annotated[str, typer.Option("--as", help="The name under which it goes on.", show_default=False)],
+    endpoint: Endpoint = None,
+) -> None:
+    """Let a forked consumer go on with the live journals, where it is, with its own tables, under a new name.
 
-    That is refused if it has read what only its forks have. A process that still runs as this consumer stops at its
-    next commit. The consumer that it was forked from, the forks and all tables stay as they are.
+    That is refused if it has read what only its forks have. Under the forked consumer's name, no process commits or
+    starts any more. The consumer that it was forked from, the forks and all tables stay as they are.
     """
     opened = SqlStore(store)
-    offsets = with_client(endpoint, lambda client: promote_consumer(client, opened, name))
+    offsets = with_client(endpoint, lambda client: promote_consumer(client, opened, name, new))
     print_table(["JOURNAL", "GOES ON AT"], [[journal, str(at)] for journal, at in sorted(offsets.items())])
     typer.echo(
-        f"\nNext, stop the old application, and run the changed one as {name} with these journals as its sources. "
+        f"\nNext, stop the old application, and run the changed one as {new} with these journals as its sources. "
         f"Then `coranto consumer drop-fork {name}` deletes the forks."
     )
 
@@ -142,7 +147,7 @@ def drop_fork(
     ] = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Delete the forks of a consumer, and its checkpoint unless it was promoted. No table is dropped unless named."""
+    """Delete the forks of a consumer. It never runs again. No table is dropped unless named."""
     opened = SqlStore(store)
     gone: Mapping[str, Sequence[str]] = with_client(
         endpoint, lambda client: drop_consumer(client, opened, name, tables=table or ())

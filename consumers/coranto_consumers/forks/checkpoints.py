@@ -49,7 +49,7 @@ def require_shared(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> None:
 
 
 def promoted(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> Checkpoint:
-    """Return the checkpoint of a forked consumer for the sources of its forks.
+    """Return the checkpoint of a forked consumer for the sources of `forks`, which were made for it.
 
     Its acknowledgements stay: they are its own, and have to be appended. Raises InvalidInput unless the consumer has
     read only forks, and none of them beyond the fork offset, where it has other content than its source.
@@ -57,8 +57,9 @@ def promoted(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> Checkpoint:
     if not checkpoint.sources:
         raise InvalidInput("the consumer has read nothing yet; let it read its forks first", field="checkpoint")
     if strangers := sorted(checkpoint.sources.keys() - forks.keys()):
-        others = "" if forks else "; it is promoted already, or was never forked"
-        raise InvalidInput(f"the consumer has read {strangers[0]}, which is no fork{others}", field="checkpoint")
+        raise InvalidInput(
+            f"the consumer has read {strangers[0]}, which is no complete fork that was made for it", field="checkpoint"
+        )
     sources: dict[str, Source] = {}
     for journal, source in checkpoint.sources.items():
         fork = forks[journal]

@@ -3,9 +3,12 @@
 * **Fork.** One transaction of the store copies the checkpoint, and tables with it. Then the journals are forked, at
   their heads or where the checkpoint is. So what the copy reads from its checkpoint on is in the forks, and what both
   consumers have of it is equal.
-* **Promote.** The checkpoint gets the names of the original journals, as long as the consumer has read only what these
-  have, too. The changed application goes on there.
-* **Drop.** The consumer is fenced off, its checkpoint is emptied, and the forks are deleted.
+* **Promote.** A consumer with a new name gets the checkpoint for the original journals, as long as the forked one has
+  read only what these have, too. The changed application goes on under that name. The forked consumer is retired.
+* **Drop.** The consumer is retired, and the forks are deleted.
+
+A retired consumer never runs again, whoever starts it. Otherwise a process that still has the forks as its sources
+would read them from their beginning once more: the checkpoint does not know them any longer.
 
 Each step can be repeated after a crash, and goes on with what is left. Forks carry the consumer's name in a label, so
 dropping finds them even if the consumer has not read anything.
@@ -14,7 +17,7 @@ dropping finds them even if the consumer has not read anything.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
@@ -26,7 +29,8 @@ from coranto.forks import Fork, drop_forks, fork_journals, fork_of
 from coranto.messages.checkpoints import Checkpoint
 from coranto.streams.control.forking import drop_forked_stream, fork_stream
 from coranto_consumers.forks.checkpoints import forked, promoted, require_shared
-from coranto_consumers.forks.rows import copy_row, drop_tables, replace_row
+from coranto_consumers.forks.rows import copy_row, drop_tables, look_up, promote_row, retire_row
+from coranto_consumers.stores.retired import Retired
 from coranto_consumers.stores.sql import Restored, SqlStore
 
 _COMPARED_BYTES: Final = 64 << 10
@@ -106,7 +110,7 @@ async def fork_consumer(
         )
     below = prefix.strip("/") or new.strip("/")
     names = {journal: f"{below}/{journal}" for journal in infos}  # A segment's name begins with that of its stream.
-    present = await asyncio.to_thread(store.read, new)
+    present = await asyncio.to_thread(look_up, store, new)
     copied = await _copied(store, name, new, names, present, from_beginning, tables or {})
     heads = found.checkpoint if from_beginning else copied
     made = await _journals(client, list(names.values()), missing_ok=True)  # By an earlier call.
@@ -143,12 +147,12 @@ async def _copied(
     name: str,
     new: str,
     names: Mapping[str, str],
-    present: Restored | None,
+    present: Restored | Retired | None,
     from_beginning: bool,
     tables: Mapping[str, str],
 ) -> Checkpoint:
     """Copy the checkpoint, unless an earlier call has done so."""
-    if present is not None and present.checkpoint.sources:
+    if isinstance(present, Restored) and present.checkpoint.sources:
         if set(present.checkpoint.sources) <= set(names.values()):
             return present.checkpoint
         raise InvalidInput(f"{new!r} has a checkpoint already; choose another name", field="--as")
@@ -176,25 +180,33 @@ async def fork_status(client: JournalClient, store: SqlStore, name: str) -> Fork
     return ForkStatus(name, found.fence, forks, read, problem, unread)
 
 
-async def promote_consumer(client: JournalClient, store: SqlStore, name: str) -> Mapping[str, int]:
-    """Let a forked consumer go on with the original journals. Returns the offsets at which it goes on with each.
+async def promote_consumer(client: JournalClient, store: SqlStore, name: str, new: str) -> Mapping[str, int]:
+    """Let the consumer `new` go on with the original journals, where the forked one is. Returns its offsets.
 
-    Its fence is raised with that, so a process that still reads the forks stops at its next commit. The original
-    consumer, the forks and all tables stay as they are. Raises InvalidInput if it has read other content than the
-    original journals have, or is promoted already, Fenced if it commits meanwhile, ContentGone if retention has removed
-    what it reads on from, SqlStoreError and errors of the client.
+    The forked consumer is retired with that: no process commits or starts under its name any more. The original
+    consumer, the forks and all tables stay as they are; the tables are those of `new` from now on. Raises InvalidInput
+    if the forked consumer has read other content than the original journals have, or is promoted already, and if the
+    store knows `new`; Fenced if it commits meanwhile, ContentGone if retention has removed what it reads on from,
+    SqlStoreError and errors of the client.
     """
-    found = await asyncio.to_thread(store.read, name)
-    if found is None:
-        raise InvalidInput(f"{name!r} has no checkpoint in the store", field="consumer")
-    listed = await _journals(client, list(found.checkpoint.sources), missing_ok=True)
-    forks = {fork.name: fork for info in listed.values() if (fork := fork_of(info.spec)) is not None}
+    if not new or new == name:
+        raise InvalidInput(
+            f"{new!r} is not a new name; a process that still reads the forks as {name!r} would go on under it. "
+            "Choose another one",
+            field="--as",
+        )
+    found = await asyncio.to_thread(look_up, store, name)
+    if isinstance(found, Retired):
+        raise found.refusal(name)
+    forks = {fork.name: fork for fork in await _forks_for(client, name)}
+    if found is None or not forks:
+        raise InvalidInput(f"{name!r} is no forked consumer, or its forks are dropped", field="consumer")
     checkpoint = promoted(found.checkpoint, forks)
     begins = {journal: source.replay_from for journal, source in checkpoint.sources.items()}
     await client.require_content(Moment.offsets(checkpoint.offsets, begins))
     for journal, source in found.checkpoint.sources.items():
         await _require_same_content(client, forks[journal], source.read_through)
-    await asyncio.to_thread(replace_row, store, name, found, checkpoint)
+    await asyncio.to_thread(promote_row, store, name, found, new, checkpoint)
     return checkpoint.offsets
 
 
@@ -216,31 +228,37 @@ async def _require_same_content(client: JournalClient, fork: Fork, end: int) -> 
 async def drop_consumer(
     client: JournalClient, store: SqlStore, name: str, *, tables: Sequence[str] = ()
 ) -> Mapping[str, Sequence[str]]:
-    """Drop a forked consumer: fence it off, empty its checkpoint, delete its forks, and drop the `tables` named.
+    """Drop a forked consumer: retire it, delete its forks, and drop the `tables` named.
 
-    A consumer that was promoted keeps its checkpoint; only its forks are deleted. Files of the forks' own content stay
-    in their stores, as those of any deleted journal. Returns the names of deleted journals and of dropped tables.
-    Repeat it after an interruption. Raises InvalidInput for a consumer that is no fork, has read other journals besides
-    its forks, or whose forks have forks, SqlStoreError, Fenced if the consumer commits meanwhile, and errors of the
-    client.
+    Of a consumer that was promoted, only the forks are deleted. Files of the forks' own content stay in their stores,
+    as those of any deleted journal. Returns the names of deleted journals and of dropped tables. Repeat it after an
+    interruption. Raises InvalidInput for a consumer that is no fork, has read other journals besides its forks, or
+    whose forks have forks, and for tables of one that was promoted; SqlStoreError, Fenced if the consumer commits
+    meanwhile, and errors of the client.
     """
-    found = await asyncio.to_thread(store.read, name)
+    found = await asyncio.to_thread(look_up, store, name)
+    row = found if isinstance(found, Restored) else None
     ours = {fork.name for fork in await _forks_for(client, name)}
-    read = set(found.checkpoint.sources) if found is not None else set()
+    read = set(row.checkpoint.sources) if row is not None else set()
     for journal, info in (await _journals(client, sorted(read), missing_ok=True)).items():
         fork = fork_of(info.spec)
         if fork is not None and fork.forming:
             ours.add(journal)  # It gets its label when it is complete.
-    if not ours and (found is None or not tables):
+    if not ours and not (isinstance(found, Retired) and tables):
         raise InvalidInput(f"{name!r} is no forked consumer, or its forks are dropped", field="consumer")
+    if isinstance(found, Retired) and found.successor and tables:
+        raise InvalidInput(
+            f"{name!r} is promoted: its tables are those of {found.successor!r} now; leave this out", field="--table"
+        )
     if not read.isdisjoint(ours) and (others := sorted(read - ours)):
         raise InvalidInput(
             f"{name!r} has read {others[0]} besides its forks, so nobody can tell if its checkpoint is still needed. "
             "Drop its forks one by one (coranto journals drop-fork)",
             field="consumer",
         )
-    if found is not None and read <= ours:
-        await asyncio.to_thread(replace_row, store, name, found, Checkpoint())
+    await _require_no_forks(client, ours)
+    if not isinstance(found, Retired) and read <= ours:
+        await asyncio.to_thread(retire_row, store, name, row)
     gone = sorted(ours)
     listed = await _journals(client, gone, missing_ok=True)
     streams = {labels.value_of(info.spec.labels, labels.STREAM) for info in listed.values()} - {""}
@@ -262,6 +280,15 @@ async def _journals(client: JournalClient, names: Sequence[str], *, missing_ok: 
     if not missing_ok and (missing := sorted(set(names) - found.keys())):
         raise JournalNotFound(f"source {missing[0]} of the consumer")
     return found
+
+
+async def _require_no_forks(client: JournalClient, names: Collection[str]) -> None:
+    """Raise InvalidInput if one of these forks has a fork that is not among them."""
+    if not names:
+        return
+    listing = await client.list(labels.label_selector(include=[(labels.FORK_OF, name) for name in sorted(names)]))
+    if others := sorted(info.name for info in listing.journals if info.name not in names):
+        raise InvalidInput("is a fork of the consumer's forks; drop it before them", field=others[0])
 
 
 async def _forks_for(client: JournalClient, consumer: str) -> tuple[Fork, ...]:

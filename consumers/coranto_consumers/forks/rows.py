@@ -2,13 +2,14 @@
 
 Each change is one transaction, and raises the fence of the row that it changes. So a process that still works as that
 consumer cannot commit any more, and of two changes at once one wins. A row is never deleted: its fence would begin
-anew, and a process that was fenced off long ago could commit again.
+anew, and a process that was fenced off long ago could commit again. The row of a consumer that ends is retired
+(`stores/retired.py`), so a process that is started again cannot take it over either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     Column,
@@ -16,6 +17,8 @@ from sqlalchemy import (
     Index,
     MetaData,
     PrimaryKeyConstraint,
+    Result,
+    Select,
     Table,
     UniqueConstraint,
     func,
@@ -29,6 +32,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from coranto.errors import Fenced, InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.durability import commit_durably
+from coranto_consumers.stores.engines import READS_ONLY
+from coranto_consumers.stores.retired import Retired, checkpoint_of
 from coranto_consumers.stores.sql import CHECKPOINTS, Restored, SqlStore
 from coranto_consumers.stores.staging import PREFIX as STAGE_PREFIX
 from coranto_consumers.stores.staging import delete_stale
@@ -54,36 +59,67 @@ def copy_row(
     try:
         with store.engine.begin() as connection:
             found = _locked(connection, name)
-            if found is None or not found.checkpoint.sources:
+            checkpoint = Checkpoint() if found is None else checkpoint_of(name, found.content)
+            if not checkpoint.sources:
                 raise InvalidInput(f"{name!r} has no checkpoint in the store", field="consumer")
             present = _locked(connection, new)
-            if present is not None and present.checkpoint != Checkpoint():
-                raise InvalidInput(f"{new!r} has a checkpoint already; choose another name", field="--as")
-            checkpoint = renamed(found.checkpoint)
+            if present is not None:
+                _require_free(new, present.content)
+            checkpoint = renamed(checkpoint)
             for source, target in copies:
                 _copy_rows(connection, source, target)
-            _write(connection, new, present, checkpoint)
+            _write(connection, new, present, checkpoint.to_bytes())
     except SQLAlchemyError as error:
         raise store.failure(f"the checkpoint of {name} could not be copied", error) from error
     return checkpoint
 
 
-def replace_row(store: SqlStore, name: str, expected: Restored, checkpoint: Checkpoint) -> int:
-    """Replace a consumer's checkpoint if its row is as expected, raise its fence, and delete what it staged.
+def look_up(store: SqlStore, name: str) -> Restored | Retired | None:
+    """Return a consumer's row, or the note in that of a retired one. None if it has no row. Raises SqlStoreError."""
+    try:
+        with store.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
+            if not inspect(connection).has_table(CHECKPOINTS.name):
+                return None
+            return _read(_row(connection.execute(_select(name))))
+    except SQLAlchemyError as error:
+        raise store.failure(f"the checkpoint of {name} could not be read", error) from error
 
-    Returns the fence. Raises Fenced if the consumer has started or committed since, and SqlStoreError.
+
+def promote_row(store: SqlStore, name: str, expected: Restored, new: str, checkpoint: Checkpoint) -> None:
+    """Retire a consumer if its row is as expected, and give `checkpoint` to its successor `new`, all at once.
+
+    What the consumer staged is deleted. Raises Fenced if it has started or committed since, InvalidInput if it is
+    retired already or the store knows `new`, and SqlStoreError.
     """
+    _retire(store, name, expected, Retired(new), checkpoint)
+
+
+def retire_row(store: SqlStore, name: str, expected: Restored | None) -> None:
+    """Retire a consumer that is dropped, if its row is as expected. Raises as `promote_row`."""
+    _retire(store, name, expected, Retired(), Checkpoint())
+
+
+def _retire(store: SqlStore, name: str, expected: Restored | None, note: Retired, checkpoint: Checkpoint) -> None:
     store.create_tables()
     try:
         with store.engine.begin() as connection:
             present = _locked(connection, name)
-            if present != expected:
+            found = _read(present)
+            if isinstance(found, Retired):
+                raise found.refusal(name)
+            if found != expected:
                 raise Fenced(f"consumer {name} has started or committed meanwhile; stop it, and try again")
-            fence = _write(connection, name, present, checkpoint)
+            if note.successor:
+                if _locked(connection, note.successor) is not None:
+                    raise InvalidInput(
+                        f"{note.successor!r} is a consumer of the store already, or was one; choose another name",
+                        field="--as",
+                    )
+                _write(connection, note.successor, None, checkpoint.to_bytes())
+            fence = _write(connection, name, present, note.to_bytes())
             delete_stale(store, connection, name, fence)
     except SQLAlchemyError as error:
         raise store.failure(f"the checkpoint of {name} could not be changed", error) from error
-    return fence
 
 
 def drop_tables(store: SqlStore, names: Sequence[str]) -> list[str]:
@@ -102,19 +138,45 @@ def drop_tables(store: SqlStore, names: Sequence[str]) -> list[str]:
     return dropped
 
 
-def _locked(connection: Connection, name: str) -> Restored | None:
+class _Row(NamedTuple):
+    fence: int
+    content: bytes
+
+
+def _select(name: str) -> Select[Any]:
+    return select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(CHECKPOINTS.c.shard_fqn == name)
+
+
+def _locked(connection: Connection, name: str) -> _Row | None:
     """Return a consumer's row, which nobody else can change before the transaction ends."""
-    row = connection.execute(
-        select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(CHECKPOINTS.c.shard_fqn == name).with_for_update()
-    ).one_or_none()
-    return None if row is None else Restored(int(row.fence), Checkpoint.from_bytes(bytes(row.checkpoint)))
+    return _row(connection.execute(_select(name).with_for_update()))
 
 
-def _write(connection: Connection, name: str, present: Restored | None, checkpoint: Checkpoint) -> int:
+def _row(result: Result[Any]) -> _Row | None:
+    row = result.one_or_none()
+    return None if row is None else _Row(int(row.fence), bytes(row.checkpoint))
+
+
+def _read(row: _Row | None) -> Restored | Retired | None:
+    if row is None:
+        return None
+    return Retired.from_bytes(row.content) or Restored(row.fence, Checkpoint.from_bytes(row.content))
+
+
+def _require_free(name: str, content: bytes) -> None:
+    """Raise InvalidInput if a row is of a consumer with a checkpoint, or of one that was promoted."""
+    retired = Retired.from_bytes(content)
+    if retired is not None and retired.successor:
+        raise retired.refusal(name)
+    if retired is None and Checkpoint.from_bytes(content) != Checkpoint():
+        raise InvalidInput(f"{name!r} has a checkpoint already; choose another name", field="--as")
+
+
+def _write(connection: Connection, name: str, present: _Row | None, content: bytes) -> int:
     """Write a row under a higher fence, and return that."""
     commit_durably(connection)
     fence = 1 if present is None else present.fence + 1
-    values = {"fence": fence, "checkpoint": checkpoint.to_bytes()}
+    values = {"fence": fence, "checkpoint": content}
     if present is None:
         connection.execute(insert(CHECKPOINTS).values(shard_fqn=name, **values))
     else:

@@ -24,6 +24,7 @@ from coranto_consumers.audit.check import ConsumerCheck
 from coranto_consumers.audit.expectations import Number, agree, number
 from coranto_consumers.audit.memory import Known, KnownShard
 from coranto_consumers.stores.merge import STAGE_COLUMNS
+from coranto_consumers.stores.retired import Retired
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 from coranto_consumers.stores.staging import stage_tables
 
@@ -226,9 +227,11 @@ class StoreDoctor:
         try:
             with self._store.engine.begin() as connection:
                 present = connection.execute(
-                    select(CHECKPOINTS.c.fence).where(row).with_for_update()
-                ).scalar_one_or_none()
-                fence = max(known_fence, int(present or 0)) + 1
+                    select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(row).with_for_update()
+                ).one_or_none()
+                if present is not None and (retired := Retired.from_bytes(bytes(present.checkpoint))) is not None:
+                    raise retired.refusal(shard)
+                fence = max(known_fence, 0 if present is None else int(present.fence)) + 1
                 values = {"fence": fence, "checkpoint": checkpoint.to_bytes()}
                 if present is None:
                     connection.execute(insert(CHECKPOINTS).values(shard_fqn=shard, **values))

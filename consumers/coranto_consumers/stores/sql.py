@@ -38,6 +38,7 @@ from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.durability import RELAXED, commit_durably, risks
 from coranto_consumers.stores.engines import READS_ONLY, open_engine, was_rolled_back
 from coranto_consumers.stores.mysql import GUARDED, NAME, create_tables
+from coranto_consumers.stores.retired import checkpoint_of
 from coranto_consumers.stores.urls import display_url, parse_store_url
 
 CHECKPOINTS = Table(
@@ -164,8 +165,8 @@ class SqlStore:
     def raise_fence(self, shard: str) -> Restored:
         """Raise the fence of a consumer, and return it with the last committed checkpoint.
 
-        On return no earlier owner can commit. Raises SqlStoreError, and InvalidInput when the server may lose committed
-        transactions because of its settings, unless the URL allows that.
+        On return no earlier owner can commit. Raises SqlStoreError, and InvalidInput for a retired consumer, and when
+        the server may lose committed transactions because of its settings, unless the URL allows that.
         """
         if not shard:
             raise InvalidInput("a consumer needs a name; it is the identity that fences it; give one", field="shard")
@@ -199,7 +200,10 @@ class SqlStore:
         _log.warning("sql_store.not_durable", store=self.name, settings=found)
 
     def read(self, shard: str) -> Restored | None:
-        """Return a consumer's fence and checkpoint without raising the fence. None when it never started."""
+        """Return a consumer's fence and checkpoint without raising the fence. None when it never started.
+
+        Raises InvalidInput for a retired consumer, and SqlStoreError.
+        """
         try:
             with self.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
                 if not inspect(connection).has_table(CHECKPOINTS.name):
@@ -212,8 +216,8 @@ class SqlStore:
     def transaction(self, shard: str, fence: int) -> Iterator[StoreTransaction]:
         """Begin a transaction of the owner that holds `fence`. Leaving the block without `commit` rolls it back.
 
-        Raises Fenced at once when the fence was raised since (`commit` checks again), and SqlStoreError for failures of
-        the database in the block.
+        Raises Fenced at once when the fence was raised since (`commit` checks again), InvalidInput for a retired
+        consumer, and SqlStoreError for failures of the database in the block.
         """
         try:
             with self.engine.connect().execution_options(**{GUARDED: True}) as connection:
@@ -276,14 +280,14 @@ def _raised(connection: Connection, shard: str) -> Restored:
         .on_conflict_do_update(index_elements=[CHECKPOINTS.c.shard_fqn], set_=higher)
         .returning(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint)
     ).one()
-    return Restored(int(found.fence), Checkpoint.from_bytes(bytes(found.checkpoint)))
+    return Restored(int(found.fence), checkpoint_of(shard, bytes(found.checkpoint)))
 
 
 def _row(connection: Connection, shard: str) -> Restored | None:
     row = connection.execute(
         select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(CHECKPOINTS.c.shard_fqn == shard)
     ).one_or_none()
-    return None if row is None else Restored(int(row.fence), Checkpoint.from_bytes(bytes(row.checkpoint)))
+    return None if row is None else Restored(int(row.fence), checkpoint_of(shard, bytes(row.checkpoint)))
 
 
 def _brief(error: SQLAlchemyError) -> str:

@@ -15,6 +15,7 @@ from coranto.messages import Checkpoint, JsonLines, ProducerId, ProducerState, S
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.testing import running_shard
 from coranto_consumers.stores.merge import Replace, plan_merge
+from coranto_consumers.stores.retired import Retired
 from coranto_consumers.stores.sql import CHECKPOINTS
 from coranto_consumers.stores.staging import StageWriter, stage_of
 from tests.consumers.audit.conftest import ORDERS, SPEC, Scene
@@ -218,6 +219,9 @@ async def test_a_checkpoint_that_is_no_checkpoint_is_found(scene):
         connection.execute(update(CHECKPOINTS).values(checkpoint=b"\xff\xff\xff"))
 
     assert kinds(await scene.audit(expect=())) == {Kind.CHECKPOINT_UNREADABLE}
+    with scene.store.engine.begin() as connection:
+        connection.execute(update(CHECKPOINTS).values(checkpoint=Retired("its-successor").to_bytes()))
+    assert kinds(await scene.audit(expect=())) == set(), "a retired consumer has none, and needs none"
 
 
 async def test_staged_rows_below_the_fence_are_found(scene):

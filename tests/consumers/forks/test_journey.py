@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, inspect, select
 
 from coranto.client import JournalClient
-from coranto.errors import Fenced, InvalidInput, JournalNotFound
-from coranto.forks import fork_journal, forks_of
+from coranto.coordination.etcd import EtcdHeader, KeyValue, TxnResult
+from coranto.effects import SystemClock
+from coranto.errors import InvalidInput, JournalNotFound
+from coranto.forks import drop_fork, fork_journal, forks_of
 from coranto.labels import CONTENT_TYPE, JSON_LINES
 from coranto.messages.checkpoints import Checkpoint
 from coranto.messages.framing import JsonLines
@@ -19,9 +22,12 @@ from coranto.messages.uuids import Flags, ProducerClock, ProducerId, build_uuid
 from coranto.streams import Streams, StreamWriter, default_template
 from coranto.testing import Cluster
 from coranto.testing.cluster import STORE_URL
+from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.comparison import TableOf, compare_tables
 from coranto_consumers.forks import drop_consumer, fork_consumer, fork_status, journey, promote_consumer
 from coranto_consumers.runtime.application import Application
+from coranto_consumers.runtime.metrics import ConsumerMetrics
+from coranto_consumers.runtime.replica import ShardReplica
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.stores import SqlShardStore
 from coranto_consumers.stores.sql import SqlStore
@@ -56,6 +62,40 @@ class Totals(Application[Any]):
             store.connection.execute(self._table.insert().values(customer=order["customer"], cents=cents))
         if order["cents"] >= 100:
             publisher.publish(self._alerts, {"customer": order["customer"]})
+
+
+class Assigned:
+    """A consumer process that a shard stays assigned to. It keeps the errors of shards that fail."""
+
+    recovery_folder: Any = None
+    entropy = staticmethod(os.urandom)
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.coordinator: Any = self
+
+    async def txn(self, compares: Any, operations: Any) -> TxnResult:
+        return TxnResult(True, EtcdHeader(1, 1, 1, 1))
+
+    async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
+        self.errors += status.errors
+
+    def fqn_of(self, shard: str) -> str:
+        return shard
+
+    def earlier_shards(self, shard: str) -> list[pc.ShardSpec]:
+        return []
+
+    def assignment_of(self, shard: str) -> KeyValue:
+        return KeyValue(shard, b"")
+
+
+class Died(Exception):
+    """The end of a process, in the place of a call."""
+
+
+async def die(*_: object, **__: object) -> None:
+    raise Died
 
 
 def line(customer: str, cents: int, flags: Flags = Flags.OUTSIDE_TXN) -> bytes:
@@ -121,27 +161,42 @@ async def test_a_changed_application_is_compared_and_takes_over(
     assert (standing.problem, standing.behind) == ("", {})
     assert not compare_tables(TableOf(store, "totals"), TableOf(store, "totals_2"), ["customer"]).is_equal
 
-    zombie = store.read("totals-new")
-    assert zombie is not None
-    offsets = await promote_consumer(client, store, "totals-new")
+    host = Assigned()
+    spec = shard_spec("totals-new", forked("totals-new"), disable_wait_for_ack=True)
+    zombie = ShardReplica(new, spec, client, host, clock=SystemClock(), metrics=ConsumerMetrics())
+    zombie.start()
+    zombie.promote()
+    assert await zombie.wait_serving()
+    offsets = await promote_consumer(client, store, "totals-new", "totals-live")
     assert offsets == {journal: made.forks[journal].offset for journal in SOURCES}
-    with pytest.raises(Fenced), store.transaction("totals-new", zombie.fence) as transaction:
-        transaction.commit(Checkpoint())
-    with pytest.raises(InvalidInput, match="it is promoted already"):
-        await promote_consumer(client, store, "totals-new")
+    await client.append(forked("totals-new")[0], line("ada", 1))  # Its runtime starts it anew, once it is fenced off.
+    await zombie.stopped.wait()
+    await zombie.stop()
+    assert "is promoted already: it goes on as 'totals-live'" in host.errors[-1]
+    for other in ("totals-other", "totals-live"):
+        with pytest.raises(InvalidInput, match="is promoted already: it goes on as 'totals-live'"):
+            await promote_consumer(client, store, "totals-new", other)
+    with pytest.raises(InvalidInput, match="'totals-live' is no forked consumer"):
+        await promote_consumer(client, store, "totals-live", "totals-later")
 
     await run(old, "totals-old", client, SOURCES)
-    await run(new, "totals-new", client, SOURCES)
+    await run(new, "totals-live", client, SOURCES)
+    with pytest.raises(InvalidInput, match="is promoted already"):
+        await run(new, "totals-new", client, forked("totals-new"))
     found = compare_tables(TableOf(store, "totals"), TableOf(store, "totals_2"), ["customer"])
     assert found.is_equal, found.differences()
     assert totals(store, "totals_2") == {"ada": 305, "bob": 100, "eve": 7}
 
+    with pytest.raises(InvalidInput, match="its tables are those of 'totals-live' now"):
+        await drop_consumer(client, store, "totals-new", tables=["totals_2"])
     gone = await drop_consumer(client, store, "totals-new")
     assert sorted(gone["journals"]) == sorted(forked("totals-new"))
     assert await forks_of(client, SOURCES[0]) == ()
-    kept = store.read("totals-new")
+    kept = store.read("totals-live")
     assert kept is not None
     assert set(kept.checkpoint.sources) == set(SOURCES), "a promoted consumer keeps its checkpoint"
+    with pytest.raises(InvalidInput, match="is promoted already"):
+        store.raise_fence("totals-new")
 
 
 async def test_a_changed_application_reads_everything_anew_up_to_the_old_ones_checkpoint(
@@ -170,14 +225,25 @@ async def test_a_changed_application_reads_everything_anew_up_to_the_old_ones_ch
     await client.append(forked("what-if")[0], line("ada", 1))
     await run(new, "sales-new", client, forked("what-if"))
     with pytest.raises(InvalidInput, match="what-if/sales/part-000: differs from sales/part-000 beyond"):
-        await promote_consumer(client, store, "sales-new")
+        await promote_consumer(client, store, "sales-new", "sales-live")
+    await fork_journal(client, forked("what-if")[0], "other/fork")
+    with pytest.raises(InvalidInput, match="other/fork: is a fork of the consumer's forks"):
+        await drop_consumer(client, store, "sales-new")
+    assert store.read("sales-new") is not None, "a drop that is refused changes nothing"
+    await drop_fork(client, "other/fork")
+    with pytest.MonkeyPatch.context() as broken:  # Killed before it deletes the forks.
+        broken.setattr(journey, "drop_forks", die)
+        with pytest.raises(Died):
+            await drop_consumer(client, store, "sales-new", tables=["totals_2"])
+    with pytest.raises(InvalidInput, match="'sales-new' was a forked consumer, and is dropped"):
+        await run(new, "sales-new", client, forked("what-if"))
     gone = await drop_consumer(client, store, "sales-new", tables=["totals_2"])
     assert gone == {"journals": sorted(forked("what-if")), "tables": ["totals_2"]}
     assert sorted(inspect(store.engine).get_table_names()) == ["gazette_checkpoints", "totals"]
     with pytest.raises(InvalidInput, match="'sales-new' is no forked consumer"):
         await drop_consumer(client, store, "sales-new")
-    with pytest.raises(Fenced), store.transaction("sales-new", 1) as transaction:
-        transaction.commit(Checkpoint())
+    with pytest.raises(InvalidInput, match="'sales-new' was a forked consumer, and is dropped"):
+        store.raise_fence("sales-new")
 
 
 async def test_a_source_that_was_created_anew_takes_no_fork_back(tmp_path: Path, client: JournalClient) -> None:
@@ -200,8 +266,8 @@ async def test_a_source_that_was_created_anew_takes_no_fork_back(tmp_path: Path,
     mixed = Checkpoint({**found.checkpoint.sources, ALERTS: found.checkpoint.sources[fork.name]})
     with store.transaction("sales-new", found.fence) as transaction:
         transaction.commit(mixed)
-    with pytest.raises(InvalidInput, match=f"has read {ALERTS}, which is no fork"):
-        await promote_consumer(client, store, "sales-new")
+    with pytest.raises(InvalidInput, match=f"has read {ALERTS}, which is no complete fork that was made for it"):
+        await promote_consumer(client, store, "sales-new", "sales-live")
     with pytest.raises(InvalidInput, match=f"has read {ALERTS} besides its forks"):
         await drop_consumer(client, store, "sales-new")
     assert store.read("sales-new") == (found.fence, mixed)
@@ -224,8 +290,8 @@ async def test_a_consumer_of_a_stream_is_forked_with_the_whole_stream(tmp_path: 
     assert (await Streams(client).describe("sales-new/shop/orders")).segments.keys() == {0, 1}
     await run(new, "sales-new", client, forks)
     assert totals(store, "totals_2") == {"ada": 3, "bob": 3, "customer-1": 3}
-    await promote_consumer(client, store, "sales-new")
-    await run(new, "sales-new", client, segments)
+    await promote_consumer(client, store, "sales-new", "sales-live")
+    await run(new, "sales-live", client, segments)
     assert totals(store, "totals_2")["ada"] == 7
     assert len((await drop_consumer(client, store, "sales-new"))["journals"]) == 2
     assert (await client.list("name:prefix=sales-new/")).journals == ()
@@ -238,12 +304,6 @@ async def test_an_interrupted_fork_goes_on_with_the_same_checkpoint(
     store, old = SqlStore(url), Totals(url, "totals")
     await client.append(SOURCES[0], line("ada", 5))
     await run(old, "totals-old", client, SOURCES)
-
-    class Died(Exception):
-        pass
-
-    async def die(*_: object, **__: object) -> None:
-        raise Died
 
     with monkeypatch.context() as broken:
         broken.setattr(journey, "fork_journals", die)

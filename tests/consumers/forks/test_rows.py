@@ -7,10 +7,11 @@ import threading
 import pytest
 from sqlalchemy import BigInteger, Column, Index, MetaData, String, Table, inspect, select, text
 
-from coranto.errors import Fenced, InvalidInput
+from coranto.errors import CorruptData, Fenced, InvalidInput
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.forks.checkpoints import forked
-from coranto_consumers.forks.rows import copy_row, drop_tables, replace_row
+from coranto_consumers.forks.rows import copy_row, drop_tables, promote_row, retire_row
+from coranto_consumers.stores.retired import Retired
 from coranto_consumers.stores.sql import Restored, SqlStore
 
 TOTALS = Table(
@@ -95,27 +96,63 @@ def test_a_copy_spoils_nothing_that_is_there(store: SqlStore) -> None:
     assert sum_of(store, "totals_2") == sum_of(store, "totals") == 1
 
 
-def test_a_zombie_commits_no_more_and_of_two_changes_one_wins(store: SqlStore) -> None:
+def test_a_zombie_neither_commits_nor_starts_again_and_of_two_changes_one_wins(store: SqlStore) -> None:
     fence, _ = store.raise_fence("old")
     commit(store, fence, 1)
     copy_row(store, "old", "new", renamed, {})
     zombie, restored = store.raise_fence("new")
     assert restored == forked(Checkpoint({"shop/orders": Source(1)}), {"shop/orders": "new/shop/orders"})
-    found = store.read("new")
-    assert found is not None
-    changed = Checkpoint({"shop/orders": Source(1)})
-    assert replace_row(store, "new", found, changed) == zombie + 1
-    with pytest.raises(Fenced):
+    with store.transaction("new", zombie) as begun:  # It commits once the consumer is retired.
+        found, changed = store.read("new"), Checkpoint({"shop/orders": Source(1)})
+        assert found is not None
+        if not store.is_sqlite:  # There, others wait for its end.
+            promote_row(store, "new", found, "live", changed)
+            with pytest.raises(Fenced):
+                begun.commit(Checkpoint({"new/shop/orders": Source(7)}))
+    if store.is_sqlite:
+        promote_row(store, "new", found, "live", changed)
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="'new' is promoted already: it goes on as 'live'"):
+            store.raise_fence("new")
+    with pytest.raises(InvalidInput, match="is promoted already"):
         commit(store, zombie, 7, name="new")
+    with pytest.raises(InvalidInput, match="is promoted already"):
+        promote_row(store, "new", found, "other", changed)
+    with pytest.raises(InvalidInput, match="is promoted already"):
+        copy_row(store, "old", "new", renamed, {})
+    assert store.read("live") == Restored(1, changed)
+    assert sum_of(store, "totals") == 1
+
+    copy_row(store, "old", "newer", renamed, {})
+    before = store.read("newer")
+    zombie, _ = store.raise_fence("newer")
     with pytest.raises(Fenced, match="has started or committed meanwhile"):
-        replace_row(store, "new", found, changed)
-    assert store.read("new") == Restored(zombie + 1, changed)
-    replace_row(store, "new", Restored(zombie + 1, changed), Checkpoint())
-    copy_row(store, "old", "new", renamed, {})
-    later = store.read("new")
+        retire_row(store, "newer", before)
+    with pytest.raises(InvalidInput, match="'live' is a consumer of the store already"):
+        promote_row(store, "newer", Restored(zombie, restored), "live", changed)
+    assert store.read("newer") == Restored(zombie, restored), "all of it or nothing"
+    retire_row(store, "newer", store.read("newer"))
+    for call in (store.raise_fence, store.read, lambda name: commit(store, zombie, 7, name=name)):
+        with pytest.raises(InvalidInput, match="'newer' was a forked consumer, and is dropped"):
+            call("newer")
+    copy_row(store, "old", "newer", renamed, {})
+    later = store.read("newer")
     assert later is not None
     assert later.fence > zombie + 1, "the fence of a name never goes back"
+    with pytest.raises(Fenced):
+        commit(store, zombie, 7, name="newer")
+    retire_row(store, "nobody", None)
+    with pytest.raises(InvalidInput, match="is dropped"):
+        store.raise_fence("nobody")
     commit(store, fence, 2)  # The original has not noticed anything.
+
+
+def test_what_cannot_know_of_retired_consumers_refuses_them_too() -> None:
+    for note in (Retired(), Retired("live")):
+        with pytest.raises(CorruptData):
+            Checkpoint.from_bytes(note.to_bytes())
+        assert Retired.from_bytes(note.to_bytes()) == note
+    assert Retired.from_bytes(Checkpoint({"a": Source(1)}).to_bytes()) is None
 
 
 def test_only_named_tables_are_dropped(store: SqlStore) -> None:

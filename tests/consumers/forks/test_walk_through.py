@@ -16,6 +16,7 @@ import pytest
 from coranto.cli import main
 from coranto.cluster import EmbeddedCluster
 from coranto.cluster.info import DATA_VARIABLE
+from coranto.errors import InvalidInput
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,5 +81,8 @@ def test_the_walk_through_does_what_it_says(
                 else:
                     promised += 1
                     assert words_of(line) in printed, f"{line!r} is promised, and this is printed: {printed}"
-    assert shell.commands == 17
+        for zombie in ("totals-2 totals-2/shop/orders totals_2", "totals-1 totals-1/totals-2/shop/orders totals_1"):
+            with pytest.raises(InvalidInput, match=r"is promoted already: it goes on as 'totals-live'|and is dropped"):
+                shell.run(f"python totals.py {zombie} changed")
+    assert shell.commands == 17 + 2
     assert promised == 23

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import text, update
 
+from coranto.errors import InvalidInput
 from coranto.messages import Checkpoint, Source
 from coranto.recovery import Plan, Recovery, StepKind, StepResult, carry_out, make_plan
 from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
 from coranto_consumers.recovery import StoreDoctor
 from coranto_consumers.stores.merge import Replace, plan_merge
+from coranto_consumers.stores.retired import Retired
 from coranto_consumers.stores.sql import CHECKPOINTS
 from coranto_consumers.stores.staging import StageWriter, stage_of
 from tests.consumers.audit.conftest import EXPECTATIONS, ORDERS, Scene
@@ -86,6 +88,13 @@ async def test_a_proven_checkpoint_is_written_back(scene, damage):
     plan = await make_plan([doctor(scene)])
     assert kinds(plan) == [StepKind.RESTORE_CHECKPOINT], plan
     assert plan.losses == ()
+    if damage == "unreadable":
+        with scene.store.engine.begin() as connection:  # Dropped since the plan was made.
+            connection.execute(update(CHECKPOINTS).values(checkpoint=Retired().to_bytes()))
+        with pytest.raises(InvalidInput, match="is dropped"):
+            await doctor(scene).act(plan.steps[0])
+        with scene.store.engine.begin() as connection:
+            connection.execute(update(CHECKPOINTS).values(checkpoint=b"\xff"))
     done = await recover(scene)
 
     assert done.succeeded, done
