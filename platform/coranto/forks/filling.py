@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Final
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import IO, TYPE_CHECKING, Final
 
-from coranto.client.values import Chunk
+from coranto.client.reader import TRANSIENT
+from coranto.client.values import AppendResult, Chunk
 from coranto.effects import Clock
 from coranto.errors import CorruptData, IndexHasGreaterOffset, OffsetNotYetAvailable, Unavailable
 from coranto.fragments.forks import Fork
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS: Final = 60.0
 _LOOK_AGAIN_SECONDS: Final = 0.2
 _PIECE_BYTES: Final = 1 << 20
+_IN_MEMORY_BYTES: Final = 16 << 20
+"""The most content of one append that is kept in memory."""
 
 
 class FirstContent:
@@ -39,19 +43,38 @@ class FirstContent:
         if self._progress is not None:
             self._total += fork.offset - at
             self._progress.expect(self._total)
-        if at == fork.offset:
-            return
-        async with contextlib.aclosing(self._read(fork.source, at, fork.offset)) as chunks:
-            async for chunk in chunks:
-                for start in range(0, len(chunk.content), _PIECE_BYTES):
-                    piece = chunk.content[start : start + _PIECE_BYTES]
-                    # The offset makes it safe to repeat. At 0 there is no such condition, and no repetition.
-                    result = await self._client.append(fork.name, piece, offset=at)
-                    if result.begin != at:
-                        raise _other_content(fork, f"others have appended to it at {at}")
-                    at = result.end
-                    if self._progress is not None:
-                        self._progress.advance(len(piece))
+        if at < fork.offset:
+            known = [info.fragment.end for info in await self._client.fragments(fork.source)]
+            for end in sorted({fork.offset, *(end for end in known if at < end < fork.offset)}):
+                at = await self._append(fork, at, end)
+
+    async def _append(self, fork: Fork, begin: int, end: int) -> int:
+        """Append the source's content [begin, end) in one append, and return `end`.
+
+        Each of its borders is between two of the source's appends. So the fork's fragments, too, begin and end between
+        messages, wherever brokers end one.
+        """
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as piece:
+            async with contextlib.aclosing(self._read(fork.source, begin, end)) as chunks:
+                async for chunk in chunks:
+                    piece.write(chunk.content)
+            # The offset makes it safe to repeat. At 0 there is no such condition, and no repetition.
+            result = await self._append_file(fork.name, piece, begin)
+        if result.begin != begin:
+            raise _other_content(fork, f"others have appended to it at {begin}")
+        if self._progress is not None:
+            self._progress.advance(end - begin)
+        return end
+
+    async def _append_file(self, journal: str, content: IO[bytes], offset: int) -> AppendResult:
+        retry_until = self._clock.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return await self._client.append(journal, _pieces(content), offset=offset)
+            except TRANSIENT:  # It has applied nothing.
+                if self._clock.monotonic() >= retry_until:
+                    raise
+            await self._clock.sleep(_LOOK_AGAIN_SECONDS)
 
     async def _read(self, journal: str, begin: int, end: int) -> AsyncGenerator[Chunk]:
         """Yield committed content [begin, end). A broker that is behind may not have all of it at once."""
@@ -103,6 +126,12 @@ async def end_of(client: JournalClient, clock: Clock, fork: Fork) -> int:
             if clock.monotonic() >= until:
                 raise _other_content(fork, "a store has fragments of it that no broker knows") from error
         await clock.sleep(_LOOK_AGAIN_SECONDS)
+
+
+async def _pieces(content: IO[bytes]) -> AsyncIterator[bytes]:
+    content.seek(0)
+    while piece := content.read(_PIECE_BYTES):
+        yield piece
 
 
 def _other_content(fork: Fork, what: str) -> CorruptData:

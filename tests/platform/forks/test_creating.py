@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
 from coranto import labels
 from coranto.client import JournalClient
+from coranto.client.values import Chunk
 from coranto.errors import ContentGone, CorruptData, InvalidInput, JournalNotFound, RpcFailed, Unavailable
-from coranto.forks import Fork, creating, drop_fork, fork_journal, fork_journals, fork_of, forks_of
+from coranto.forks import Fork, creating, drop_fork, filling, fork_journal, fork_journals, fork_of, forks_of
 from coranto.fragments.forks import holds_of
 from coranto.fragments.fragment import Fragment
 from coranto.testing import Cluster
@@ -266,6 +268,34 @@ def test_a_fork_with_other_content_is_not_completed(monkeypatch: pytest.MonkeyPa
             await drop_fork(client, FORK)
 
     on_cluster(test)
+
+
+def test_no_fragment_of_a_fork_begins_within_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where readers' chunks end, nor where the first fragment ends early."""
+
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        read = filling.FirstContent._read
+
+        async def torn(self: filling.FirstContent, journal: str, begin: int, end: int) -> AsyncGenerator[Chunk]:
+            async for chunk in read(self, journal, begin, end):
+                for at in range(0, len(chunk.content), 700):
+                    yield Chunk(chunk.offset + at, chunk.content[at : at + 700], chunk.write_head)
+
+        monkeypatch.setattr(filling.FirstContent, "_read", torn)
+        await client._clock.sleep(90)  # All of it is too old to be shared.
+        for piece in PIECES[:3]:
+            await client.append(SOURCE, piece)
+        made = await fork(client, SOURCE, FORK)
+        for piece in PIECES:
+            await client.append(FORK, piece)
+        await client._clock.sleep(2)
+        borders = set(accumulate(map(len, [*PIECES, *PIECES[:3], *PIECES]), initial=0))
+        begins = {each.fragment.begin for each in await client.fragments(FORK)}
+        assert made.shares == ()
+        assert min(begins) == made.begin
+        assert begins <= borders
+
+    on_cluster(test, retention=100)
 
 
 def test_a_name_is_used_again_without_the_content_of_the_earlier_fork() -> None:
