@@ -41,7 +41,10 @@ class Share:
     end: int
 
     def takes(self, fragment: Fragment) -> bool:
-        return self.begin <= fragment.begin and fragment.end <= self.end
+        return self.covers(fragment.begin, fragment.end)
+
+    def covers(self, begin: int, end: int) -> bool:
+        return self.begin <= begin and end <= self.end
 
 
 @dataclass(frozen=True, slots=True)

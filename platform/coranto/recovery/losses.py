@@ -7,9 +7,10 @@ from typing import Final
 
 from coranto.audit import AuditOptions, Depth, Fact, Finding, Kind, Report, audit_journals
 from coranto.audit.losses import merged, within
-from coranto.client import JournalClient
+from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, InvalidInput
-from coranto.fragments.fragment import parse_content_path
+from coranto.fragments.forks import Share, folders_of
+from coranto.fragments.fragment import MAX_OFFSET, parse_content_path
 from coranto.fragments.stores import StoreRegistry
 from coranto.recovery.content import ContentDoctor, file_of, set_aside
 from coranto.recovery.heads import HeadDoctor
@@ -70,9 +71,10 @@ class JournalDoctor:
         self._heads = HeadDoctor(self._client, [each for each in journals if each.name not in _subjects(strays)])
         content, heads = await self._content.diagnose(), await self._heads.diagnose()
         steps = [*content.steps, *heads.steps]
-        steps += _files_to_set_aside(report, steps)
-        errors = [each for each in report.errors if not _is_mended(each, steps)]
-        lost = self._approved = [each for each in errors if _is_loss(each)]
+        steps += files_to_set_aside(report, steps)
+        folders = {info.name: _folders(info) for info in journals}
+        errors = [each for each in report.errors if not is_mended(each, steps, folders)]
+        lost = self._approved = [each for each in errors if _is_loss(each) and not owners_elsewhere(each, folders)]
         # An accepted loss does not count any more, although the content is still gone.
         blamed = _subjects(each for each in report.errors if each.kind in (*_LOSSES, Kind.SPOOL_DIFFERS))
         losses = [loss for loss in content.losses if loss.subject in blamed]
@@ -81,7 +83,9 @@ class JournalDoctor:
         told, named = {each.subject for each in remarks}, {each.subject for each in losses}
         for each in errors:
             name, is_named = each.subject.name, each.kind is Kind.SPOOL_DIFFERS and each.subject.name in named
-            if not _is_loss(each) and name not in told and not is_named:
+            if _is_loss(each) and (owners := owners_elsewhere(each, folders)):
+                remarks.append(Remark(name, f"{each.message}. It shares that: recover {', '.join(owners)} with it"))
+            elif not _is_loss(each) and name not in told and not is_named:
                 remarks.append(Remark(name, each.message))
         if not journals and not losses:
             raise InvalidInput(f"no journal matches {self._selector!r}, so nothing was examined", field="selector")
@@ -103,7 +107,9 @@ class JournalDoctor:
             case StepKind.RESET_HEAD:
                 return await self._heads.act(step)
             case _:
-                more = [each for each in (await self.audit()).errors if not _is_among(each, self._approved)]
+                folders = {info.name: _folders(info) for info in (await self._client.list(self._selector)).journals}
+                found = [each for each in (await self.audit()).errors if not owners_elsewhere(each, folders)]
+                more = [each for each in found if not _is_among(each, self._approved)]
                 if more:
                     raise CorantoError(f"more was lost since the plan was approved, so plan again: {more[0]}")
                 report = await self.audit(accept="a plan of recovery was approved")
@@ -113,27 +119,51 @@ class JournalDoctor:
                 return "accepted"
 
 
+def _folders(info: JournalInfo) -> Sequence[Share]:
+    try:
+        return folders_of(info.spec)
+    except InvalidInput:
+        return (Share(info.name, 0, MAX_OFFSET),)
+
+
 def _is_loss(finding: Finding) -> bool:
     """Return True for a finding that an acceptance ends. Records that only cannot be read are no such loss."""
     return finding.kind in _LOSSES and (finding.kind is not Kind.MEMORY_DAMAGED or "files" in finding.facts)
 
 
-def _is_mended(finding: Finding, steps: Sequence[RecoveryStep]) -> bool:
-    """Return True if a step mends the damage that a finding is about."""
-    here = [step for step in steps if step.subject == finding.subject.name]
+def is_mended(finding: Finding, steps: Sequence[RecoveryStep], folders: Mapping[str, Sequence[Share]]) -> bool:
+    """Return True if a step mends the damage that a finding is about.
+
+    `folders` are those of journals, by name. A step for a file of a source mends the journals that share the file.
+    """
+    name = finding.subject.name
+    here = [step for step in steps if step.subject == name]
     if finding.kind in _MENDED_BY_RESET:
         return any(step.kind in (StepKind.RESET_HEAD, StepKind.SET_ASIDE_FRAGMENT) for step in here)
-    if finding.kind in (Kind.CONTENT_DIFFERS, Kind.OBJECT_UNKNOWN) and _file(finding) in map(file_of, here):
+    if finding.kind in (Kind.CONTENT_DIFFERS, Kind.OBJECT_UNKNOWN) and _file(finding) in map(file_of, steps):
         return True
     spans = _spans(finding.facts)
+    own = (Share(name, 0, MAX_OFFSET),)
     restored = [
         (begin, end)
-        for step in here
+        for step in steps
         if step.kind is StepKind.RESTORE_FRAGMENT
         and isinstance(begin := step.facts["begin"], int)
         and isinstance(end := step.facts["end"], int)
+        and any(each.journal == step.subject and each.covers(begin, end) for each in folders.get(name, own))
     ]
     return bool(spans) and all(any(low <= begin and end <= high for low, high in restored) for begin, end in spans)
+
+
+def owners_elsewhere(finding: Finding, folders: Mapping[str, Sequence[Share]]) -> list[str]:
+    """Return the journals whose content a finding of a fork is about, if that is the fork's own in no part.
+
+    Return nothing if one of them is in `folders` itself: then its content is examined along with the fork's.
+    """
+    name, spans = finding.subject.name, _spans(finding.facts)
+    shares = folders.get(name, ())
+    owners = {each.journal for each in shares for begin, end in spans if begin < each.end and each.begin < end}
+    return sorted(owners) if not owners & folders.keys() else []
 
 
 def _is_among(finding: Finding, approved: Sequence[Finding]) -> bool:
@@ -159,8 +189,11 @@ def _file(finding: Finding) -> tuple[str, str]:
     return str(finding.facts.get("store")), str(finding.facts.get("fragment"))
 
 
-def _files_to_set_aside(report: Report, steps: Sequence[RecoveryStep]) -> list[RecoveryStep]:
-    """Return steps for files that are none of their journal's content, and of which no other step is."""
+def files_to_set_aside(report: Report, steps: Sequence[RecoveryStep]) -> list[RecoveryStep]:
+    """Return steps for files that are none of their journal's content, and of which no other step is.
+
+    Files that a fork shares are left to the recovery of the journal whose they are.
+    """
     found, planned = [], {file_of(step) for step in steps}
     for each in report.errors:
         url, path = _file(each)
@@ -168,6 +201,8 @@ def _files_to_set_aside(report: Report, steps: Sequence[RecoveryStep]) -> list[R
         if (url, path) in planned or not (is_stray or each.kind is Kind.CONTENT_DIFFERS):
             continue
         journal = each.subject.name
+        if not path.startswith(f"{journal}/"):
+            continue
         fragment = parse_content_path(journal, path.removeprefix(f"{journal}/"), backing_store=url)
         if is_stray:
             why = "no audit knows, and which begins far above all other content"
