@@ -7,6 +7,7 @@ It accesses stores from this process, with its credentials. Brokers notice at th
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -35,7 +36,8 @@ def prune(
 
     Journals without a retention (0 or less) keep everything, and every journal keeps the fragment that tells its head.
     Only the beginning of a journal is removed: no fragment behind a younger one. Of fragments that overlap, brokers
-    list only the largest: prune again later for the others. A journal keeps what its forks share.
+    list only the largest: prune again later for the others. A journal keeps what its forks share, and nothing more of
+    it is removed once its retention changes.
     """
     selection = chosen(names, selector)
 
@@ -48,7 +50,8 @@ def prune(
                 old += await _old_fragments(client, info, now)
                 report.advance()
         if not dry_run:
-            old = await _remove(client, old)
+            planned = {info.name: duration_seconds(info.spec.fragment.retention) for info in journals}
+            old = await _remove(client, old, planned)
         total = sum(fragment.length for fragment in old)
         for fragment in old:
             typer.echo(f"{'would remove' if dry_run else 'removed'} {fragment.backing_store}{fragment.content_path}")
@@ -71,27 +74,36 @@ async def _old_fragments(client: JournalClient, info: JournalInfo, now: float) -
     return [each for each in expired(listed, retention, now, held_from(info.spec)) if each.journal == info.name]
 
 
-async def _remove(client: JournalClient, old: list[Fragment]) -> list[Fragment]:
-    """Remove all that no fork has come to share, one after the other: an interruption leaves no gap. Return these."""
+async def _remove(client: JournalClient, old: list[Fragment], planned: Mapping[str, float]) -> list[Fragment]:
+    """Remove what was planned with these retentions, one after the other: an interruption leaves no gap.
+
+    Returns what was removed. A journal keeps the rest once its retention is another, or a fork shares the next one.
+    """
     root = client.config.file_root
     for fragment in old:
         if root is None and fragment.backing_store.startswith("file:"):
             raise InvalidInput(
                 f"{fragment.backing_store} is below a folder of the brokers; name that folder in $CORANTO_FILE_ROOT"
             )
-    stores, limits, removed = StoreRegistry(root), dict[str, int](), list[Fragment]()
+    stores, removed, ended = StoreRegistry(root), list[Fragment](), set[str]()
     with progress("Removing fragments", len(old), unit="fragments") as report:
         for fragment in old:
-            if fragment.journal not in limits:
-                limits[fragment.journal] = await _held_from(client, fragment.journal)
-            if fragment.end <= limits[fragment.journal]:
+            # Somebody may fork the journal, or lengthen its retention, at any time.
+            if fragment.journal not in ended and not await _allows(client, fragment, planned):
+                ended.add(fragment.journal)
+            if fragment.journal not in ended:
                 await stores.get(fragment.backing_store).remove(fragment)
                 removed.append(fragment)
             report.advance()
+    for name in sorted(ended):
+        note(f"{name} has a fork or another retention by now, so the rest of it stays")
     return removed
 
 
-async def _held_from(client: JournalClient, journal: str) -> int:
-    """Return the offset from which on a journal keeps everything for forks, by its present spec; 0 if it is gone."""
-    listing = await client.list(label_selector(include={NAME: journal}))
-    return min((held_from(info.spec) for info in listing.journals), default=0)
+async def _allows(client: JournalClient, fragment: Fragment, planned: Mapping[str, float]) -> bool:
+    """Return True if a fragment may still be removed, by the present spec of its journal: brokers' rule."""
+    listing = await client.list(label_selector(include={NAME: fragment.journal}))
+    return any(
+        duration_seconds(info.spec.fragment.retention) == planned[info.name] and fragment.end <= held_from(info.spec)
+        for info in listing.journals
+    )

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from coranto import labels
+from coranto.fragments.fragment import Fragment
+from coranto.fragments.stores import FileFragments
 from coranto.testing.command_line import CommandLine, RemoteBroker
 from tests.platform.cli.journals.conftest import persist
 
@@ -41,6 +43,35 @@ def test_what_a_fork_shares_is_kept(
     old = [persist(remote, parts[0], content, tmp_path, 3700) for content in (b"old content", b"shared", b"newest")]
     assert "removed 1 fragments" in run("prune", parts[0]).output
     assert [path.exists() for path in old] == [False, True, True]
+
+
+@pytest.mark.parametrize("change", ["fork", "retention"])
+def test_nothing_more_is_removed_once_a_journal_is_forked_or_keeps_more(
+    change: str,
+    run: CommandLine,
+    remote: RemoteBroker,
+    parts: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CORANTO_FILE_ROOT", str(tmp_path))
+    spec = remote.fake.journals[parts[0]].spec
+    spec.fragment.retention.seconds = 3600
+    old = [persist(remote, parts[0], content, tmp_path, 3700) for content in (b"first", b"second", b"third", b"end")]
+    remove = FileFragments.remove
+
+    async def meanwhile(self: FileFragments, fragment: Fragment) -> None:
+        await remove(self, fragment)
+        if change == "fork":
+            spec.labels.CopyFrom(labels.add_value(spec.labels, labels.FORK_HOLD, f"{fragment.end}/a/fork"))
+        else:
+            spec.fragment.retention.seconds = 3650
+
+    monkeypatch.setattr(FileFragments, "remove", meanwhile)
+    result = run("prune", parts[0])
+    assert "removed 1 fragments" in result.output
+    assert f"{parts[0]} has a fork or another retention by now" in result.errors
+    assert [path.exists() for path in old] == [False, True, True, True]
 
 
 def test_pruning_files_needs_to_know_where_they_are(
