@@ -34,7 +34,6 @@ from coranto_consumers.stores.retired import Retired
 from coranto_consumers.stores.sql import Restored, SqlStore
 
 _COMPARED_BYTES: Final = 64 << 10
-_OURS: Final = "coranto.dev/"
 CONSUMER_LABEL: Final = "coranto.dev/forked-for"
 """The consumer that a journal was forked for, percent-encoded."""
 
@@ -82,8 +81,9 @@ async def fork_consumer(
     `prefix`, by default `new`. A segment of a stream is forked with its whole
     stream. Journals are forked at their heads; with `at_checkpoint`, where the checkpoint is. `tables` are copied in
     the transaction of the checkpoint, by their names. With `from_beginning`, the new consumer has no checkpoint, so
-    that it reads all of its forks. A fork has its journal's labels. Whoever selects journals by labels of users' own
-    would read the fork, too, so they are refused without `same_labels`.
+    that it reads all of its forks. A fork has its journal's message types, and with `same_labels` all of its labels.
+    Whoever selects journals by what the fork has, too, would read both. So message types are refused without
+    `same_labels`.
 
     Call it again after an interruption. Raises InvalidInput for a consumer without a checkpoint, a new one that has
     another one, tables that cannot be copied, and a segment with `at_checkpoint`; JournalNotFound, ContentGone,
@@ -96,7 +96,7 @@ async def fork_consumer(
         raise InvalidInput(f"{new!r} is the name of the consumer itself; choose another one", field="--as")
     infos = await _journals(client, sorted({*found.checkpoint.sources, *journals}))
     if not same_labels:
-        _require_no_own_labels(infos.values())
+        _require_no_types(infos.values())
     streams = {
         journal: stream
         for journal, info in infos.items()
@@ -122,7 +122,12 @@ async def fork_consumer(
     owner = labels.label_set([(CONSUMER_LABEL, _label_of(new))])
     for stream in sorted(set(streams.values())):
         await fork_stream(client, stream, f"{below}/{stream}", new_labels=owner)
-    await fork_journals(client, dict(sorted(wanted.items())), labels={fork: owner for fork, _ in wanted.values()})
+    await fork_journals(
+        client,
+        dict(sorted(wanted.items())),
+        labels={fork: owner for fork, _ in wanted.values()},
+        same_labels=same_labels,
+    )
     forks = {fork.name: fork for fork in await _forks_for(client, new)}
     if missing := sorted(set(names.values()) - forks.keys()):
         raise JournalNotFound(f"fork {missing[0]} of {new}")
@@ -130,11 +135,11 @@ async def fork_consumer(
     return ForkedConsumer(new, {fork.source: fork for fork in forks.values()}, copied)
 
 
-def _require_no_own_labels(infos: Iterable[JournalInfo]) -> None:
-    """Raise InvalidInput for a journal with labels that a selector may have."""
+def _require_no_types(infos: Iterable[JournalInfo]) -> None:
+    """Raise InvalidInput for a journal with a type of messages, by which a running consumer may select journals."""
     for info in infos:
         for name, value in labels.as_pairs(info.spec.labels):
-            if name != labels.CONTENT_TYPE and not name.startswith(_OURS):
+            if name in (labels.MESSAGE_TYPE, labels.MESSAGE_SUBTYPE):
                 raise InvalidInput(
                     f"has the label {name}={value}, and so has its fork: a consumer that selects journals by it would "
                     "read both. If none does, say that forks may have the same labels (--same-labels)",

@@ -27,6 +27,8 @@ from coranto.wire import protocol_pb2 as pb
 
 MOST_MARGIN_SECONDS: Final = 600.0
 _OURS: Final = "coranto.dev/"
+_DESCRIBING: Final = frozenset({labels.CONTENT_TYPE, labels.MESSAGE_TYPE, labels.MESSAGE_SUBTYPE})
+"""Labels that say what the content is. A fork has them in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +113,29 @@ def fork_at(source: pb.JournalSpec, name: str, offset: int, shared: SharedSpan) 
     return Fork(source.name, name, offset, shared.end, shared.begin, shares, forming=True)
 
 
-def new_spec(source: pb.JournalSpec, fork: Fork) -> pb.JournalSpec:
-    """Return the spec of a fork. It is the source's, without what makes that a part of a stream or of a ledger."""
+def new_spec(source: pb.JournalSpec, fork: Fork, *, same_labels: bool = False) -> pb.JournalSpec:
+    """Return the spec of a fork. It is the source's, but of its labels a fork has only those that say what content is.
+
+    Otherwise whoever selects the source by its labels would select the fork, too. With `same_labels` it has all, except
+    those that make the source a part of a stream or of a ledger.
+    """
     spec = pb.JournalSpec()
     spec.CopyFrom(source)
     spec.name = fork.name
     spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.NONE, offset=fork.shared_end))
     if not may_write(spec):
         spec.flags = pb.JournalSpec.O_RDWR
-    kept = [(name, value) for name, value in labels.as_pairs(source.labels) if _stays(name, value)]
+    kept = [(name, value) for name, value in labels.as_pairs(source.labels) if _stays(name, value, same_labels)]
     spec.labels.CopyFrom(labels.label_set([*kept, *labels_of(fork)]))
     return spec
 
 
-def _stays(name: str, value: str) -> bool:
-    if name == labels.MANAGED_BY:
-        return value != labels.PUBLICATIONS
-    return not name.startswith(_OURS) or name in durability.LABELS
+def _stays(name: str, value: str, same_labels: bool) -> bool:
+    if name in _DESCRIBING or name in durability.LABELS:
+        return True
+    if name == labels.MANAGED_BY and value == labels.PUBLICATIONS:
+        return False
+    return same_labels and not name.startswith(_OURS)
 
 
 def holding(source: pb.JournalSpec, fork: Fork) -> pb.JournalSpec:

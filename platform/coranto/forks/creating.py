@@ -46,14 +46,17 @@ async def fork_journal(
     *,
     at: int | None = None,
     labels: pb.LabelSet | None = None,
+    same_labels: bool = False,
     clock: Clock | None = None,
     progress: ProgressReport | None = None,
 ) -> Fork:
     """Make the journal `name`, which has the bytes of `source` up to the offset `at` and diverges there.
 
     By default it diverges at the source's head. Stored fragments are shared: nothing is copied but what is not in a
-    whole stored fragment below `at`. The source keeps them until the fork is dropped. `labels` take the place of
-    those of the source once the fork is complete. `progress` counts the bytes that are copied.
+    whole stored fragment below `at`. The source keeps them until the fork is dropped. Of the source's labels
+    the fork has those that say what the content is, and all of them with `same_labels`; whoever selects the source by
+    them then selects the fork, too. It gets the further `labels` once it is complete. `progress` counts the bytes that
+    are copied.
 
     Call it again after a crash, a cancellation or a failure: it goes on. If the fork is complete, the call returns it.
 
@@ -64,6 +67,7 @@ async def fork_journal(
         client,
         {source: (name, at)},
         labels={name: labels} if labels is not None else None,
+        same_labels=same_labels,
         clock=clock,
         progress=progress,
     )
@@ -75,6 +79,7 @@ async def fork_journals(
     offsets: Mapping[str, tuple[str, int | None]],
     *,
     labels: Mapping[str, pb.LabelSet] | None = None,
+    same_labels: bool = False,
     clock: Clock | None = None,
     progress: ProgressReport | None = None,
 ) -> tuple[Fork, ...]:
@@ -87,7 +92,7 @@ async def fork_journals(
     wanted = list(offsets.items())
     made: list[Fork] = []
     for start in range(0, len(wanted), AT_ONCE):
-        batch = _Batch(client, dict(wanted[start : start + AT_ONCE]), labels or {}, times, progress)
+        batch = _Batch(client, dict(wanted[start : start + AT_ONCE]), labels or {}, same_labels, times, progress)
         made += await batch.make()
     return tuple(made)
 
@@ -100,12 +105,14 @@ class _Batch:
         client: JournalClient,
         offsets: Mapping[str, tuple[str, int | None]],
         labels: Mapping[str, pb.LabelSet],
+        same_labels: bool,
         clock: Clock,
         progress: ProgressReport | None,
     ) -> None:
         self._client = client
         self._offsets = offsets
         self._labels = labels
+        self._same_labels = same_labels
         self._clock = clock
         self._content = FirstContent(client, clock, progress)
         for name, _ in offsets.values():
@@ -200,7 +207,7 @@ class _Batch:
         kept = [
             each for each in fragments if any(each.journal == one.journal and one.takes(each) for one in fork.shares)
         ]
-        return Making(source, fork, new_spec(spec, fork), source.mod_revision, kept)
+        return Making(source, fork, new_spec(spec, fork, same_labels=self._same_labels), source.mod_revision, kept)
 
     async def _head(self, source: JournalInfo) -> int:
         """Return the end of all committed content. A broker's head may count an append that comes to nothing."""

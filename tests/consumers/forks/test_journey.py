@@ -15,7 +15,7 @@ from coranto.coordination.etcd import EtcdHeader, KeyValue, TxnResult
 from coranto.effects import SystemClock
 from coranto.errors import InvalidInput, JournalNotFound
 from coranto.forks import drop_fork, fork_journal, forks_of
-from coranto.labels import CONTENT_TYPE, JSON_LINES
+from coranto.labels import CONTENT_TYPE, JSON_LINES, MESSAGE_TYPE
 from coranto.messages.checkpoints import Checkpoint
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import Flags, ProducerClock, ProducerId, build_uuid
@@ -345,10 +345,10 @@ async def test_labels_that_would_feed_the_fork_to_the_old_consumer_are_refused(t
     store = SqlStore(url)
     async with Cluster(brokers=1, lease_seconds=60) as cluster:
         client = cluster.client()
-        await cluster.create("sales/all", labels={CONTENT_TYPE: JSON_LINES, "app": "sales"})
+        await cluster.create("sales/all", labels={CONTENT_TYPE: JSON_LINES, MESSAGE_TYPE: "Sale"})
         await client.append("sales/all", line("ada", 5))
         await run(Totals(url, "totals"), "totals-old", client, ("sales/all",))
-        with pytest.raises(InvalidInput, match="sales/all: has the label app=sales, and so has its fork"):
+        with pytest.raises(InvalidInput, match="message-type=Sale, and so has its fork"):
             await fork_consumer(client, store, "totals-old", "sales-new")
         assert store.read("sales-new") is None
         assert (await fork_consumer(client, store, "totals-old", "sales-new", same_labels=True)).forks.keys() == {

@@ -36,6 +36,13 @@ def fork(
             show_default=False,
         ),
     ] = "",
+    same_labels: Annotated[
+        bool,
+        typer.Option(
+            "--same-labels",
+            help="The fork has all labels of its source. Whoever selects journals by them then reads both.",
+        ),
+    ] = False,
     endpoint: Endpoint = None,
 ) -> None:
     """Make a journal that has the content of another one up to an offset, and goes its own way from there.
@@ -59,7 +66,7 @@ def fork(
                 raise InvalidInput(f"has no offset of {source}", field="--as-of")
             offset = asked[source]
         with progress(f"Copying the end of {source}", unit="bytes") as report:
-            return await fork_journal(client, source, name, at=offset, progress=report)
+            return await fork_journal(client, source, name, at=offset, same_labels=same_labels, progress=report)
 
     made = with_client(endpoint, work)
     copied = made.offset - made.shared_end
