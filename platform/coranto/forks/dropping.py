@@ -31,10 +31,7 @@ async def drop_fork(client: JournalClient, name: str) -> None:
 async def drop_forks(client: JournalClient, names: Sequence[str]) -> None:
     """Delete several forks as `drop_fork` does, all at once: forks of each other, too. At most 60 fit together."""
     for attempt in range(_ATTEMPTS):
-        named = await client.list(labels.label_selector(include=[(labels.NAME, name) for name in names]))
-        holding = await client.list(labels.label_selector(include={labels.FORK_HOLD: ""}))
-        infos = {info.name: info for info in (*holding.journals, *named.journals)}
-        changes = _changes(infos, names)
+        changes = _changes(await _concerned(client, names), names)
         try:
             await client.apply(changes)
         except EtcdTransactionFailed:
@@ -42,6 +39,19 @@ async def drop_forks(client: JournalClient, names: Sequence[str]) -> None:
                 raise
             continue  # Somebody changed one of them meanwhile.
         return
+
+
+async def drops_of(client: JournalClient, names: Sequence[str]) -> dict[str, list[pb.ApplyRequest.Change]]:
+    """Return, for each of these forks, the changes that drop it: those of one fork belong into one Apply."""
+    infos = await _concerned(client, names)
+    return {name: _changes(infos, [name]) for name in names}
+
+
+async def _concerned(client: JournalClient, names: Sequence[str]) -> dict[str, JournalInfo]:
+    """Return these journals, and all that keep content for a fork."""
+    named = await client.list(labels.label_selector(include=[(labels.NAME, name) for name in names]))
+    holding = await client.list(labels.label_selector(include={labels.FORK_HOLD: ""}))
+    return {info.name: info for info in (*holding.journals, *named.journals)}
 
 
 def _changes(infos: dict[str, JournalInfo], names: Sequence[str]) -> list[pb.ApplyRequest.Change]:

@@ -43,6 +43,7 @@ from coranto.errors import (
     StreamNotFound,
 )
 from coranto.forks import drop_forks, fork_of
+from coranto.forks.dropping import drops_of
 from coranto.fragments.forks import holds_of, is_label
 from coranto.messages.framing import Framing
 from coranto.messages.uuids import ProducerClock
@@ -51,6 +52,7 @@ from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.scaling import MAX_CHANGES, Change, ScalingPolicy, format_policy, transition
 from coranto.streams.control.segment_specs import changed, owner_of, part_spec, touched, without_retention
 from coranto.streams.control.transaction_ends import drop_undecided, open_lanes
+from coranto.streams.control.truncating import batched, truncation
 from coranto.streams.model.events import format_of
 from coranto.streams.model.keys import KEY_SPACE, KeyRange
 from coranto.streams.model.registers import MAX_WRITERS
@@ -286,12 +288,19 @@ class Streams:
 
     async def _require_unshared(self, infos: Sequence[JournalInfo]) -> None:
         """Raise InvalidInput if other journals share the fragments of these."""
-        names = {info.name for info in infos}
-        if held := sorted({fork for info in infos for fork in holds_of(info.spec)} - names):
-            listing = await self._client.list(labels.label_selector(include=[("name", fork) for fork in held]))
-            for info in listing.journals:
-                what = f"the stream {owner_of(info)}" if owner_of(info) else f"the journal {info.name}"
-                raise InvalidInput(f"{what} was forked from it and shares its fragments; delete that first")
+        for info in (await self._sharing(infos)).values():
+            what = f"the stream {owner_of(info)}" if owner_of(info) else f"the journal {info.name}"
+            raise InvalidInput(f"{what} was forked from it and shares its fragments; delete that first")
+
+    async def _sharing(self, infos: Iterable[JournalInfo]) -> dict[str, JournalInfo]:
+        """Return those of the journals that others share fragments of, each with one of these others."""
+        holding = {info.name: holds_of(info.spec).keys() for info in infos}
+        held = sorted({fork for forks in holding.values() for fork in forks} - holding.keys())
+        if not held:
+            return {}
+        listing = await self._client.list(labels.label_selector(include=[("name", fork) for fork in held]))
+        present = {info.name: info for info in listing.journals}
+        return {name: present[fork] for name, forks in holding.items() for fork in forks if fork in present}
 
     # -- Changing segments -----------------------------------------------------------------------------------------
 
@@ -474,11 +483,15 @@ class Streams:
     async def truncate(self, name: str, cut: StreamCut) -> Stream:
         """Truncate the stream at a cut, so that readers begin there. Segments wholly before it are deleted.
 
-        Truncation never moves back: a segment that begins after the cut already is left as it is. Fragments in stores
-        are not removed. Raises InvalidInput if this is not a cut of the stream, StreamChanged and StreamNotFound. After
-        a cancellation, only some segments may be truncated; call it again.
+        A segment that a fork shares cannot be deleted. It stays, with the segments that succeed it, until the stream is
+        truncated again without that fork; but nothing of it is read any more. Truncation never moves back: a segment
+        that begins after the cut already is left as it is. Fragments in stores are not removed. Raises InvalidInput if
+        this is not a cut of the stream, StreamChanged and StreamNotFound. After a cancellation, only some segments may
+        be truncated; call it again.
         """
         view = await self._view(name)
+        if view.stream.unfinished() and any(holds_of(info.spec) for info in view.infos.values()):
+            view = await self._finish(name)
         stream = view.stream
         gone = check_cut(stream, cut)
         heads = await self.heads(stream, [stream.segments[number] for number in cut])
@@ -487,17 +500,19 @@ class Streams:
             end = heads.get(number, 0) if sealed_at is None else sealed_at
             if not 0 <= offset <= end:
                 raise InvalidInput(f"offset {offset} is not in segment {number}, which ends at {end}", field="cut")
-        oldest = [stream.segments[number] for number in sorted(gone)]
-        changes = [
-            pb.ApplyRequest.Change(delete=each.journal, expect_mod_revision=each.mod_revision) for each in oldest
+        sharing = await self._sharing(view.infos.values())
+        shared = {number for number in gone if stream.segments[number].journal in sharing}
+        deleted, later = truncation(stream, cut, gone, shared)
+        forks = [each.journal for each in deleted if fork_of(view.of(each).spec) is not None]
+        released = await drops_of(self._client, forks) if forks else {}
+        groups = [
+            released.get(each.journal)
+            or [pb.ApplyRequest.Change(delete=each.journal, expect_mod_revision=each.mod_revision)]
+            for each in deleted
         ]
-        for number, offset in sorted(cut.items()):
-            segment = stream.segments[number]
-            if offset > segment.begin:
-                changes.append(changed(view.of(segment), replace(segment, begin=offset), name))
-        # Applying only the first of these changes, from the oldest on, leaves a valid stream that begins earlier.
-        for begin in range(0, len(changes), MAX_CHANGES):
-            if await self._change(changes[begin : begin + MAX_CHANGES]) is None:
+        groups += [[changed(view.of(stream.segments[each.number]), each, name)] for each in later]
+        for batch in batched(groups, MAX_CHANGES):
+            if await self._change(batch) is None:
                 raise StreamChanged(f"somebody else changed stream {name} meanwhile; look at it, and truncate it again")
         return await self.describe(name)
 

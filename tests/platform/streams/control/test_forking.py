@@ -13,6 +13,7 @@ import pytest
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput, StreamChanged, StreamExists, StreamNotFound, WriterExpired
 from coranto.forks import fork_of, forks_of
+from coranto.fragments.forks import holds_of
 from coranto.messages.framing import Envelope
 from coranto.messages.reading import AsyncReadUncommitted
 from coranto.streams.control import forking
@@ -106,6 +107,37 @@ async def test_a_fork_has_all_segments_and_goes_its_own_way(streams: Streams, cl
     assert await forks_of(client, segment_journal("orders", 0)) == ()
     await streams.delete("orders")
     assert (await client.list()).journals == ()
+
+
+async def test_both_streams_are_truncated_and_the_source_keeps_what_it_must(
+    streams: Streams, client: JournalClient
+) -> None:
+    await streams.create("orders", 1, template=TEMPLATE)
+    async with StreamWriter[Any](client, "orders") as writer:
+        await writer.write_event("a", {"n": 0})
+        await streams.scale("orders", [Split(0, 2)])
+        await writer.write_event("a", {"n": 1})
+        await fork_stream(client, "orders", "what-if")
+        await streams.scale("orders", [Split(1, 2)])
+        await writer.write_event("a", {"n": 2})
+        await streams.scale("what-if", [Merge((1, 2))])
+    source = await streams.describe("orders")
+    heads = await streams.heads(source)
+    truncated = await streams.truncate("orders", {each.number: heads[each.number] for each in source.active()})
+    assert truncated.segments.keys() == source.segments.keys(), "the fork shares what the first ones have"
+    assert all(each.begin == each.sealed_at for each in truncated.segments.values() if each.sealed_at is not None)
+    assert await committed(client, "orders") == []
+    assert [each["n"] for each in await committed(client, "what-if")] == [0, 1]
+
+    made = await streams.truncate("what-if", {3: 0})
+    assert made.segments.keys() == {3}
+    listing = await client.list("name:prefix=orders/")
+    assert [info.name for info in listing.journals if holds_of(info.spec)] == [], "nothing is kept for nobody"
+    assert (await streams.truncate("orders", {each.number: 0 for each in source.active()})).segments.keys() == {
+        each.number for each in source.active()
+    }
+    await streams.delete("orders")
+    assert await committed(client, "what-if") == []
 
 
 async def test_a_writer_id_of_the_source_is_not_known_in_the_fork(streams: Streams, client: JournalClient) -> None:
