@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from coranto.client.client import JournalClient
 from coranto.effects import Entropy
-from coranto.errors import CorruptData, JournalNotFound
+from coranto.errors import CorruptData, JournalNotFound, OffsetJump
 from coranto.messages.framing import Framing, iter_messages
 from coranto.messages.reading import AsyncReadUncommitted
 from coranto.messages.uuids import Flags, ProducerId
@@ -17,6 +17,7 @@ from coranto.streams.model.fork_cut import SegmentSpan, Unit
 from coranto.streams.model.stream import Segment, Stream
 from coranto.telemetry import ProgressReport
 
+_ATTEMPTS: Final = 3
 _Ack = tuple[int, ProducerId, int]
 """An acknowledgement: the number of its segment, its producer and its clock."""
 
@@ -34,8 +35,9 @@ async def torn_units(
 
     That is a transaction on one key of which only a part is below it, or an event of which only a part is. `ends` are
     the ends of segments at a moment at which all decided transactions are carried out. Each segment is read from its
-    beginning, to its end if there are transactions on several keys. `progress` counts the bytes read. Raises errors of
-    the client, and CorruptMessage.
+    beginning, to its end if there are transactions on several keys. What retention has removed before that tears
+    nothing, because nobody reads it. `progress` counts the bytes read. Raises errors of the client, OffsetJump for
+    content that is missing in between, and CorruptMessage.
     """
     decided = await _decided(client, stream, events, entropy)
     spans: dict[str, dict[int, SegmentSpan]] = {}
@@ -80,7 +82,30 @@ class _Segment:
     async def read(
         self, client: JournalClient, events: Framing[Any], end: int, progress: ProgressReport | None
     ) -> None:
-        number, at = self._segment.number, self._segment.begin
+        """Read the segment, from the first content that retention has left."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                await self._read_from(await self._begin(client), client, events, end, progress)
+            except OffsetJump:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                # Retention may have removed more meanwhile. What was found begins anew.
+                self.torn.clear()
+                for spans in self._spans.values():
+                    spans.pop(self._segment.number, None)
+            else:
+                return
+
+    async def _begin(self, client: JournalClient) -> int:
+        """Return the first offset that readers of the stream have. Without fragments, all content is gone."""
+        fragments = [each.fragment for each in await client.fragments(self._segment.journal)]
+        first = min((each.begin for each in fragments), default=await client.head(self._segment.journal))
+        return max(self._segment.begin, first)
+
+    async def _read_from(
+        self, at: int, client: JournalClient, events: Framing[Any], end: int, progress: ProgressReport | None
+    ) -> None:
+        number = self._segment.number
         if at >= end:
             return
         run: tuple[ProducerId, int] | None = None  # Of pending events that follow one another: producer, begin.

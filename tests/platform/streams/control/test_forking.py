@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from coranto.client import JournalClient
-from coranto.errors import InvalidInput, StreamChanged, StreamExists, StreamNotFound, WriterExpired
+from coranto.client import FragmentInfo, JournalClient
+from coranto.errors import InvalidInput, OffsetJump, StreamChanged, StreamExists, StreamNotFound, WriterExpired
 from coranto.forks import fork_of, forks_of
 from coranto.fragments.forks import holds_of
 from coranto.messages.framing import Envelope
 from coranto.messages.reading import AsyncReadUncommitted
+from coranto.messages.uuids import Flags
 from coranto.streams.control import forking
+from coranto.streams.control.fork_units import torn_units
 from coranto.streams.control.forking import fork_stream
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.control.scaling import Merge, Split
 from coranto.streams.model.events import JsonEvents
+from coranto.streams.model.fork_cut import consistent_cut
 from coranto.streams.model.stream import Stream, segment_journal
 from coranto.streams.reader.stream_reader import StreamReader
 from coranto.streams.writer.multi_key.writer import MultiKeyWriter
@@ -276,6 +281,59 @@ async def test_a_fork_at_any_offsets_has_whole_transactions_below_them(streams: 
     assert max(sizes) > 5
     with pytest.raises(InvalidInput, match="segment 0 ends at"):
         await fork_stream(client, "orders", "beyond", ends={segment_journal("orders", 0): 1 << 40})
+
+
+class Retained:
+    """A client of journals from whose beginnings retention has removed content, and removes more at a read."""
+
+    def __init__(self, client: JournalClient, begins: dict[str, list[int]]) -> None:
+        self._client = client
+        self._begins = begins
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def fragments(self, journal: str) -> list[FragmentInfo]:
+        begin = self._begins.get(journal, [0])[0]
+        found = [each for each in await self._client.fragments(journal) if each.fragment.end > begin]
+        return [replace(each, fragment=replace(each.fragment, begin=max(begin, each.fragment.begin))) for each in found]
+
+    def read(self, journal: str, offset: int = 0, **options: Any) -> Any:
+        begins = self._begins.get(journal, [0])
+        if len(begins) > 1:
+            begins.pop(0)
+        if offset < begins[0]:
+            assert options["fail_on_jump"]
+            raise OffsetJump(journal, offset, begins[0])
+        return self._client.read(journal, offset, **options)
+
+
+async def test_what_retention_has_removed_tears_nothing_of_a_fork_of_an_earlier_moment(
+    streams: Streams, client: JournalClient
+) -> None:
+    stream = await streams.create("orders", 2, template=TEMPLATE)
+    async with MultiKeyWriter[Any](client, "orders") as several:
+        for number in range(3):
+            await write(several, number)
+    stream, heads = await streams.cut("orders")
+    found = {number: await uncommitted(client, stream, number) for number in heads}
+    # The first acknowledgement of each is of no transaction.
+    acks = {
+        number: [each.end for each in events if each.flags == Flags.ACK_TXN][1:] for number, events in found.items()
+    }
+    wanted = {number: ends[-1] - 1 for number, ends in acks.items()}
+
+    async def cut(begins: dict[int, list[int]]) -> dict[int, int]:
+        retained: Any = Retained(client, {segment_journal("orders", n): offsets for n, offsets in begins.items()})
+        units = await torn_units(retained, stream, heads, wanted, JsonEvents(), os.urandom)
+        return consistent_cut(stream, wanted, units)
+
+    whole = await cut({})
+    assert all(ends[1] == whole[number] < ends[2] for number, ends in acks.items())
+    assert await cut({0: [acks[0][0]]}) == whole
+    assert await cut({0: [0, acks[0][0]], 1: [acks[1][0], acks[1][1]]}) == whole, "also if it removes it meanwhile"
+    with pytest.raises(OffsetJump):
+        await cut({0: list(range(0, acks[0][0], 5))})
 
 
 async def test_an_interrupted_fork_goes_on_at_its_cut(
