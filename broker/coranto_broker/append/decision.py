@@ -198,7 +198,7 @@ def steady(snapshot: JournalSnapshot) -> Steady | None:
 
 def extend(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | None:
     """Return the registers after an append with content in a steady range, or None if `decide` has to decide it."""
-    if request.offset or request.suspend or not of_registers.match(request, registers):
+    if request.offset or request.at_start or request.suspend or not of_registers.match(request, registers):
         return None
     try:
         return of_registers.after(request, registers)
@@ -223,6 +223,8 @@ def _check(request: pb.AppendRequest, snapshot: JournalSnapshot) -> Refuse | Syn
     if fragment.end < spec.suspend.offset:
         return Synchronize(spec.suspend.offset)
     head = max(fragment.end, known.end)
+    if request.at_start and head:
+        return Refuse(pb.WRONG_APPEND_OFFSET, present)
     if request.offset:
         if request.offset != head:
             return Refuse(pb.WRONG_APPEND_OFFSET, present)

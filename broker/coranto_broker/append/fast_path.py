@@ -81,7 +81,7 @@ def candidate(environment: Environment, request: pb.AppendRequest) -> Candidate 
 
     A candidate's journal exists, so its name is valid.
     """
-    if request.offset or request.suspend or request.HasField("header"):
+    if request.offset or request.at_start or request.suspend or request.HasField("header"):
         return None
     resolution = environment.resolver.known(request.journal, request.min_etcd_revision)
     if resolution is None or resolution.replica is None or resolution.replica.pipeline.at_rest is None:

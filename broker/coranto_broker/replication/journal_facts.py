@@ -66,6 +66,7 @@ class JournalsInEtcd:
             suspended=spec.suspend.level,
             is_primary=any(each.slot == 0 and each.member == self._member for each in assignments),
             broker=pb.ProcessSpec.ID(zone=self._member.zone, suffix=self._member.suffix),
+            keeps_forks=True,
         )
         if not may_read(spec):
             head.status, head.problem = pb.NOT_ALLOWED, "its flags do not allow reading"

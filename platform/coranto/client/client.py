@@ -242,6 +242,7 @@ class JournalClient:
             subtract_registers=conditions.subtract_registers,
             suspend=pb.AppendRequest.Suspend.ValueType(conditions.suspend),
             min_etcd_revision=min_etcd_revision,
+            at_start=conditions.at_start,
         )
         validate_journal(journal, allow_metadata=True)
         validate(parameters)
@@ -260,8 +261,12 @@ class JournalClient:
         retry_unknown: bool = False,
         patience: float | None = None,
         min_etcd_revision: int = 0,
+        at_start: bool = False,
     ) -> AppendResult:
         """Append content and commit it, wholly or not at all. `suspend` says how to treat a suspended journal.
+
+        The content begins at `offset`, unless that is 0, and with `at_start` at 0. Otherwise nothing is applied, and
+        the call raises WrongAppendOffset. Gazette's brokers, and early ones of Coranto, do not know `at_start`.
 
         After failures that certainly applied nothing, bytes and sequences of bytes are retried for `patience` seconds.
         An iterable is retried only until its first item was taken. `retry_unknown` also retries after
@@ -269,7 +274,7 @@ class JournalClient:
         messages with UUIDs, whose readers discard duplicates. The broker that appends knows the journals' specs as of
         `min_etcd_revision` or later. After a cancellation the outcome is unknown.
         """
-        conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend)
+        conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend, at_start)
         parameters = self._parameters(journal, conditions, max(self._applied_revision, min_etcd_revision))
         if isinstance(content, Sequence):  # Bytes are a sequence too.
             return await self.prepare(parameters, patience=patience, retry_unknown=retry_unknown).commit(content)

@@ -76,6 +76,8 @@ class JournalHead:
     """The reason why acknowledgements are, or would be, below what the journal's labels demand; empty if not."""
     acknowledged_below_demand: int = 0
     """Appends that its broker has acknowledged below that since it became primary."""
+    keeps_forks: bool = False
+    """True if its broker keeps and lists what forks share. Gazette's and earlier ones do not."""
 
     @property
     def known(self) -> bool:
@@ -117,6 +119,7 @@ class JournalHead:
             wire.ask_alone,
             wire.demand_unmet,
             wire.acknowledged_below_demand,
+            wire.keeps_forks,
         )
 
 

@@ -104,6 +104,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         retry_unknown: bool = False,
         patience: float | None = None,
         min_etcd_revision: int = 0,
+        at_start: bool = False,
     ) -> AppendResult:
         """Append content in one transaction, like `JournalClient.append`, but not from an iterator."""
         work = self._inner.append(
@@ -117,6 +118,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
             retry_unknown=retry_unknown,
             patience=patience,
             min_etcd_revision=min_etcd_revision,
+            at_start=at_start,
         )
         return self._run(work, changes=f"append to {journal}")
 

@@ -135,8 +135,8 @@ class Suspend(enum.IntEnum):
 class AppendConditions:
     """The conditions of an append, and its changes of the journal's registers and suspension.
 
-    `offset` 0 means the journal's present head. Registers change only with at least one byte of content. An empty set
-    of registers satisfies every check.
+    `offset` 0 means the journal's present head, unless `at_start` demands that this is 0. Registers change only with at
+    least one byte of content. An empty set of registers satisfies every check.
     """
 
     offset: int = 0
@@ -144,3 +144,4 @@ class AppendConditions:
     union_registers: pb.LabelSet | None = None
     subtract_registers: pb.LabelSet | None = None
     suspend: Suspend = Suspend.RESUME
+    at_start: bool = False

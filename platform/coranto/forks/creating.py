@@ -23,7 +23,7 @@ from coranto.forks.borders import require_border
 from coranto.forks.choosing import choose, complete, fork_at, holding, new_spec
 from coranto.forks.dropping import drop_forks
 from coranto.forks.filling import FirstContent
-from coranto.forks.protecting import ContentRemoved, Making, Protection, latest_time
+from coranto.forks.protecting import ContentRemoved, Making, Protection, latest_time, require_rules
 from coranto.fragments.forks import Fork, fork_of
 from coranto.labels import CONTENT_TYPE, NAME, RECOVERY_LOG, label_selector, value_of
 from coranto.names import validate_journal
@@ -196,6 +196,7 @@ class _Batch:
         if (above := fork_of(spec)) is not None and above.forming:
             raise InvalidInput(f"{source.name} is a fork that is still forming; finish it first", field="source")
         head = await self._head(source)
+        require_rules((await self._client.heads(label_selector(include={NAME: source.name}))).by_name.get(source.name))
         offset = head if at is None else at
         if not 0 <= offset <= head:
             raise InvalidInput(f"{source.name} ends at {head}, so it cannot be forked at {offset}", field="at")
@@ -254,6 +255,8 @@ class _Batch:
     # -- 4. Completion -------------------------------------------------------------------------------------------------
 
     async def _complete(self, making: Sequence[Making]) -> None:
+        present = await self._list()
+        making = [each for each in making if not _is_complete(present.get(each.fork.name))]  # By another call, perhaps.
         for each in making:
             await self._content.compare(each.fork)
         present = await self._list()
@@ -268,3 +271,8 @@ class _Batch:
                 )
             )
         await self._client.apply(changes)
+
+
+def _is_complete(info: JournalInfo | None) -> bool:
+    fork = fork_of(info.spec) if info is not None else None
+    return fork is not None and not fork.forming

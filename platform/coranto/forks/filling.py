@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import hashlib
 import tempfile
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import IO, TYPE_CHECKING, Final
 
 from coranto.client.reader import TRANSIENT
 from coranto.client.values import AppendResult, Chunk
 from coranto.effects import Clock
-from coranto.errors import CorruptData, IndexHasGreaterOffset, OffsetNotYetAvailable, Unavailable
+from coranto.errors import CorruptData, IndexHasGreaterOffset, OffsetNotYetAvailable, Unavailable, WrongAppendOffset
 from coranto.fragments.forks import Fork
 from coranto.telemetry import ProgressReport
 
@@ -37,19 +38,34 @@ class FirstContent:
 
     async def fill(self, fork: Fork) -> None:
         """Append what a fork cannot share, from where an earlier call has come."""
-        at = await end_of(self._client, self._clock, fork)
-        if not fork.shared_end <= at <= fork.offset:
-            raise _other_content(fork, f"it ends at {at}, and the fork begins at {fork.shared_end}")
+        at = await self._come_to(fork)
         if self._progress is not None:
             self._total += fork.offset - at
             self._progress.expect(self._total)
-        if at < fork.offset:
-            known = [info.fragment.end for info in await self._client.fragments(fork.source)]
-            for end in sorted({fork.offset, *(end for end in known if at < end < fork.offset)}):
-                at = await self._append(fork, at, end)
+        if at == fork.offset:
+            return
+        known = [info.fragment.end for info in await self._client.fragments(fork.source)]
+        borders = sorted({fork.offset, *(end for end in known if at < end < fork.offset)})
+        while at < fork.offset:
+            end = borders[bisect_right(borders, at)]
+            try:
+                await self._append(fork, at, end)
+            except WrongAppendOffset:
+                end = await self._come_to(fork)  # Another call makes this fork, too.
+                if end == at:
+                    raise
+            if self._progress is not None:
+                self._progress.advance(end - at)
+            at = end
 
-    async def _append(self, fork: Fork, begin: int, end: int) -> int:
-        """Append the source's content [begin, end) in one append, and return `end`.
+    async def _come_to(self, fork: Fork) -> int:
+        at = await end_of(self._client, self._clock, fork)
+        if not fork.shared_end <= at <= fork.offset:
+            raise _other_content(fork, f"it ends at {at}, and the fork begins at {fork.shared_end}")
+        return at
+
+    async def _append(self, fork: Fork, begin: int, end: int) -> None:
+        """Append the source's content [begin, end) in one append.
 
         Each of its borders is between two of the source's appends. So the fork's fragments, too, begin and end between
         messages, wherever brokers end one.
@@ -58,19 +74,14 @@ class FirstContent:
             async with contextlib.aclosing(self._read(fork.source, begin, end)) as chunks:
                 async for chunk in chunks:
                     piece.write(chunk.content)
-            # The offset makes it safe to repeat. At 0 there is no such condition, and no repetition.
-            result = await self._append_file(fork.name, piece, begin)
-        if result.begin != begin:
-            raise _other_content(fork, f"others have appended to it at {begin}")
-        if self._progress is not None:
-            self._progress.advance(end - begin)
-        return end
+            # The offset makes it safe to repeat, and safe beside another call that makes this fork.
+            await self._append_file(fork.name, piece, begin)
 
     async def _append_file(self, journal: str, content: IO[bytes], offset: int) -> AppendResult:
         retry_until = self._clock.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
-                return await self._client.append(journal, _pieces(content), offset=offset)
+                return await self._client.append(journal, _pieces(content), offset=offset, at_start=not offset)
             except TRANSIENT:  # It has applied nothing.
                 if self._clock.monotonic() >= retry_until:
                     raise

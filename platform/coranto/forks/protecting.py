@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from coranto.client.heads import JournalHead
 from coranto.client.values import JournalInfo
 from coranto.effects import Clock
-from coranto.errors import CorantoError, Unavailable
+from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.forks.choosing import SharedSpan, is_safe, margin_seconds, missing
 from coranto.forks.filling import end_of
 from coranto.fragments.cover_set import CoverSet
@@ -70,7 +70,8 @@ class Protection:
         """
         sharing = [each for each in making if each.fork.shares]
         if sharing:
-            await self._wait_known({each.source.name: each.revision for each in sharing})
+            revisions = {each.source.name: each.revision for each in sharing}
+            await self._wait_known({**revisions, **{each.fork.name: 0 for each in sharing}})
         for each in sharing:
             await self._examine(each)
 
@@ -95,7 +96,7 @@ class Protection:
             raise ContentRemoved(f"retention has removed content of {source.name} at {min(gone)} while it was forked")
 
     async def _wait_known(self, revisions: Mapping[str, int]) -> None:
-        """Wait until the primaries of sources know their specs as of these revisions or later."""
+        """Wait until the primaries of journals know their specs as of these revisions or later, and rules of forks."""
         selector = label_selector(include=[(NAME, name) for name in revisions])
         until = self._clock.monotonic() + _KNOWN_SECONDS
         while True:
@@ -103,6 +104,8 @@ class Protection:
             behind = [name for name, least in revisions.items() if name not in told or not _knows(told[name], least)]
             if not behind:
                 return
+            for name in behind:
+                require_rules(told.get(name))
             if self._clock.monotonic() >= until:
                 problem = (told[behind[0]].problem if behind[0] in told else "") or "another broker answered"
                 raise Unavailable(
@@ -119,10 +122,21 @@ class Protection:
         return True
 
 
+def require_rules(head: JournalHead | None) -> None:
+    """Raise InvalidInput if a primary has told this that does not know the rules of forks. None: nobody told."""
+    asked_alone = head is not None and head.status == pb.OK and not head.broker
+    if head is not None and not head.keeps_forks and (head.is_primary or head.ask_alone or asked_alone):
+        raise InvalidInput(
+            f"the primary of {head.journal} is a broker of Gazette or of an earlier version, which would remove what a "
+            "fork shares. Upgrade all brokers, and fork it again then",
+            field="source",
+        )
+
+
 def _knows(head: JournalHead, revision: int) -> bool:
     """Return True if a primary has told this, by the spec of a revision or a later one.
 
     A journal that is suspended has no primary.
     """
     told = head.status == pb.SUSPENDED or (head.status == pb.OK and head.is_primary)
-    return told and head.mod_revision >= revision
+    return told and head.keeps_forks and head.mod_revision >= revision

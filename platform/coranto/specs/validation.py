@@ -365,11 +365,12 @@ def _append_request(request: pb.AppendRequest) -> None:
             or request.HasField("union_registers")
             or request.HasField("subtract_registers")
             or request.HasField("durability")
+            or request.at_start
         ):
             _absent(
                 request,
                 *("header", "do_not_proxy", "offset", "check_registers", "union_registers", "subtract_registers"),
-                *("suspend", "durability"),
+                *("suspend", "durability", "at_start"),
                 why="without a journal: only the first message of an append has parameters",
             )
         return
@@ -379,6 +380,8 @@ def _append_request(request: pb.AppendRequest) -> None:
     _optional(request, "header", _header)
     _named_journal(request.journal)
     _at_least("offset", request.offset, 0)
+    if request.at_start and request.offset:
+        _absent(request, "offset", why="beside at_start: that append begins at 0")
     if request.content:
         _absent(request, "content", why="beside a journal: content follows in messages of its own")
     _optional(request, "check_registers", _selector)

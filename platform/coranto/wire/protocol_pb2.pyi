@@ -651,6 +651,7 @@ class AppendRequest(_message.Message):
     SUSPEND_FIELD_NUMBER: _builtins.int
     MIN_ETCD_REVISION_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    AT_START_FIELD_NUMBER: _builtins.int
     journal: _builtins.str
     do_not_proxy: _builtins.bool
     content: _builtins.bytes
@@ -658,6 +659,8 @@ class AppendRequest(_message.Message):
     """When non-zero, the journal offset at which this append must begin."""
     suspend: Global___AppendRequest.Suspend.ValueType
     min_etcd_revision: _builtins.int
+    at_start: _builtins.bool
+    """Not of Gazette: this append must begin at offset 0, which `offset` cannot demand."""
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property
@@ -684,10 +687,11 @@ class AppendRequest(_message.Message):
         suspend: Global___AppendRequest.Suspend.ValueType = ...,
         min_etcd_revision: _builtins.int = ...,
         durability: Global___DurabilityQuestion | None = ...,
+        at_start: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["check_registers", b"check_registers", "durability", b"durability", "header", b"header", "subtract_registers", b"subtract_registers", "union_registers", b"union_registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_registers", b"check_registers", "content", b"content", "do_not_proxy", b"do_not_proxy", "durability", b"durability", "header", b"header", "journal", b"journal", "min_etcd_revision", b"min_etcd_revision", "offset", b"offset", "subtract_registers", b"subtract_registers", "suspend", b"suspend", "union_registers", b"union_registers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_start", b"at_start", "check_registers", b"check_registers", "content", b"content", "do_not_proxy", b"do_not_proxy", "durability", b"durability", "header", b"header", "journal", b"journal", "min_etcd_revision", b"min_etcd_revision", "offset", b"offset", "subtract_registers", b"subtract_registers", "suspend", b"suspend", "union_registers", b"union_registers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -110,6 +110,16 @@ def test_registers_are_checked_before_offsets() -> None:
     assert check(checked, SPEC, spool, 0, 100) == Refuse(pb.REGISTER_MISMATCH, REGISTERS)
 
 
+def test_an_append_at_the_start_finds_an_empty_journal() -> None:
+    first = request(at_start=True)
+    assert check(first, SPEC, committed(0, 0), 0, 0) == check(request(), SPEC, committed(0, 0), 0, 0)
+    for spool_end, index_end in ((1, 0), (0, 1), (1, 1)):
+        refused = check(first, SPEC, committed(0, spool_end), 0, index_end)
+        assert refused == Refuse(pb.WRONG_APPEND_OFFSET, pb.LabelSet())
+    assert extend(first, pb.LabelSet()) is None
+    assert extend(request(), pb.LabelSet()) is not None
+
+
 @pytest.mark.parametrize(
     ("offset", "index_end", "flags", "decision"),
     [

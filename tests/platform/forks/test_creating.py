@@ -11,6 +11,7 @@ import pytest
 
 from coranto import labels
 from coranto.client import JournalClient
+from coranto.client.heads import JournalHead
 from coranto.client.values import Chunk
 from coranto.errors import ContentGone, CorruptData, InvalidInput, JournalNotFound, RpcFailed, Unavailable
 from coranto.forks import Fork, creating, drop_fork, filling, fork_journal, fork_journals, fork_of, forks_of
@@ -296,6 +297,49 @@ def test_no_fragment_of_a_fork_begins_within_a_message(monkeypatch: pytest.Monke
         assert begins <= borders
 
     on_cluster(test, retention=100)
+
+
+def test_two_calls_that_make_the_same_fork_at_once_append_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even at offset 0, which no append can demand by its offset alone."""
+
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        append, waiting, both = filling.FirstContent._append, list[int](), asyncio.Event()
+
+        async def together(self: filling.FirstContent, made: Fork, begin: int, end: int) -> None:
+            waiting.append(begin)
+            if len(waiting) == 2:
+                both.set()
+            await both.wait()
+            await append(self, made, begin, end)
+
+        monkeypatch.setattr(filling.FirstContent, "_append", together)
+        await cluster.create(spec("shop/returns"))
+        await client.append("shop/returns", PIECES[0])
+        calls = (fork(client, "shop/returns", "what-if/returns") for _ in range(2))
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        made = await fork(client, "shop/returns", "what-if/returns")
+        assert waiting[:2] == [0, 0]
+        assert made in found
+        assert await content(client, "what-if/returns") == PIECES[0]
+
+    on_cluster(test)
+
+
+def test_brokers_that_do_not_know_the_rules_are_not_trusted_with_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        told = JournalHead.of
+        monkeypatch.setattr(JournalHead, "of", lambda wire: replace(told(wire), keeps_forks=False))
+        with pytest.raises(InvalidInput, match="Upgrade all brokers"):
+            await fork(client, SOURCE, FORK)
+        assert await forks_of(client, SOURCE) == ()
+        # The fork's own primary has to know them as well.
+        monkeypatch.setattr(JournalHead, "of", lambda wire: replace(told(wire), keeps_forks=wire.journal == SOURCE))
+        with pytest.raises(InvalidInput, match=f"the primary of {FORK}"):
+            await fork(client, SOURCE, FORK)
+        monkeypatch.setattr(JournalHead, "of", told)
+        assert not (await fork(client, SOURCE, FORK)).forming
+
+    on_cluster(test)
 
 
 def test_a_name_is_used_again_without_the_content_of_the_earlier_fork() -> None:

@@ -385,6 +385,7 @@ BAD: list[Any] = [
             ("union_registers", unsorted(), "union_registers.labels[1]"),
             ("subtract_registers", unsorted(), "subtract_registers.labels[1]"),
             ("suspend", 5, "suspend"),
+            ("at_start", True, "offset"),
         ],
     ),
     *at_top(
@@ -397,6 +398,7 @@ BAD: list[Any] = [
             ("union_registers", pb.LabelSet(), "union_registers"),
             ("subtract_registers", pb.LabelSet(), "subtract_registers"),
             ("suspend", pb.AppendRequest.SUSPEND_NOW, "suspend"),
+            ("at_start", True, "at_start"),
         ],
     ),
     *at_top(
