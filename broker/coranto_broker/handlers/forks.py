@@ -5,23 +5,25 @@ its source: fragments that the fork shares stay. So
 
 * a journal is not deleted, and loses no hold, while the fork exists that the hold is for;
 * a fork comes with what it shares: a source that holds it, and the stores where the fragments are. Neither goes later;
-* the labels of a fork never change. Only the state, by which it is forming, ends.
+* the labels of a fork never change. Only the state, by which it is forming, ends;
+* a fork shares what its source has stored, and nothing that is written later.
 
 A fork brings its source's content to those who may read the fork. So who makes one must be allowed to read the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coranto import labels
 from coranto.coordination.etcd import Compare, CompareTarget
-from coranto.errors import InvalidInput, PermissionDenied
+from coranto.errors import InvalidInput, PermissionDenied, Unavailable
 from coranto.fragments.forks import MAX_SHARES, Fork, fork_labels, fork_of, holds_of, is_label, shares_of
 from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
+from coranto.wire.heads_pb2 import JournalHead
 
 if TYPE_CHECKING:
     from coranto_broker.replication.resolver import JournalState
@@ -52,6 +54,40 @@ def fork_guards(state: JournalState, request: pb.ApplyRequest, claims: Claims) -
         except InvalidInput as error:
             raise InvalidInput(error.message, field=f"ApplyRequest.changes[{index}]") from None
     return after.compares
+
+
+def new_shared_ends(state: JournalState, request: pb.ApplyRequest) -> dict[str, int]:
+    """Return the sources of which new forks share fragments, each with the end up to which they do."""
+    ends: dict[str, int] = {}
+    for change in request.changes:
+        if state.item(change.upsert.name) is not None or not _concerns_forks(change.upsert):
+            continue
+        fork = fork_of(change.upsert)
+        if fork is not None and fork.shares:
+            ends[fork.source] = max(fork.shared_end, ends.get(fork.source, 0))
+    return ends
+
+
+def require_stored(ends: Mapping[str, int], heads: Mapping[str, JournalHead]) -> None:
+    """Check that sources have stored all that their new forks share.
+
+    A fork that shares more would get content that is written later, whoever may read that then. Raises InvalidInput, or
+    Unavailable if a head is not known now.
+    """
+    for name, end in sorted(ends.items()):
+        head = heads.get(name)
+        if head is not None and head.status == pb.SUSPENDED:
+            stored = head.head
+        elif head is not None and head.status == pb.OK and head.listed:
+            stored = head.persisted_head
+        else:
+            problem = head.problem if head is not None else "no broker knows it"
+            raise Unavailable(f"it is not known how much of {name} is stored, of which a fork is made ({problem})")
+        if end > stored:
+            raise InvalidInput(
+                f"a fork of {name} cannot share its content up to {end}: its stores have it up to {stored}",
+                field="ApplyRequest.changes",
+            )
 
 
 class _After:

@@ -70,6 +70,19 @@ async def serve(broker: Broker, request: HeadsRequest, context: Context, claims:
             task.cancel()
 
 
+async def heads_of(broker: Broker, journals: Iterable[str]) -> dict[str, JournalHead]:
+    """Return the heads of journals as their primaries tell them, or else as this broker knows them."""
+    selector = labels.label_selector(include=[(labels.NAME, name) for name in journals])
+    state, facts = broker.keyspace.state, broker.facts.all()
+    mine, theirs, nobodys = _by_primary(broker, state, facts, selector, Claims(Capability.ALL))
+    await _wait_listed(broker, mine)
+    found = [_head_of(broker, each) for each in (*mine, *nobodys)]
+    answers = await asyncio.gather(*(_ask(broker, endpoint, selector, 0) for endpoint in theirs))
+    for others, told in zip(theirs.values(), answers, strict=True):
+        found += [_other(broker, each, told) for each in others]
+    return {head.journal: head for head in found}
+
+
 _Facts = list[EtcdFacts]
 
 

@@ -16,7 +16,8 @@ from coranto.security.tokens import Claims
 from coranto.specs.validation import ANY_REVISION, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.errors import Context
-from coranto_broker.handlers.forks import fork_guards
+from coranto_broker.handlers.forks import fork_guards, new_shared_ends, require_stored
+from coranto_broker.handlers.heads import heads_of
 from coranto_broker.handlers.nesting import nesting_pair, with_guards
 from coranto_broker.handlers.store_folders import folder_conflict, folder_guards, unchanged_since
 
@@ -102,6 +103,8 @@ async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) 
             if await _is_outdated(broker, state):
                 continue
             raise
+        if ends := new_shared_ends(state, request):
+            require_stored(ends, await heads_of(broker, ends))
         wanted = _transaction(broker, state, request)
         wanted.compares += guards
         response = await _attempt(broker, state, wanted, claims)

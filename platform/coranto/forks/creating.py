@@ -196,11 +196,15 @@ class _Batch:
         if (above := fork_of(spec)) is not None and above.forming:
             raise InvalidInput(f"{source.name} is a fork that is still forming; finish it first", field="source")
         head = await self._head(source)
-        require_rules((await self._client.heads(label_selector(include={NAME: source.name}))).by_name.get(source.name))
+        told = (await self._client.heads(label_selector(include={NAME: source.name}))).by_name.get(source.name)
+        require_rules(told)
         offset = head if at is None else at
         if not 0 <= offset <= head:
             raise InvalidInput(f"{source.name} ends at {head}, so it cannot be forked at {offset}", field="at")
         fragments = [each.fragment for each in await self._client.fragments(source.name)]
+        if told is not None and told.status == pb.OK:  # Brokers let a fork share only what the primary knows as stored.
+            stored = told.persisted_head
+            fragments = [each if each.end <= stored else replace(each, backing_store="") for each in fragments]
         shared = choose(spec, fragments, offset, head, await latest_time(self._client, self._clock, source.name))
         if offset != head:
             await require_border(self._client, spec, fragments, shared.begin, offset)

@@ -11,11 +11,12 @@ from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdHeader, KeyValue
 from coranto.coordination.keyspace_state import Entries, Item, KeySpaceState
 from coranto.coordination.layout import Layout
-from coranto.errors import InvalidInput, PermissionDenied
+from coranto.errors import InvalidInput, PermissionDenied, Unavailable
 from coranto.forks.choosing import SharedSpan, complete, fork_at, holding, new_spec
 from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.handlers.forks import fork_guards
+from coranto.wire.heads_pb2 import JournalHead
+from coranto_broker.handlers.forks import fork_guards, new_shared_ends, require_stored
 
 LAYOUT = Layout("/cluster")
 ALL = Claims(Capability.ALL)
@@ -154,3 +155,24 @@ def test_who_forks_a_journal_may_read_it() -> None:
             check([HELD], FORMING, claims=claims)
     both = labels.label_selector(include=[("name:prefix", "b/"), ("name", "a/source")])
     check([HELD], FORMING, claims=Claims(Capability.APPLY | Capability.READ, both))
+
+
+def test_a_new_fork_shares_only_what_its_source_has_stored() -> None:
+    def ends(present: Sequence[pb.JournalSpec], *changes: pb.JournalSpec) -> dict[str, int]:
+        upserts = [pb.ApplyRequest.Change(upsert=each) for each in changes]
+        return new_shared_ends(state_of(*present), pb.ApplyRequest(changes=upserts))
+
+    assert ends([SOURCE], FORMING, HELD, OTHER) == {"a/source": 20}
+    assert ends([HELD, FORMING], MADE, HELD) == {}  # It is no new one.
+    assert ends([SOURCE], new_spec(SOURCE, fork_at(SOURCE, "b/fork", 30, SharedSpan(20, 20)))) == {}
+    require_stored({"a/source": 20}, {"a/source": JournalHead(status=pb.OK, listed=True, persisted_head=20, head=30)})
+    require_stored({"a/source": 20}, {"a/source": JournalHead(status=pb.SUSPENDED, head=20)})
+    for head in (
+        JournalHead(status=pb.OK, listed=True, persisted_head=19, head=30),
+        JournalHead(status=pb.SUSPENDED, head=19),
+    ):
+        with pytest.raises(InvalidInput, match="have it up to 19"):
+            require_stored({"a/source": 20}, {"a/source": head})
+    for heads in ({}, {"a/source": JournalHead(status=pb.NOT_JOURNAL_BROKER)}, {"a/source": JournalHead(head=30)}):
+        with pytest.raises(Unavailable, match="not known"):
+            require_stored({"a/source": 20}, heads)

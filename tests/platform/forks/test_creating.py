@@ -15,6 +15,7 @@ from coranto.client.heads import JournalHead
 from coranto.client.values import Chunk
 from coranto.errors import ContentGone, CorruptData, InvalidInput, JournalNotFound, RpcFailed, Unavailable
 from coranto.forks import Fork, creating, drop_fork, filling, fork_journal, fork_journals, fork_of, forks_of
+from coranto.forks.choosing import SharedSpan, fork_at, holding, new_spec
 from coranto.fragments.forks import holds_of
 from coranto.fragments.fragment import Fragment
 from coranto.testing import Cluster
@@ -338,6 +339,26 @@ def test_brokers_that_do_not_know_the_rules_are_not_trusted_with_forks(monkeypat
             await fork(client, SOURCE, FORK)
         monkeypatch.setattr(JournalHead, "of", told)
         assert not (await fork(client, SOURCE, FORK)).forming
+
+    on_cluster(test)
+
+
+def test_no_fork_shares_what_its_source_does_not_have_yet() -> None:
+    """It would list what is written later, also after its maker may no longer read that."""
+
+    async def test(cluster: Cluster, client: JournalClient) -> None:
+        primaries = set()
+        for name in (SOURCE, "shop/b", "shop/c", "shop/d", "shop/e"):
+            if name != SOURCE:
+                await cluster.create(spec(name))
+            source = await present(client, name)
+            greedy = fork_at(source, FORK, 1 << 62, SharedSpan(0, 1 << 62))
+            changes = [new_spec(source, greedy), holding(source, greedy)]
+            with pytest.raises((InvalidInput, RpcFailed), match="its stores have it up to"):
+                await client.apply([pb.ApplyRequest.Change(upsert=each, expect_mod_revision=-1) for each in changes])
+            primaries.add((await client.heads(f"name={name}")).journals[0].broker)
+        assert len(primaries) > 1  # The broker that was asked is not all of them.
+        assert await forks_of(client, SOURCE) == ()
 
     on_cluster(test)
 
