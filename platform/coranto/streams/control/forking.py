@@ -5,8 +5,8 @@
    ends, or its acknowledgements are in no segment.
 2. For an earlier moment, the stream is read, and the cut is lowered to where it tears nothing.
 3. The segments' journals are forked, all in one change of etcd. The forks belong to no stream yet.
-4. One more change gives them the labels of the new stream, seals those that are sealed in it, and adds its journals of
-   decisions and of marks.
+4. The new stream's journals of decisions and of marks are added. They must be empty.
+5. One more change gives the forks the labels of the new stream, and seals those that are sealed in it.
 
 Registers are not copied. So writers begin anew in the fork: it knows no writer id, no fence, and no transaction in
 progress. Transactions on several keys that were open at the cut are never acknowledged there, because nobody has their
@@ -18,7 +18,7 @@ After a crash the same call goes on: the offsets of the forks tell the cut.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,8 +81,9 @@ async def fork_stream(
     no content. `new_labels` are further labels of the new segments. `progress` counts bytes that are read or copied.
 
     Call it again after a crash or cancellation: it goes on, and returns a fork that is complete. Raises StreamExists if
-    `name` is another stream, StreamNotFound, ContentGone, InvalidInput for offsets that no cut has and for a stream of
-    more than 40 segments, StreamChanged if others keep changing the stream, and errors of the client.
+    `name` is another stream, or if stores have decisions or marks of an earlier one; StreamNotFound, ContentGone,
+    InvalidInput for offsets that no cut has and for a stream of more than 40 segments, StreamChanged if others keep
+    changing the stream, and errors of the client.
     """
     validate_stream(name)
     streams = Streams(client, entropy=entropy)
@@ -187,6 +188,24 @@ async def _become_stream(
         without_retention(part_spec(name, transactions_journal(name), newest, {EPOCH_LABEL: epoch})),
         part_spec(name, marks_journal(name), newest),
     ]
-    changes += [pb.ApplyRequest.Change(upsert=part, expect_mod_revision=0) for part in parts]
+    await _add_parts(client, name, parts)
     assert len(changes) <= MAX_CHANGES
     await client.apply(changes)
+
+
+async def _add_parts(client: JournalClient, name: str, parts: Sequence[pb.JournalSpec]) -> None:
+    """Create a stream's further journals. If stores have content of earlier ones, drop the forks.
+
+    Old decisions and marks would count in the fork. Raises StreamExists then.
+    """
+    listing = await client.list(labels.label_selector(include=[(labels.NAME, part.name) for part in parts]))
+    present = {info.name for info in listing.journals}  # By an earlier call.
+    if missing := [part for part in parts if part.name not in present]:
+        await client.apply([pb.ApplyRequest.Change(upsert=part, expect_mod_revision=0) for part in missing])
+    for part in parts:
+        if await client.head(part.name):
+            await drop_forked_stream(client, name)
+            raise StreamExists(
+                f"there is content of an earlier stream {name} ({part.name}) in the fragment stores, so that the fork "
+                "was dropped: remove it from them, or choose another name"
+            )

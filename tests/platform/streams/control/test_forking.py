@@ -30,6 +30,7 @@ from coranto.streams.model.stream import Stream, segment_journal
 from coranto.streams.reader.stream_reader import StreamReader
 from coranto.streams.writer.multi_key.writer import MultiKeyWriter
 from coranto.streams.writer.stream_writer import StreamWriter
+from coranto.testing import Cluster
 from coranto.testing.cluster import STORE_URL
 
 TEMPLATE = default_template(stores=[STORE_URL])
@@ -143,6 +144,24 @@ async def test_both_streams_are_truncated_and_the_source_keeps_what_it_must(
     }
     await streams.delete("orders")
     assert await committed(client, "what-if") == []
+
+
+async def test_decisions_of_an_earlier_stream_of_the_name_are_not_taken_for_the_fork_s(
+    cluster: Cluster, streams: Streams, client: JournalClient
+) -> None:
+    await streams.create("orders", 2, template=TEMPLATE)
+    async with StreamWriter[Any](client, "orders") as writer:
+        await writer.write_event("a", {"n": 0})
+    await fork_stream(client, "orders", "what-if")
+    await streams.scale("what-if", [Merge((0, 1))])  # Its decisions have an end of the gate now.
+    await cluster.stop(0)  # It stores what only it has.
+    await cluster.start(0)
+    await streams.delete("what-if")
+    with pytest.raises(StreamExists, match=r"content of an earlier stream what-if \(what-if/transactions\)"):
+        await fork_stream(client, "orders", "what-if")
+    assert (await client.list("name:prefix=what-if/")).journals == (), "the forks are dropped"
+    assert await forks_of(client, segment_journal("orders", 0)) == ()
+    assert (await fork_stream(client, "orders", "what-else")).stream.segments.keys() == {0, 1}
 
 
 async def test_a_writer_id_of_the_source_is_not_known_in_the_fork(streams: Streams, client: JournalClient) -> None:
