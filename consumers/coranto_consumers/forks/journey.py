@@ -78,17 +78,23 @@ async def fork_consumer(
     """Fork the journals that a consumer has read, and give the consumer `new` its checkpoint, for the forks.
 
     `journals` are forked as well: those that the consumer has not read yet. A fork has its journal's name below
-    `prefix`, by default `new`. A segment of a stream is forked with its whole
-    stream. Journals are forked at their heads; with `at_checkpoint`, where the checkpoint is. `tables` are copied in
-    the transaction of the checkpoint, by their names. With `from_beginning`, the new consumer has no checkpoint, so
-    that it reads all of its forks. A fork has its journal's message types, and with `same_labels` all of its labels.
-    Whoever selects journals by what the fork has, too, would read both. So message types are refused without
+    `prefix`, by default `new`. A segment of a stream is forked with its whole stream. Journals are forked at their
+    heads; with `at_checkpoint`, where the checkpoint is. `tables` are copied in the transaction of the checkpoint, by
+    their names. With `from_beginning`, the new consumer has no checkpoint, so that it reads all of its forks, into
+    tables that are empty: none can be copied. A fork has its journal's message types, and with `same_labels` all of its
+    labels. Whoever selects journals by what the fork has, too, would read both. So message types are refused without
     `same_labels`.
 
     Call it again after an interruption. Raises InvalidInput for a consumer without a checkpoint, a new one that has
-    another one, tables that cannot be copied, and a segment with `at_checkpoint`; JournalNotFound, ContentGone,
-    SqlStoreError and errors of the client. A cancelled call may have made some of it.
+    another one or was promoted, tables that cannot be copied, and a segment with `at_checkpoint`; JournalNotFound,
+    ContentGone, SqlStoreError and errors of the client. A cancelled call may have made some of it.
     """
+    if from_beginning and tables:
+        raise InvalidInput(
+            "a consumer that reads its forks from the beginning counts again what the rows of a copied table have "
+            "counted already; leave this out, and give it tables that are empty",
+            field="--table",
+        )
     found = await asyncio.to_thread(store.read, name)
     if found is None or not found.checkpoint.sources:
         raise InvalidInput(f"{name!r} has no checkpoint in the store", field="consumer")
@@ -157,7 +163,7 @@ async def _copied(
     tables: Mapping[str, str],
 ) -> Checkpoint:
     """Copy the checkpoint, unless an earlier call has done so."""
-    if isinstance(present, Restored) and present.checkpoint.sources:
+    if isinstance(present, Restored) and (present.checkpoint.sources or from_beginning):
         if set(present.checkpoint.sources) <= set(names.values()):
             return present.checkpoint
         raise InvalidInput(f"{new!r} has a checkpoint already; choose another name", field="--as")

@@ -210,9 +210,17 @@ async def test_a_changed_application_reads_everything_anew_up_to_the_old_ones_ch
     for journal in SOURCES:
         await client.append(journal, line("ada", 1000))
 
-    await fork_consumer(
-        client, store, "totals-old", "sales-new", prefix="what-if", from_beginning=True, at_checkpoint=True
-    )
+    with pytest.raises(InvalidInput, match="--table: a consumer that reads its forks from the beginning counts again"):
+        await fork_consumer(
+            client, store, "totals-old", "sales-new", tables={"totals": "totals_2"}, from_beginning=True
+        )
+    assert not inspect(store.engine).has_table("totals_2")
+    for _ in range(2):
+        await fork_consumer(
+            client, store, "totals-old", "sales-new", prefix="what-if", from_beginning=True, at_checkpoint=True
+        )
+        row = store.read("sales-new")
+        assert row == (1, Checkpoint()), "a repetition changes nothing"
     standing = await fork_status(client, store, "sales-new")
     assert "has read nothing yet" in standing.problem
     assert len(standing.behind) == 2
