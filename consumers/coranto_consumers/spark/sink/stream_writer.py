@@ -7,7 +7,8 @@ stream's journal of decisions makes the write happen, and acknowledgements follo
 A batch of a streaming query is known by the query's id, which its checkpoint holds, and by its number, and is committed
 once. A batch write is known by the option `writerId`, and is committed as often as it runs without it. The stream knows
 the last named write, by a register of its decisions. Those before are in a ledger: each one is recorded there before
-the register forgets it.
+the register forgets it. Before the first one, the stream gets the register, and then the ledger a record that it keeps
+the names of this stream. If later one of both is missing, something was lost, or made anew, and the write is refused.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pyspark.sql.types import StructType
 
 from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.loop import run_blocking
+from coranto.errors import InvalidInput, LedgerDamaged
 from coranto.labels import label_selector
 from coranto.publication import Decision, Ledger
 from coranto.security.tokens import Capability
@@ -60,11 +62,15 @@ class _ToStream:
         self._options = options
         stream = self._with_committer(lambda committer: committer.prepare())
         self._prepared = [segment.journal for segment in stream.active()]
+        self._look()
         # Tasks and the driver's commit get a token for this stream instead of keys.
         ledger = [("name", options.ledger)] if options.ledger else []
         scope = label_selector(include=[("name:prefix", f"{options.stream}/"), *ledger])
         capability = Capability.APPEND | Capability.READ | Capability.LIST
         self._options = replace(options, client=for_selector(options.client, capability, scope))
+
+    def _look(self) -> None:
+        """Look at what is written already, with all that the given keys permit."""
 
     def _with_committer(self, work: Callable[[BulkCommitter], Coroutine[Any, Any, T]]) -> T:
         async def run() -> T:
@@ -113,26 +119,60 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
     """Writes the rows of one DataFrame to a stream, all or none."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        super().__init__(options, schema, overwrite, streaming=False)
         self._number = _digits(options.writer_id)
         self._register = f"jobs-{hashlib.sha256(options.ledger.encode()).hexdigest()[:16]}"
-        self._is_known = bool(options.writer_id) and self._look()
+        self._is_known = False
+        super().__init__(options, schema, overwrite, streaming=False)
 
-    def _look(self) -> bool:
-        last = self._with_committer(lambda committer: committer.last_batch(self._register))
-        return last == self._number or self._keep(None)
-
-    def _keep(self, last: int | None) -> bool:
-        """Record the last named write in the ledger. Returns True if this one is there."""
+    def _look(self) -> None:
+        """Find out if a named write is done. Raises InvalidInput and LedgerDamaged if names may be missing."""
         options = self._options
+        if not options.writer_id:
+            return
         with SyncJournalClient.of(options.client) as client:
-            ledger = Ledger.open(client, options.ledger, like=self._prepared[0], accept_loss=options.accept_loss)
-            if last is not None and ledger.find(self._name(last)) is None:
-                ledger.decide(Decision(self._name(last), "", 0, time.time(), {}))
+            ledger = self._ledger(client)
+            # The register comes first, so it is read last.
+            keeps_names = ledger.find(self._name()) is not None
+            last = self._with_committer(lambda committer: committer.last_batch(self._register))
+            if last is None:
+                if keeps_names and not options.accept_loss:
+                    raise InvalidInput(
+                        f"{options.ledger} has named writes to stream {options.stream}, which knows none: if it was "
+                        "made anew, name another ledger. If all brokers of its decisions were lost, acceptLoss=true "
+                        "goes on, and the write that was the last may be there twice if it is repeated",
+                        field="option ledger",
+                    )
+                self._with_committer(lambda committer: committer.enlist(self._register))
+            elif last and not keeps_names:
+                ledger.refresh()  # Another job may have been the first one meanwhile.
+                if ledger.find(self._name()) is None and not options.accept_loss:
+                    raise LedgerDamaged(
+                        f"stream {options.stream} knows named writes whose names should be in {options.ledger}, which "
+                        "has none: was it made anew? With acceptLoss=true the write goes on, and earlier ones may be "
+                        "there twice if they are repeated"
+                    )
+            self._record(ledger, self._name())
+            self._is_known = last == self._number or ledger.find(self._name(self._number)) is not None
+
+    def _keep(self, last: int) -> bool:
+        """Record the last named write in the ledger, if there is one. Returns True if this one is there."""
+        with SyncJournalClient.of(self._options.client) as client:
+            ledger = self._ledger(client)
+            if last:
+                self._record(ledger, self._name(last))
             return ledger.find(self._name(self._number)) is not None
 
-    def _name(self, number: int) -> str:
-        return f"stream/{self._options.stream}/{number}"
+    def _ledger(self, client: SyncJournalClient) -> Ledger:
+        options = self._options
+        return Ledger.open(client, options.ledger, like=self._prepared[0], accept_loss=options.accept_loss)
+
+    def _record(self, ledger: Ledger, name: str) -> None:
+        if ledger.find(name) is None:
+            ledger.decide(Decision(name, "", 0, time.time(), {}))
+
+    def _name(self, number: int | None = None) -> str:
+        """Return the name of a record: that of a write, or the one that names of this stream are kept."""
+        return f"stream/{self._options.stream}/{'names' if number is None else number}"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return PublishedPartition(self._publish(iter(()) if self._is_known else iterator))
@@ -142,7 +182,7 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
             self._commit(messages)
             return
 
-        async def kept(last: int | None) -> bool:
+        async def kept(last: int) -> bool:
             return await asyncio.to_thread(self._keep, last)
 
         if self._is_known or not self._commit(messages, self._register, self._number, kept):
@@ -171,8 +211,8 @@ class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
 
 
 def _digits(name: str) -> int:
-    """Return the number by which the register knows a name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+    """Return the number by which the register knows a name. It is not 0."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") or 1
 
 
 def published(messages: Sequence[WriterCommitMessage | None]) -> list[PublishedPartition]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import pickle
 import threading
 import uuid
@@ -14,7 +16,17 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 from coranto.client import JournalClient
 from coranto.client.append_service import AppendService
-from coranto.errors import AppendOutcomeUnknown, Fenced, InvalidInput, NotAllowed, StreamChanged, StreamSealed
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    Fenced,
+    InvalidInput,
+    LedgerDamaged,
+    NotAllowed,
+    StreamChanged,
+    StreamSealed,
+)
+from coranto.labels import label_set
+from coranto.security.tokens import BearerToken, Keys
 from coranto.streams import Merge, Split, SyncStreamReader, SyncStreams, default_template, key_hash
 from coranto.streams.writer.multi_key import bulk
 from coranto.testing import SyncCluster
@@ -385,6 +397,57 @@ def test_a_named_write_that_is_repeated_adds_nothing_whatever_was_written_since(
         assert shop.numbers() == list(range(10 * day + 10))
     registers = shop.client.append(f"{shop.name}/transactions", b"").registers
     assert sum(each.name.startswith("coranto.dev/batch/") for each in registers.labels) == 1
+
+
+def test_a_named_write_is_refused_when_the_stream_or_the_ledger_has_lost_the_names(shop):
+    ledger = f"ledgers/{uuid.uuid4().hex[:8]}"
+    begun = shop.batch_writer(writerId="day/0", ledger=ledger)  # And its driver dies: nothing is decided.
+
+    def job(day: int, **options: str):
+        return shop.batch_writer(writerId=f"day/{day}", **{"ledger": ledger, **options})
+
+    one = job(0)
+    late = job(5)
+    written = attempt(late, 50, 60)
+    one.commit([attempt(one, 0, 10)])
+    begun.commit([attempt(begun, 0, 10)])
+    assert shop.numbers() == list(range(10))
+
+    journal = f"{shop.name}/transactions"
+    registers = shop.client.append(journal, b"").registers
+    shop.client.append(journal, b'{"lost":1}\n', subtract_registers=registers)  # As if all its brokers were lost.
+    for day in (0, 1):
+        with pytest.raises(InvalidInput, match=f"{ledger} has named writes to stream {shop.name}, which knows none"):
+            job(day)
+    with pytest.raises(InvalidInput, match="knows no batch of this writer"):
+        late.commit([written])
+    again = job(1, acceptLoss="true")
+    again.commit([attempt(again, 10, 20)])
+    after = job(1)
+    after.commit([after.write(refused())])
+    assert shop.numbers() == list(range(20))
+
+    # The register is there, and the ledger was made anew.
+    name = f"coranto.dev/batch/jobs-{hashlib.sha256(f'{ledger}-2'.encode()).hexdigest()[:16]}"
+    shop.client.append(journal, b'{"known":1}\n', union_registers=label_set({name: "5.ab.done"}))
+    with pytest.raises(LedgerDamaged, match=f"names should be in {ledger}-2, which has none: was it made anew"):
+        job(0, ledger=f"{ledger}-2")
+
+
+def test_the_ledger_is_created_with_the_keys_which_tasks_do_not_get(shop, monkeypatch):
+    made, apply = [], JournalClient.apply
+
+    async def noting(self, changes):
+        made.extend((change.upsert.name, self.config.auth) for change in changes)
+        return await apply(self, changes)
+
+    monkeypatch.setattr(JournalClient, "apply", noting)
+    ledger = f"ledgers/{uuid.uuid4().hex[:8]}"
+    secret = base64.b64encode(b"k" * 32).decode()
+    writer = shop.batch_writer(writerId="day/0", ledger=ledger, authSecret=secret)
+    assert [name for name, _ in made] == [ledger]
+    assert isinstance(made[0][1], Keys), "a task's token does not permit to create a journal"
+    assert isinstance(writer._options.client.auth, BearerToken)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,14 @@ the journal of decisions holds the number and the name of its last transaction,
 segments. The decision and the register are one append, on the condition that the register is as it was read.
 
 A writer whose batches come in no order, such as named jobs, keeps the numbers of all batches but the last one elsewhere
-(`KeptBatches`). Before another batch is decided, it is given the number that the register has.
+(`KeptBatches`). Before another batch is decided, it is given the number that the register has. Such a writer gets its
+register before its first batch (`enlist`), with the batch 0, which none has. So a missing register tells of a loss.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -57,6 +59,8 @@ from coranto.streams.writer.multi_key.snapshot import StreamSnapshot, take_snaps
 
 DEFAULT_PATIENCE: Final = 60.0
 _REGISTER: Final = "coranto.dev/batch/"
+_NONE_YET: Final = "0.0.done"
+"""The register of a writer that is enlisted."""
 _WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
 _VALUE: Final = re.compile(r"(\d{1,18})\.([0-9a-f]{1,64})(\.done)?")
 _AT_ONCE: Final = 16
@@ -64,8 +68,9 @@ _AT_ONCE: Final = 16
 _log = structlog.get_logger(__name__)
 
 
-KeptBatches = Callable[[int | None], Awaitable[bool]]
-"""Keeps the number of a writer's last batch for good, and returns True if it keeps that of the present one already."""
+KeptBatches = Callable[[int], Awaitable[bool]]
+"""Keeps the number of a writer's last batch for good, unless it is 0, which stands for none. Returns True if it keeps
+that of the present one already."""
 
 
 @dataclass(slots=True)
@@ -136,6 +141,15 @@ class BulkCommitter:
         value = labels.value_of((await self._decisions.gate()).registers, _REGISTER + writer)
         return _parsed(value).batch if value else None
 
+    async def enlist(self, writer: str) -> None:
+        """Give a writer whose batches are kept its register, unless it has one. Its last batch is 0 then."""
+        _check_writer(writer)
+        missing = labels.label_selector(include=[(HELD_LABEL, "")], exclude=[(_REGISTER + writer, "")])
+        with contextlib.suppress(RegisterMismatch):  # It has one.
+            await self._decisions.record(
+                {"writer": writer}, check=missing, union={_REGISTER + writer: _NONE_YET}, again=True
+            )
+
     async def commit(
         self,
         parts: Sequence[BulkPart],
@@ -149,14 +163,15 @@ class BulkCommitter:
 
         Batches have an order, unless the other ones are `kept`. Without a writer, each call is a transaction. Raises
         Fenced if a later batch of the writer is committed, and InvalidInput for a batch above 0 if none is known,
-        unless `accept_loss`: the stream, or all brokers of its decisions, are not those of before. Raises StreamChanged
+        unless `accept_loss`: the stream, or all brokers of its decisions, are not those of before. A writer whose
+        batches are kept must be enlisted, and has batches above 0. Raises StreamChanged
         if a part cannot be moved to the successors of its segment, or the stream is changed for all of `patience`;
         StreamSealed, and errors of `kept` and the client. After these, this call has committed nothing. After
         CommitUnknown that is not known: the next commit of the batch tells, whether it is given the same parts or
         others. Without a writer nothing tells: do not give the parts again.
         """
-        if writer and not _WRITER.fullmatch(writer):
-            raise InvalidInput(f"{writer[:100]!r} is no writer of batches; give up to 40 letters, digits, - and _")
+        if writer:
+            _check_writer(writer)
         placed, doubt = list(parts), _Doubt()
         try:
             mine = await self._decided(placed, doubt, writer, batch, accept_loss, kept)
@@ -200,10 +215,10 @@ class BulkCommitter:
             doubt.of_earlier = False
             if known is not None and known.batch == batch:
                 return known.txn == txn
-            if kept is not None:
-                if await kept(known.batch if known is not None else None):
+            if kept is not None and known is not None:
+                if await kept(known.batch):
                     return False
-            elif writer and known is None and batch and not accept_loss:
+            elif kept is not None or (writer and known is None and batch and not accept_loss):
                 raise InvalidInput(
                     f"stream {self.stream} knows no batch of this writer, whose next one is {batch}: is it another "
                     "stream than before? If loss is accepted, the writer goes on, and what was interrupted may be "
@@ -289,6 +304,11 @@ class BulkCommitter:
 async def hold_segment(client: JournalClient, journal: str, ticks: ProducerClock, patience: float) -> None:
     """Prepare a segment for events of a bulk transaction."""
     await ensure_held(client, journal, EVENTS, ticks, patience)
+
+
+def _check_writer(writer: str) -> None:
+    if not _WRITER.fullmatch(writer):
+        raise InvalidInput(f"{writer[:100]!r} is no writer of batches; give up to 40 letters, digits, - and _")
 
 
 def _parsed(value: str) -> _Known:
