@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Final
 
 from pyspark import SparkContext, SparkFiles
 
 from coranto.client.disk_cache import DiskCache
+
+_LOCAL_FOLDERS: Final = "SPARK_EXECUTOR_DIRS"
+"""The variable by which a standalone worker tells its executors an application's local folders."""
 
 
 def executor_folder() -> Path | None:
@@ -25,17 +29,20 @@ def executor_folder() -> Path | None:
 def machine_folder() -> Path | None:
     """Return a folder that an application's executors on this machine share, or that of this executor.
 
-    Standalone workers and YARN keep the folders of an application's executors in one that is named after it, and
-    remove that when the application has ended. Workers of several machines may have it on one network drive. So the
-    folder bears the machine's name: locks and mapped files do not reach further. Returns None outside of Spark's
-    processes.
+    Standalone workers give an application's executors common local folders, and remove them when it has ended. What is
+    in an executor's working folder, they keep for a week. YARN has the working folders in one that is named after the
+    application, and removes that when it has ended. Several machines may have one network drive. So the folder bears
+    the machine's name: locks and mapped files do not reach further. Returns None outside of Spark's processes.
     """
     folder = executor_folder()
     if folder is None:
         return None
-    for above in folder.resolve().parents:
-        if _is_of_application(above.name) and os.access(above, os.W_OK):
-            return above / f"coranto-{socket.gethostname()}"
+    local = os.environ.get(_LOCAL_FOLDERS, "").split(os.pathsep)[0]
+    candidates = [Path(local)] if local else []
+    candidates += [above for above in folder.resolve().parents if _is_of_application(above.name)]
+    for each in candidates:
+        if os.access(each, os.W_OK):
+            return each / f"coranto-{socket.gethostname()}"
     return folder
 
 
@@ -46,6 +53,6 @@ def shared_cache(max_bytes: int) -> DiskCache | None:
 
 
 def _is_of_application(name: str) -> bool:
-    """Return True for an application's id, such as app-20261123103000-0001 or application_1763893800000_0001."""
-    kind, *numbers = name.replace("_", "-").split("-")
-    return kind in ("app", "application") and len(numbers) == 2 and all(each.isdigit() for each in numbers)
+    """Return True for an application's id on YARN, such as application_1763893800000_0001."""
+    kind, *numbers = name.split("_")
+    return kind == "application" and len(numbers) == 2 and all(each.isdigit() for each in numbers)

@@ -95,21 +95,32 @@ def test_reads_continue_without_a_fragment_cache(spark, broker, stored):
 
 
 @pytest.mark.parametrize(
-    ("folders", "is_shared"),
+    ("folders", "local", "is_shared"),
     [
-        (("work/app-20261123110344-0000/0", "work/app-20261123110344-0000/1"), True),
-        (("appcache/application_1763893800000_0001/container_1", "appcache/application_1763893800000_0001/x/y"), True),
-        (("work/app-20261123110344-0000/0", "work/app-20261123110344-0001/0"), False),
-        (("app-data/spark-1/userFiles-1", "app-data/spark-1/userFiles-2"), False),
+        (("work/app-20261123110344-0000/0", "work/app-20261123110344-0000/1"), "", False),  # Kept for a week.
+        (("work/app-20261123110344-0000/0", "work/app-20261123110344-0000/1"), "spark-1/executor-1", True),
+        (
+            ("appcache/application_1763893800000_0001/container_1", "appcache/application_1763893800000_0001/x/y"),
+            "",
+            True,
+        ),
+        (("appcache/application_1763893800000_0001/c", "appcache/application_1763893800000_0002/c"), "", False),
+        (("app-data/spark-1/userFiles-1", "app-data/spark-1/userFiles-2"), "", False),
     ],
 )
-def test_executors_of_one_application_on_a_machine_share_a_folder(folders, is_shared, tmp_path, monkeypatch):
+def test_executors_of_one_application_on_a_machine_share_a_folder(folders, local, is_shared, tmp_path, monkeypatch):
     found = []
+    if local:
+        (tmp_path / local).mkdir(parents=True)
+        monkeypatch.setenv("SPARK_EXECUTOR_DIRS", f"{tmp_path / local}:{tmp_path}/another")
+    else:
+        monkeypatch.delenv("SPARK_EXECUTOR_DIRS", raising=False)
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
         monkeypatch.setattr(fetching, "executor_folder", lambda folder=folder: tmp_path / folder)
         found.append(fetching.machine_folder())
     assert (found[0] == found[1]) == is_shared
+    assert not local or found[0].parent == tmp_path / local, "a worker removes this one when the application ends"
 
     monkeypatch.setattr(fetching.socket, "gethostname", lambda: "another")
     assert not is_shared or fetching.machine_folder() not in found, "a network drive may hold the folder"
