@@ -28,6 +28,7 @@ from coranto.client.values import JournalInfo, Listing
 from coranto.effects import Entropy
 from coranto.errors import EtcdTransactionFailed, InvalidInput, StreamChanged, StreamExists
 from coranto.forks import Fork, fork_journals, fork_of
+from coranto.forks.dropping import drops_of
 from coranto.streams.control.fork_units import torn_units
 from coranto.streams.control.lifecycle import Streams
 from coranto.streams.control.scaling import MAX_CHANGES
@@ -188,24 +189,41 @@ async def _become_stream(
         without_retention(part_spec(name, transactions_journal(name), newest, {EPOCH_LABEL: epoch})),
         part_spec(name, marks_journal(name), newest),
     ]
-    await _add_parts(client, name, parts)
+    await _add_parts(client, name, parts, [infos[segment.journal] for segment in segments.values()])
     assert len(changes) <= MAX_CHANGES
     await client.apply(changes)
 
 
-async def _add_parts(client: JournalClient, name: str, parts: Sequence[pb.JournalSpec]) -> None:
-    """Create a stream's further journals. If stores have content of earlier ones, drop the forks.
+async def _add_parts(
+    client: JournalClient, name: str, parts: Sequence[pb.JournalSpec], forks: Sequence[JournalInfo]
+) -> None:
+    """Create a stream's further journals. If stores have content of earlier ones, drop them and the forks.
 
     Old decisions and marks would count in the fork. Raises StreamExists then.
     """
-    listing = await client.list(labels.label_selector(include=[(labels.NAME, part.name) for part in parts]))
-    present = {info.name for info in listing.journals}  # By an earlier call.
+    selector = labels.label_selector(include=[(labels.NAME, part.name) for part in parts])
+    present = {info.name for info in (await client.list(selector)).journals}  # By an earlier call.
     if missing := [part for part in parts if part.name not in present]:
         await client.apply([pb.ApplyRequest.Change(upsert=part, expect_mod_revision=0) for part in missing])
     for part in parts:
         if await client.head(part.name):
-            await drop_forked_stream(client, name)
+            await _drop(client, name, (await client.list(selector)).journals, forks)
             raise StreamExists(
                 f"there is content of an earlier stream {name} ({part.name}) in the fragment stores, so that the fork "
                 "was dropped: remove it from them, or choose another name"
             )
+
+
+async def _drop(client: JournalClient, name: str, parts: Sequence[JournalInfo], forks: Sequence[JournalInfo]) -> None:
+    """Drop forks that are no stream yet. Raises StreamChanged if another call has made them one meanwhile."""
+    groups = await drops_of(client, [fork.name for fork in forks])
+    changes = [each for group in groups.values() for each in group]
+    seen = {fork.name: fork.mod_revision for fork in forks}
+    for each in changes:
+        if each.delete:
+            each.expect_mod_revision = seen[each.delete]
+    changes += [pb.ApplyRequest.Change(delete=each.name, expect_mod_revision=each.mod_revision) for each in parts]
+    try:
+        await client.apply(changes)
+    except EtcdTransactionFailed:
+        raise StreamChanged(f"somebody else forks the stream {name} too; look at it, and fork it again") from None

@@ -378,6 +378,14 @@ async def test_an_interrupted_fork_goes_on_at_its_cut(
     await fork_stream(client, "orders", "what-if")
     assert Counter(each["txn"] for each in await committed(client, "what-if")) == {0: 3}
     assert len((await streams.describe("what-if")).active()) == 2
+    # A call that is late does not take decisions of the fork for those of an earlier stream.
+    infos = [info for info in (await client.list("name:prefix=what-if/segment/")).journals if fork_of(info.spec)]
+    part = (await client.list("name=what-if/transactions")).journals[0].spec
+    late = [replace(info, mod_revision=info.mod_revision - 1) for info in infos]
+    await streams.scale("what-if", [Merge((0, 1))])
+    with pytest.raises(StreamChanged, match="somebody else forks the stream what-if too"):
+        await forking._add_parts(client, "what-if", [part], late)
+    assert Counter(each["txn"] for each in await committed(client, "what-if")) == {0: 3}
     await streams.delete("other")
     assert [info.name for info in (await client.list("name:prefix=other/")).journals] == []
     with pytest.raises(StreamExists):
