@@ -50,8 +50,8 @@ def _heads_are_below_the_shared_end(stack: ExitStack) -> None:
     stack.enter_context(patch("coranto_broker.replication.replica.fork_of", lambda spec: None))
     stack.enter_context(patch("coranto_broker.handlers.forks._check_new", lambda *_: None))
 
-    def without_offset(*args: Any) -> Any:
-        spec = choosing.new_spec(*args)
+    def without_offset(*args: Any, **options: Any) -> Any:
+        spec = choosing.new_spec(*args, **options)
         spec.suspend.offset = 0
         return spec
 

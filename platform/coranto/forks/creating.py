@@ -259,22 +259,29 @@ class _Batch:
     # -- 4. Completion -------------------------------------------------------------------------------------------------
 
     async def _complete(self, making: Sequence[Making]) -> None:
-        present = await self._list()
-        making = [each for each in making if not _is_complete(present.get(each.fork.name))]  # By another call, perhaps.
-        for each in making:
-            await self._content.compare(each.fork)
-        present = await self._list()
-        changes = []
-        for each in making:
-            info = present.get(each.fork.name)
-            if info is None:
-                raise JournalNotFound(f"fork {each.fork.name}, which somebody has dropped meanwhile")
-            changes.append(
-                pb.ApplyRequest.Change(
-                    upsert=complete(info.spec, self._labels.get(each.fork.name)), expect_mod_revision=info.mod_revision
-                )
-            )
-        await self._client.apply(changes)
+        for attempt in range(_ATTEMPTS):
+            present = await self._list()
+            # Another call with the same arguments may have completed them.
+            left = [each for each in making if not _is_complete(present.get(each.fork.name))]
+            if not left:
+                return
+            for each in left:
+                await self._content.compare(each.fork)
+            try:
+                await self._client.apply([self._completion(each, present) for each in left])
+            except EtcdTransactionFailed:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                continue
+            return
+
+    def _completion(self, making: Making, present: Mapping[str, JournalInfo]) -> pb.ApplyRequest.Change:
+        name = making.fork.name
+        info = present.get(name)
+        if info is None:
+            raise JournalNotFound(f"fork {name}, which somebody has dropped meanwhile")
+        spec = complete(info.spec, self._labels.get(name))
+        return pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=info.mod_revision)
 
 
 def _is_complete(info: JournalInfo | None) -> bool:
