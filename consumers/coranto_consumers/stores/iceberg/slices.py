@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,14 +21,21 @@ MOST_BYTES: Final = 256 << 20
 _SAMPLED: Final = 1000
 
 
+class _Sample(NamedTuple):
+    """Values of a key in every `step`th row of a part."""
+
+    values: pa.ChunkedArray
+    step: int
+
+
 def slices(plan: MergePlan, parts: Parts, most_bytes: int = MOST_BYTES) -> Iterator[pa.Table]:
     """Yield rows in tables of about `most_bytes`, cut by values of one key. They are read again for each.
 
-    Rows whose keys have no order that is sure, or have a few values only, come in larger slices. Raises InvalidInput
+    Rows whose keys have no order that is sure, or whose keys have one value, come in larger slices. Raises InvalidInput
     for rows that a plan cannot merge.
     """
     held: list[pa.Table] = []
-    samples: dict[str, list[Any]] = {}
+    samples: dict[str, list[_Sample]] = {}
     size = 0
     for part in parts():
         size += part.nbytes
@@ -35,16 +43,18 @@ def slices(plan: MergePlan, parts: Parts, most_bytes: int = MOST_BYTES) -> Itera
             held.append(part)
         else:
             held = []
-        every = part.take(pa.array(range(0, part.num_rows, max(1, int(part.num_rows) // _SAMPLED)), pa.int64()))
+        step = max(1, int(part.num_rows) // _SAMPLED)
+        every = part.take(pa.array(range(0, part.num_rows, step), pa.int64()))
         for key in plan.keys:
             if _has_order(part.column(key).type):
-                samples.setdefault(key, []).append(every.column(key))
+                samples.setdefault(key, []).append(_Sample(every.column(key), step))
     bounds: list[Any] = []
     key = ""
     if size > most_bytes and samples:
-        values = {name: pc.unique(pa.chunked_array(found)) for name, found in samples.items()}
-        key = max(values, key=lambda name: len(values[name]))
-        bounds = _bounds(values[key], math.ceil(size / most_bytes))
+        number = math.ceil(size / most_bytes)
+        found = {name: _bounds(taken, number) for name, taken in samples.items()}
+        key = max(found, key=lambda name: len(found[name]))  # Bounds that are equal tell of large slices.
+        bounds = found[key]
     for low, high in itertools.pairwise([None, *bounds, None]):
         chosen = held or [_between(part, key, low, high) for part in parts()]
         rows = pa.concat_tables(chosen, promote_options="default")
@@ -57,11 +67,20 @@ def _has_order(kind: pa.DataType) -> bool:
     return is_text or bool(pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
-def _bounds(values: pa.Array, number: int) -> list[pa.Scalar]:
-    """Return the lowest values of all slices but the first."""
-    ordered = values.drop_null().sort()
-    wanted = sorted({len(ordered) * each // number for each in range(1, number)} - {0})
-    return [ordered[each] for each in wanted if each < len(ordered)]
+def _bounds(samples: Sequence[_Sample], number: int) -> list[pa.Scalar]:
+    """Return the lowest values of all slices but the first, so that slices have about as many rows each."""
+    values = pa.chunked_array([each.values for each in samples]).combine_chunks()
+    rows = [each.step for each in samples for _ in range(len(each.values))]
+    order = pc.sort_indices(values).slice(0, len(values) - values.null_count)
+    ordered = values.take(order)
+    ends = list(itertools.accumulate(rows[index] for index in order.to_pylist()))
+    total = ends[-1] if ends else 0
+    found: list[pa.Scalar] = []
+    for each in range(1, number):
+        at = bisect.bisect_right(ends, total * each / number)
+        if at < len(ends) and ordered[at] not in (ordered[0], *found[-1:]):
+            found.append(ordered[at])
+    return found
 
 
 def _between(part: pa.Table, key: str, low: Any, high: Any) -> pa.Table:

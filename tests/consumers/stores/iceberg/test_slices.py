@@ -63,3 +63,30 @@ def test_rows_without_a_key_are_refused_and_keys_without_an_order_come_at_once(t
     (every,) = slices(by_real, lambda: [lacking, lacking], 10)
     assert every.num_rows == 6
     catalog.engine.dispose()
+
+
+def test_slices_are_even_whatever_the_keys_have_of_rows(tmp_path: Path) -> None:
+    catalog = SqlCatalog("lake", uri="sqlite://", warehouse=f"file://{tmp_path}")
+    catalog.create_namespace("shop")
+    schema = pa.schema([pa.field("key", pa.int64()), pa.field("n", pa.int64())])
+    plan = plan_for(catalog.create_table("shop.sums", schema), None, schema.names, ["key"], {"n": Add()}, "")
+    chance = random.Random(2)
+
+    def part(count: int, keys: int) -> pa.Table:
+        return pa.table([[chance.randrange(keys) for _ in range(count)], [1] * count], schema=schema)
+
+    # Nine in ten rows have one in a hundred keys, and one part has most of them.
+    parts = [part(18_000, 100), part(300, 10_000), part(700, 10_000), part(1000, 10_000)]
+    sizes = [each.nbytes for each in slices(plan, lambda: parts, 32_000)]
+    assert sum(sizes) == sum(each.nbytes for each in parts)
+    assert len(sizes) == 10
+    assert max(sizes) < 2 * 32_000, sizes
+
+    # A key with half of the rows has a slice of its own.
+    heavy = pa.table([[7] * 10_000, [1] * 10_000], schema=schema)
+    sizes = sorted(each.nbytes for each in slices(plan, lambda: [heavy, part(10_000, 10_000)], 32_000))
+    assert 160_000 <= sizes[-1] < 160_000 + 2 * 32_000
+    assert max(sizes[:-1]) < 2 * 32_000
+    (one,) = slices(plan, lambda: [heavy, heavy], 32_000)
+    assert one.num_rows == 20_000
+    catalog.engine.dispose()
