@@ -188,7 +188,7 @@ REVIEWED: Final = {
     "coranto_consumers.runtime.replica": {"one that is not assigned to a name"},
     "coranto_consumers.stores.iceberg.tables": {"_TRANSFORMED"},
     "coranto_consumers.stores.sql_text": {
-        *("_PIECES", "_TARGET", "_WRITE", "_SEVERAL", "_SET", "_JOINED", "_INTO", "_UNNAMED_ROWS", "found"),
+        *("_PIECES", "_TARGET", "_WRITE", "_UPDATED", "_DELETED", "_INTO", "_UNNAMED_ROWS", "found"),
     },
     "coranto_consumers.spark.inputs": {"one that is not assigned to a name"},
     "coranto_consumers.spark.discovery": {"found"},

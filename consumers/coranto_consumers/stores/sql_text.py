@@ -6,6 +6,7 @@ before a quote), the text is refused. So a semicolon, which would begin another 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
@@ -31,14 +32,16 @@ _PIECES: Final = re.compile(
 _KINDS: Final = ("comment", "literal", "name", "placeholder", "stray", "end", "code")
 _TARGET: Final = re.compile(
     r"\b(?:(?:INSERT|REPLACE|MERGE)\b(?:\s+(?:OR\s+\w+|IGNORE|LOW_PRIORITY|HIGH_PRIORITY|DELAYED))*\s+INTO|DELETE\s+FROM)"
-    r"\s+(?:ONLY\s+)?(\S+)|(?:\A|[()])\s*UPDATE\s+(?:OR\s+\w+\s+|ONLY\s+|IGNORE\s+|LOW_PRIORITY\s+)*(\S+)",
+    r"\s+(?:ONLY\s+)?([^\s()]+|\()|(?:\A|[()])\s*UPDATE\s+(?:OR\s+\w+\s+|ONLY\s+|IGNORE\s+|LOW_PRIORITY\s+)*([^\s()]+|\()",
     re.IGNORECASE,
 )
 _WRITE: Final = re.compile(r"(?:\A|[()])\s*((?:INSERT|REPLACE)\b(?!\s*\()|(?:UPDATE|DELETE)\b)", re.IGNORECASE)
 _PROPER: Final = {"INSERT": "INSERT INTO", "REPLACE": "REPLACE INTO", "DELETE": "DELETE FROM", "UPDATE": "UPDATE"}
-_SEVERAL: Final = re.compile(r"(?:\s+(?:AS\s+)?\w+)?\s*,", re.IGNORECASE)
-_SET: Final = re.compile(r"\bSET\b", re.IGNORECASE)
-_JOINED: Final = re.compile(r"\bJOIN\s*([^\s{(]\S*)", re.IGNORECASE)
+# Databases differ about other spaces and letters than those of ASCII, which names may have unquoted.
+_UPDATED: Final = re.compile(r'(?:\s+(?:AS\s+)?(?:\w+|""))?\s+SET(?=\s|"")', re.IGNORECASE | re.ASCII)
+_DELETED: Final = re.compile(
+    r'(?:\s+(?:AS\s+)?(?:\w+|""))?(?:\s*(?:\Z|\))|\s+WHERE(?=[\s(]|""))', re.IGNORECASE | re.ASCII
+)
 _INTO: Final = re.compile(r"\bINTO\b", re.IGNORECASE)
 _UNNAMED_ROWS: Final = re.compile(r"\{stage\}(?!\s+AS\s+[A-Za-z_]\w*)", re.IGNORECASE)
 
@@ -79,18 +82,23 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
     _require_kind(code, refuse_with=field)
     if used := sorted(name for name in reserved if name.lower() in code.lower()):
         raise refuse(f"names {used[0]}, which only the consumer itself may use: leave it out")
-    for found in _TARGET.finditer(code):
+    for found in itertools.chain(_TARGET.finditer(code), _TARGET.finditer(unnamed)):
         target = found[1] or found[2]
         if not target.startswith("{") or target.startswith(f"{{{STAGE}}}"):
             shown = "its own rows" if target.startswith("{") else target.split("(")[0]
             raise refuse(f"writes to {shown}: add the table that it writes to, and write its name as {{name}}")
-        behind = code[code.index("}", found.end() - len(target)) + 1 :]
-        if _SEVERAL.match(behind):  # MariaDB and MySQL can write to all of them.
-            raise refuse("writes to several tables at once: give a statement for each")
-        if found[2] and (joined := _JOINED.search(_SET.split(behind, maxsplit=1)[0])):
+    for found in _TARGET.finditer(unnamed):
+        behind = unnamed[unnamed.index("}", found.end() - len(found[1] or found[2])) + 1 :]
+        # With more than a name there, MariaDB and MySQL can write to other tables.
+        if found[2] and not _UPDATED.match(behind):
             raise refuse(
-                f"joins {joined[1]} before SET, by which MariaDB and MySQL could write to it: write (SELECT … FROM "
-                f"{joined[1]}), or add the table and write its name as {{name}}"
+                f"has {_shown(behind)} behind UPDATE {{name}}, where only AS alias and SET may be: take rows from "
+                "(SELECT … FROM …) behind SET and WHERE, and give a statement for each table"
+            )
+        if found[0][:6].upper() == "DELETE" and not _DELETED.match(behind):
+            raise refuse(
+                f"has {_shown(behind)} behind DELETE FROM {{name}}, where only AS alias and WHERE may be: write WHERE "
+                "EXISTS (SELECT … FROM …) for USING, and give a statement for each table"
             )
     rest = _TARGET.sub(" ", unnamed)
     if _INTO.search(rest):  # Such as SELECT … INTO, which makes a table or a file.
@@ -100,6 +108,11 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
         raise refuse(f"has {word} without a plain target behind it: write {_PROPER[word]} {{name}}")
     if _UNNAMED_ROWS.search(code):
         raise refuse("has {stage} without a name: write {stage} AS s, say")
+
+
+def _shown(code: str) -> str:
+    """Return the beginning of code, for an error."""
+    return repr(" ".join(code.split())[:40]) if code.strip() else "nothing"
 
 
 def _require_kind(code: str, *, refuse_with: str) -> None:
