@@ -272,6 +272,7 @@ class _Batch:
             except EtcdTransactionFailed:
                 if attempt == _ATTEMPTS - 1:
                     raise
+                await self._clock.sleep(_LOOK_AGAIN_SECONDS)  # The broker that lists may be behind.
                 continue
             return
 
