@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any, Final
 
-from pyiceberg.catalog.rest import RestCatalog
+import requests
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog, auth
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     CommitFailedException,
@@ -81,9 +83,7 @@ class RestCommits:
     def __init__(self, catalog: RestCatalog) -> None:
         """Have the catalog's calls end after a time."""
         self._catalog = catalog
-        for prefix, adapter in list(catalog._session.adapters.items()):
-            if not isinstance(adapter, _TimeLimited):
-                catalog._session.mount(prefix, _TimeLimited(adapter))
+        limit_times(catalog)
 
     def risks(self) -> list[str]:
         """Return nothing: nobody can ask a REST catalog about its own database."""
@@ -112,6 +112,32 @@ class RestCommits:
 def is_transient(error: BaseException) -> bool:
     """Return True for failures of a REST catalog that may not occur again."""
     return isinstance(error, _TRANSIENT)
+
+
+def limit_times(catalog: Catalog) -> None:
+    """Have the calls of a REST catalog end after a time, and those for its tokens. Other catalogs are left alone."""
+    if not isinstance(catalog, RestCatalog):
+        return
+    limit_tokens()
+    for prefix, adapter in list(catalog._session.adapters.items()):
+        if not isinstance(adapter, _TimeLimited):
+            catalog._session.mount(prefix, _TimeLimited(adapter))
+
+
+def limit_tokens() -> None:
+    """Have pyiceberg's calls for tokens of the type `oauth2` end after a time, in all of this process.
+
+    It makes them outside of a catalog's session, by the function `post` of the module `requests`.
+    """
+    vars(auth)["requests"] = _Requests
+
+
+class _Requests:
+    """The one function of `requests` that pyiceberg's module of tokens calls."""
+
+    @staticmethod
+    def post(*arguments: Any, **options: Any) -> Response:
+        return requests.post(*arguments, **{"timeout": _TIME_LIMIT_S, **options})
 
 
 class _TimeLimited(BaseAdapter):

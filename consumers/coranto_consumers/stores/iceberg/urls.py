@@ -15,6 +15,7 @@ from pyiceberg.table import Table
 
 from coranto.errors import InvalidInput, SqlStoreError
 from coranto_consumers.stores.iceberg.catalogs import FAILURES
+from coranto_consumers.stores.iceberg.rest import limit_times, limit_tokens
 from coranto_consumers.stores.iceberg.state import names_in, state_of
 from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.sql import Restored
@@ -33,8 +34,9 @@ class IcebergHome:
         catalog, slash, table = url.removeprefix(ICEBERG).partition("/")
         if not (url.startswith(ICEBERG) and catalog and slash and "." in table.strip(".")) or "/" in table:
             raise InvalidInput("is not like iceberg://CATALOG/namespace.table", field="store")
+        limit_tokens()
         try:
-            return cls(load_catalog(catalog), table)
+            found = load_catalog(catalog)
         except (ValueError, ImportError) as error:
             raise InvalidInput(
                 f"pyiceberg's settings have no catalog {catalog!r} that can be used: {error}; describe it in "
@@ -43,6 +45,8 @@ class IcebergHome:
             ) from error
         except FAILURES as error:
             raise SqlStoreError(f"catalog {catalog} does not answer: {type(error).__name__}: {error}") from error
+        limit_times(found)
+        return cls(found, table)
 
     @property
     def name(self) -> str:

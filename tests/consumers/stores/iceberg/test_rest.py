@@ -1,5 +1,6 @@
 """Commits through a REST catalog: whatever it answers, no rows are lost or doubled, and no table loses a file."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject
 from coranto_consumers.stores.iceberg import IcebergShardStore, rest
 from coranto_consumers.stores.iceberg.owner import IcebergOwner
 from coranto_consumers.stores.iceberg.rest import CommitFate, fate_of, is_transient
+from coranto_consumers.stores.iceberg.urls import IcebergHome
 from coranto_consumers.stores.iceberg.writing import FileWriter
 from tests.consumers.stores.iceberg.rest_server import Answer, CutOff, RestServer, lost, rest_server, says
 from tests.consumers.stores.iceberg.test_owner import ONE, ROWS, TWO, commit, write
@@ -214,6 +216,31 @@ def test_a_silent_server_does_not_hold_an_owner_for_ever(
         commit(owner, 100, ONE)
     answered.set()
     assert is_transient(unknown.value.__cause__)
+
+
+def test_a_silent_server_of_tokens_does_not_hold_an_owner_for_ever(
+    server: RestServer, tables: RestCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = {"type": "rest", "uri": server.url, "auth": {"type": "oauth2", "oauth2": {"client_id": "me"}}}
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It takes connections, and never answers.
+        host, port = silent.getsockname()
+        home["auth"]["oauth2"] |= {"client_secret": "secret", "token_url": f"http://{host}:{port}/token"}
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.get_catalog_config", lambda name: home)
+        monkeypatch.setattr(rest, "_TIME_LIMIT_S", (1.0, 0.05))
+        with pytest.raises(SqlStoreError, match="catalog lake does not answer: ReadTimeout"):
+            IcebergHome.at(f"iceberg://lake/{ONE}")
+
+
+def test_what_reads_a_store_by_its_url_does_not_wait_for_ever(
+    server: RestServer, tables: RestCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = {"type": "rest", "uri": server.url}
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.get_catalog_config", lambda name: home)
+    catalog = IcebergHome.at(f"iceberg://lake/{ONE}").catalog
+    assert isinstance(catalog, RestCatalog)
+    limits = {type(each).__name__ for each in catalog._session.adapters.values()}
+    catalog._session.close()
+    assert limits == {"_TimeLimited"}
 
 
 def test_the_fate_of_a_commit(tables: RestCatalog) -> None:
