@@ -46,7 +46,8 @@ class IcebergEvidence:
                 rows[shard] = Row(_fence_in(value), value.encode(), Checkpoint(), str(error))
                 continue
             rows[shard] = Row(state.fence, value.encode(), state.checkpoint)
-            for name, snapshot in state.tables.items():
+            committed = {**state.tables, self._home.table: SnapshotId(state.snapshot, state.sequence)}
+            for name, snapshot in committed.items():
                 tables[name] = max(snapshot, tables.get(name, snapshot), key=lambda each: each.sequence)
         return Evidence(rows, values=[self._value(query, home, tables) for query in queries])
 
@@ -56,7 +57,7 @@ class IcebergEvidence:
             try:
                 for number, name in enumerate({self._home.table, *tables}):
                     namespace, _, table = name.rpartition(".")
-                    if table not in query:
+                    if table.casefold() not in query.casefold():
                         continue
                     connection.register(f"rows_{number}", self._rows(name, home, tables))
                     connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"')
@@ -70,10 +71,11 @@ class IcebergEvidence:
         return value
 
     def _rows(self, name: str, home: Table, tables: Mapping[str, SnapshotId]) -> pa.Table:
-        if name == self._home.table:
-            return home.scan().to_arrow()
+        table = home if name == self._home.table else self._home.load(name)
+        if name not in tables:  # The home of shards without a state.
+            return table.scan().to_arrow()
         known = tables[name].snapshot
-        return self._home.load(name).scan(snapshot_id=known or None).to_arrow()
+        return table.scan(snapshot_id=known).to_arrow() if known else table.schema().as_arrow().empty_table()
 
 
 def _fence_in(value: str) -> int:

@@ -74,14 +74,21 @@ def test_offsets_are_printed(owner: IcebergOwner, capsys: pytest.CaptureFixture[
 
 def test_an_audit_sees_checkpoints_and_tables_of_one_commit(catalog: SqlCatalog, owner: IcebergOwner) -> None:
     commit(owner, "shop.one", "shop.two")
-    catalog.load_table("shop.two").append(ROWS)  # After it: audits compare tables with the checkpoint.
+    catalog.create_table("shop.three", ROWS.schema)
+    owner.know("shop.three")
+    for name in ("shop.one", "shop.two", "shop.three"):  # After it: audits compare tables with the checkpoint.
+        catalog.load_table(name).append(ROWS)
     found = evidence(
-        "SELECT count(*) FROM shop.one", "SELECT sum(n) FROM shop.two", "SELECT 1, 2", "SELECT n FROM nothing"
+        "SELECT count(*) FROM Shop.ONE",
+        "SELECT sum(n) FROM shop.two",
+        "SELECT count(n) FROM shop.three",
+        "SELECT 1, 2",
+        "SELECT n FROM nothing",
     )
     assert found.rows.keys() == {"revenue"}
     assert (found.rows["revenue"].fence, found.rows["revenue"].checkpoint) == (1, CHECKPOINT)
-    assert list(found.values[:2]) == [2, 3]
-    assert [str(each)[:30] for each in found.values[2:]] == [
+    assert list(found.values[:3]) == [2, 3, 0]
+    assert [str(each)[:30] for each in found.values[3:]] == [
         "it does not return exactly one",
         "CatalogException: Catalog Erro",
     ]
