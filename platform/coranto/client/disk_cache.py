@@ -24,6 +24,8 @@ DEFAULT_CACHE_BYTES: Final = 8 << 30
 _CONTENT: Final = ".content"
 _PARTIAL: Final = ".partial"
 _LOCK: Final = ".lock"
+_ROOM: Final = "room"
+"""The file whose lock has who makes room."""
 _LEAST_FREE: Final = 0.1
 """The part of the disk that is left to others, up to `_MOST_LEFT`."""
 _MOST_LEFT: Final = 4 << 30
@@ -33,7 +35,8 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DiskCache:
-    """Content of at most `max_bytes` in `folder`. The content that was not used for longest makes room first."""
+    """Content of at most `max_bytes` in `folder`, with what is being written. The content that was not used for longest
+    makes room first. What a process that died has left of its writing goes then, too."""
 
     folder: Path
     max_bytes: int = DEFAULT_CACHE_BYTES
@@ -61,19 +64,27 @@ class DiskCache:
                 return found
             partial = self.folder / (name + _PARTIAL)
             try:
-                if not self._make_room(fragment.length) or not _filled(partial, fragment.length, fill):
+                if not self._reserve(partial, fragment.length):
                     return None
+                _fill(partial, fragment.length, fill)
                 partial.replace(kept)
             finally:
                 partial.unlink(missing_ok=True)
             return _mapped(kept, fragment.length)
+
+    def _reserve(self, partial: Path, length: int) -> bool:
+        """Make a file of `length` bytes to write to. Return False if there is no room for it."""
+        with (self.folder / _ROOM).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Others see this file before they look for room.
+            partial.unlink(missing_ok=True)
+            return self._make_room(length) and _allocated(partial, length)
 
     def _make_room(self, length: int) -> bool:
         """Remove content until `length` more bytes fit. Return False if they cannot fit."""
         if length > self.max_bytes:
             return False
         kept = sorted(self._kept())
-        total = sum(size for _, size, _ in kept)
+        total = sum(size for _, size, _ in kept) + sum(self._being_written())
         usage = shutil.disk_usage(self.folder)
         # Not of the total: file systems keep some for themselves, or for an administrator.
         left = min(int((usage.used + usage.free) * _LEAST_FREE), _MOST_LEFT)
@@ -94,6 +105,17 @@ class DiskCache:
                 status = path.stat()
                 yield status.st_mtime_ns, status.st_size, path
 
+    def _being_written(self) -> Iterator[int]:
+        """Yield the size of each file that a process writes. Removes those of processes that died."""
+        for path in self.folder.glob("*" + _PARTIAL):
+            with contextlib.suppress(FileNotFoundError), path.with_suffix(_LOCK).open("ab") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    yield path.stat().st_size
+                else:
+                    path.unlink()
+
 
 def _mapped(path: Path, length: int) -> mmap.mmap | None:
     try:
@@ -110,18 +132,20 @@ def _mapped(path: Path, length: int) -> mmap.mmap | None:
         os.close(descriptor)
 
 
-def _filled(path: Path, length: int, fill: Callable[[mmap.mmap], None]) -> bool:
-    """Write a file of `length` bytes. Return False if the disk has no room for it."""
+def _allocated(path: Path, length: int) -> bool:
+    """Make a file of `length` bytes. Return False if the disk has no room for it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        try:
-            # Without reserved room, writing to a mapped file of a full disk would kill the process.
-            os.posix_fallocate(descriptor, 0, length)
-        except OSError as error:
-            _log.warning("disk_cache.write_failed", bytes=length, error=str(error))
-            return False
-        with mmap.mmap(descriptor, length) as content:
-            fill(content)
-        return True
+        # Without reserved room, writing to a mapped file of a full disk would kill the process.
+        os.posix_fallocate(descriptor, 0, length)
+    except OSError as error:
+        _log.warning("disk_cache.write_failed", bytes=length, error=str(error))
+        return False
     finally:
         os.close(descriptor)
+    return True
+
+
+def _fill(path: Path, length: int, fill: Callable[[mmap.mmap], None]) -> None:
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), length) as content:
+        fill(content)

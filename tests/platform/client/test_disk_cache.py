@@ -132,6 +132,26 @@ def test_the_content_that_was_not_used_for_longest_makes_room(tmp_path: Path) ->
     assert bytes(mapped) == content_of(2)
 
 
+def test_content_that_is_being_written_counts_and_that_of_processes_that_died_goes(tmp_path: Path) -> None:
+    cache, inner = DiskCache(tmp_path, 3 * LENGTH), []
+    fetches = Fetches(cache)
+    fetches.get(1)
+    [kept] = tmp_path.glob("*.content")
+    kept.rename(left := kept.with_suffix(".partial"))  # As of a process that was killed while it wrote.
+
+    def fill(content) -> None:
+        assert not left.exists()
+        fetches.get(3), fetches.get(4)
+        inner.extend(path.name for path in tmp_path.glob("*.content"))
+        assert fetches.get(5) == content_of(5)
+        assert len(list(tmp_path.glob("*.content"))) == 2, "the one that is being written is the third"
+        content[:] = content_of(2)
+
+    assert bytes(cache.content(fragment_of(2), fill) or b"") == content_of(2)
+    assert len(inner) == 2
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 3 * LENGTH
+
+
 def test_content_without_room_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Fetches(DiskCache(tmp_path, LENGTH - 1)).get(1) is None
     usage = namedtuple("usage", "total used free")
