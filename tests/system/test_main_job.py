@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -15,7 +16,7 @@ from coranto.audit.signing import verify_report
 from coranto.security.tokens import Keys
 from coranto_consumers.testing import PostgresServer
 from coranto_flights.data import load_flights
-from coranto_flights.proof import prove, prove_table
+from coranto_flights.proof import prove, prove_alerts, prove_table
 from coranto_flights.signed_audit import KEY, REPORT, audit_and_sign
 from dagster_coranto.flights.materialize import consumer_name
 from dagster_coranto.flights.run import FIRST, SECOND, Demo, _total_bytes
@@ -77,14 +78,18 @@ def test_the_main_job_holds_and_its_proof_can_fail(
 
         # Another consumer of the same journals is killed with its table in PostgreSQL. It publishes their alerts again.
         with PostgresServer() as server:
+            published = [flights]
             for _ in range(3):  # On a busy machine it may be done before it is killed.
                 monkeypatch.setenv("CORANTO_STORE_URL", url := server.new_database())
                 job = replace(SECOND, max_transaction_bytes=total // 4)
+                published.append(flights)
                 if killed := again._consume_and_kill(job, total):
                     break
             assert "kill -9" in killed
             again._materialize(job, ["carrier_delays", "flights/alerts"])
             assert prove_table(url, job.table, flights).holds
+            alerts = prove_alerts(config, SECOND.prefix, pd.concat(published, ignore_index=True))
+            assert alerts.holds, alerts.detail
         monkeypatch.delenv("CORANTO_STORE_URL")
 
         # The proof notices when it does not hold: a cell of the table, then a byte of a fragment.
