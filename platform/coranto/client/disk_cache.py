@@ -83,8 +83,9 @@ class DiskCache:
         """Remove content until `length` more bytes fit. Return False if they cannot fit."""
         if length > self.max_bytes:
             return False
+        written = sum(self._being_written())  # First: it may become content meanwhile, and counts twice then.
         kept = sorted(self._kept())
-        total = sum(size for _, size, _ in kept) + sum(self._being_written())
+        total = written + sum(size for _, size, _ in kept)
         usage = shutil.disk_usage(self.folder)
         # Not of the total: file systems keep some for themselves, or for an administrator.
         left = min(int((usage.used + usage.free) * _LEAST_FREE), _MOST_LEFT)

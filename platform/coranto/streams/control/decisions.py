@@ -14,6 +14,7 @@ The journal is JSON lines:
 `{"done": txn}`                       its acknowledgements are in their segments
 `{"settled": offset}`                 so are those of all transactions that were decided below the offset
 `{"gate": state}`                     the gate was opened or closed
+`{"writer": name}`                    a writer of numbered batches got its register (`bulk.py`)
 ====================================  ===============================================================================
 
 A segment must not be sealed between a decision and its acknowledgements. The journal's register `coranto.dev/gate`
