@@ -183,10 +183,10 @@ class Forker:
         world.coverage.sometimes("a fork begins later than its source", made.begin > 0)
         # It keeps its content, so that all of it can be compared in the end.
         for _ in range(20):
-            (info,) = (await client.list(labels.label_selector(include={labels.NAME: name}))).journals
-            info.spec.fragment.retention.Clear()
-            change = pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)
             try:
+                (info,) = (await client.list(labels.label_selector(include={labels.NAME: name}))).journals
+                info.spec.fragment.retention.Clear()
+                change = pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)
                 await client.apply([change])
             except CorantoError:
                 await asyncio.sleep(0.5)

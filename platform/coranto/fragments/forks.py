@@ -25,7 +25,6 @@ from typing import Final
 from coranto import labels
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import MAX_OFFSET, Fragment
-from coranto.fragments.retention import expired
 from coranto.wire import protocol_pb2 as pb
 
 MAX_SHARES: Final = 16
@@ -164,13 +163,19 @@ def folders_of(spec: pb.JournalSpec) -> tuple[Share, ...]:
 def kept(spec: pb.JournalSpec, fragments: Iterable[Fragment], now: float) -> list[Fragment]:
     """Return a journal's listed fragments without shared ones that are older than its own retention.
 
-    The files of these are its source's, so it only leaves them out. `now` is wall time in seconds.
+    The files of these are its source's, so it only leaves them out, from the beginning on and without a new gap. A gap
+    behind them keeps none: retention has removed content of the fork's own there, since nothing shared is missing.
+    `now` is wall time in seconds.
     """
     listed = list(fragments)
-    if all(each.journal == spec.name for each in listed):
-        return listed
-    gone = set(expired(listed, spec.fragment.retention.ToNanoseconds() / 1e9, now, held_from(spec)))
-    return [each for each in listed if each.journal == spec.name or each not in gone]
+    retention = spec.fragment.retention.ToNanoseconds() / 1e9
+    gone: set[Fragment] = set()
+    shared = (each for each in listed if each.journal != spec.name)
+    for each in sorted(shared, key=lambda fragment: (fragment.end, fragment.begin)) if retention > 0 else ():
+        if each.end > held_from(spec) or now - each.mod_time < retention:
+            break
+        gone.add(each)
+    return [each for each in listed if each not in gone]
 
 
 def _pairs(spec: pb.JournalSpec, name: str, found: pb.LabelSet) -> dict[str, int]:

@@ -105,6 +105,15 @@ def test_a_fork_leaves_out_what_is_older_than_its_own_retention() -> None:
     assert kept(spec("b", retention=50), plain, NOW) == plain  # A journal's own are retention's to remove.
 
 
+def test_a_gap_that_a_forks_own_retention_has_left_keeps_nothing_that_is_shared() -> None:
+    fork = Fork("a", "b", 40, 20, 0, (Share("a", 0, 20),))
+    old = [stored("a", 0, 10, 90), stored("a", 10, 20, 80)]
+    young = stored("b", 30, 40)  # [20, 30) was old, too, and is removed.
+    assert kept(spec("b", *fork_labels(fork), retention=50), [*old, young], NOW) == [young]
+    held = spec("b", *fork_labels(fork), (labels.FORK_HOLD, "10/c"), retention=50)
+    assert kept(held, [*old, young], NOW) == [old[1], young]
+
+
 @pytest.mark.parametrize(
     "pairs",
     [
