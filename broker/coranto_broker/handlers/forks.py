@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from coranto import labels
 from coranto.coordination.etcd import Compare, CompareTarget
 from coranto.errors import InvalidInput, PermissionDenied, Unavailable
-from coranto.fragments.forks import MAX_SHARES, Fork, fork_labels, fork_of, holds_of, is_label, shares_of
+from coranto.fragments.forks import MAX_SHARES, Fork, fork_labels, fork_of, holds_of, is_held, is_label, shares_of
 from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import JournalHead
@@ -71,7 +71,7 @@ def new_shared_ends(state: JournalState, request: pb.ApplyRequest) -> dict[str, 
 def require_stored(ends: Mapping[str, int], heads: Mapping[str, JournalHead]) -> None:
     """Check that sources have stored all that their new forks share.
 
-    A fork that shares more would get content that is written later, whoever may read that then. Raises InvalidInput, or
+    A fork that shares more would show its readers content that its source gets later. Raises InvalidInput, or
     Unavailable if a head is not known now.
     """
     for name, end in sorted(ends.items()):
@@ -124,7 +124,7 @@ def _check_holds(after: _After, before: pb.JournalSpec, upsert: pb.JournalSpec |
     """Check that a journal loses no hold for a fork that exists."""
     left = holds_of(upsert) if upsert is not None else {}
     for name, begin in _readable_holds(before):
-        if left.get(name, begin + 1) <= begin:
+        if is_held(left, name, begin):
             continue
         spec = after.spec(name)
         fork = _readable_fork(spec) if spec is not None else None
@@ -200,7 +200,7 @@ def _check_new(after: _After, upsert: pb.JournalSpec, fork: Fork, claims: Claims
             f"{fork.name} would share fragments of {len(fork.shares)} journals, and {MAX_SHARES} is the limit: copy "
             "the content into a journal of its own"
         )
-    if fork.shares and holds_of(source).get(fork.name, fork.begin + 1) > fork.begin:
+    if fork.shares and not is_held(holds_of(source), fork.name, fork.begin):
         raise InvalidInput(
             f"{fork.source} must keep what {fork.name} shares: give it the label {labels.FORK_HOLD} = "
             f"{fork.begin}/{fork.name} in the same call"

@@ -22,7 +22,7 @@ from coranto.coordination.etcd import EtcdHeader
 from coranto.coordination.keyspace_state import Item
 from coranto.coordination.layout import MemberId
 from coranto.errors import CorantoError, CorruptFragment, Unavailable
-from coranto.fragments.forks import folders_of
+from coranto.fragments.forks import counts_in, folders_of
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
@@ -161,7 +161,7 @@ class PeerCopies:
             return True
         item = self._keyspace.state.item(journal)
         folders = folders_of(item.spec) if item is not None and fragment.backing_store else ()
-        return any(folder.journal == fragment.journal and folder.takes(fragment) for folder in folders)
+        return counts_in(folders, fragment)
 
     async def pieces(self, fragment: Fragment, peer: _Peer) -> AsyncGenerator[bytes]:
         """Yield a fragment's content from the peer's local files.

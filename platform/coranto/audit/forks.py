@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from coranto.audit.findings import Finding, Kind, Severity, Subject
 from coranto.errors import InvalidInput
-from coranto.fragments.forks import Fork, fork_of, holds_of
+from coranto.fragments.forks import Fork, fork_of, holds_of, is_held
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -55,7 +55,7 @@ def _of_fork(spec: pb.JournalSpec, specs: Mapping[str, pb.JournalSpec]) -> Itera
 
 def _is_held(fork: Fork, source: pb.JournalSpec | None) -> bool:
     try:
-        return source is not None and holds_of(source).get(fork.name, fork.begin + 1) <= fork.begin
+        return source is not None and is_held(holds_of(source), fork.name, fork.begin)
     except InvalidInput:
         return False
 

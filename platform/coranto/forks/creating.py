@@ -24,7 +24,7 @@ from coranto.forks.choosing import choose, complete, fork_at, holding, new_spec
 from coranto.forks.dropping import drop_forks
 from coranto.forks.filling import FirstContent
 from coranto.forks.protecting import ContentRemoved, Making, Protection, latest_time, require_rules
-from coranto.fragments.forks import Fork, fork_of
+from coranto.fragments.forks import Fork, counts_in, fork_of
 from coranto.labels import CONTENT_TYPE, NAME, RECOVERY_LOG, label_selector, value_of
 from coranto.names import validate_journal
 from coranto.telemetry import ProgressReport
@@ -54,8 +54,8 @@ async def fork_journal(
 
     By default it diverges at the source's head. Stored fragments are shared: nothing is copied but what is not in a
     whole stored fragment below `at`. The source keeps them until the fork is dropped. Of the source's labels
-    the fork has those that say what the content is, and all of them with `same_labels`; whoever selects the source by
-    them then selects the fork, too. It gets the further `labels` once it is complete. `progress` counts the bytes that
+    the fork has those that say what the content is, and all of them with `same_labels`: selectors by these labels then
+    find both. It gets the further `labels` once it is complete. `progress` counts the bytes that
     are copied.
 
     Call it again after a crash, a cancellation or a failure: it goes on. If the fork is complete, the call returns it.
@@ -209,9 +209,7 @@ class _Batch:
         if offset != head:
             await require_border(self._client, spec, fragments, shared.begin, offset)
         fork = fork_at(spec, name, offset, shared)
-        kept = [
-            each for each in fragments if any(each.journal == one.journal and one.takes(each) for one in fork.shares)
-        ]
+        kept = [each for each in fragments if counts_in(fork.shares, each)]
         return Making(source, fork, new_spec(spec, fork, same_labels=self._same_labels), source.mod_revision, kept)
 
     async def _head(self, source: JournalInfo) -> int:

@@ -127,6 +127,11 @@ def holds_of(spec: pb.JournalSpec) -> Mapping[str, int]:
     return _pairs(spec, labels.FORK_HOLD, spec.labels)
 
 
+def is_held(holds: Mapping[str, int], fork: str, begin: int) -> bool:
+    """Return True if a journal with these holds keeps its content from `begin` on for a fork."""
+    return holds.get(fork, begin + 1) <= begin
+
+
 def held_from(spec: pb.JournalSpec) -> int:
     """Return the offset from which on a journal keeps everything for its forks; MAX_OFFSET without any.
 
@@ -158,6 +163,11 @@ def folders_of(spec: pb.JournalSpec) -> tuple[Share, ...]:
     if fork is None:
         return (Share(spec.name, 0, MAX_OFFSET),)
     return (Share(spec.name, fork.shared_end, MAX_OFFSET), *fork.shares)
+
+
+def counts_in(folders: Iterable[Share], fragment: Fragment) -> bool:
+    """Return True if a fragment is in one of these folders and counts there."""
+    return any(folder.journal == fragment.journal and folder.takes(fragment) for folder in folders)
 
 
 def kept(spec: pb.JournalSpec, fragments: Iterable[Fragment], now: float) -> list[Fragment]:
