@@ -7,7 +7,7 @@
   read only what these have, too. The changed application goes on under that name. The forked consumer is retired.
 * **Drop.** The consumer is retired, and the forks are deleted.
 
-A retired consumer never runs again, whoever starts it. Otherwise a process that still has the forks as its sources
+A retired consumer never runs again. Otherwise a process that still has the forks as its sources
 would read them from their beginning once more: the checkpoint does not know them any longer.
 
 Each step can be repeated after a crash, and goes on with what is left. Forks carry the consumer's name in a label, so
@@ -82,7 +82,7 @@ async def fork_consumer(
     heads; with `at_checkpoint`, where the checkpoint is. `tables` are copied in the transaction of the checkpoint, by
     their names. With `from_beginning`, the new consumer has no checkpoint, so that it reads all of its forks, into
     tables that are empty: none can be copied. A fork has its journal's message types, and with `same_labels` all of its
-    labels. Whoever selects journals by what the fork has, too, would read both. So message types are refused without
+    labels. A consumer that selects journals by a label of both would read both. So message types are refused without
     `same_labels`.
 
     Call it again after an interruption. Raises InvalidInput for a consumer without a checkpoint, a new one that has

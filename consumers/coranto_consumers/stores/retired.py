@@ -1,9 +1,9 @@
 """Retired consumers: rows of a store whose names nobody takes over any more.
 
 Raising the fence stops a process, but its runtime or a supervisor starts it anew, and that raises the fence again. So a
-consumer that has ended keeps its row, and instead of a checkpoint this has a note. Whoever starts under its name is
-refused. No protobuf message begins as the note does, so Gazette's consumers and other versions refuse it as well, as a
-checkpoint that they cannot read.
+consumer that has ended keeps its row, and instead of a checkpoint this has a note. A process that starts under its
+name is refused. No protobuf message begins as the note does, so Gazette's consumers and other versions refuse it as
+well, as a checkpoint that they cannot read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Retired:
         return cls(content.removeprefix(_BEGIN).decode(errors="replace")) if content.startswith(_BEGIN) else None
 
     def refusal(self, name: str) -> InvalidInput:
-        """Return the error for whoever wants to run the consumer `name`."""
+        """Return the error for a process that wants to run the consumer `name`."""
         if self.successor:
             return InvalidInput(
                 f"{name!r} is promoted already: it goes on as {self.successor!r}, with the live journals. Stop "

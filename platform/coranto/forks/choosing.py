@@ -116,8 +116,8 @@ def fork_at(source: pb.JournalSpec, name: str, offset: int, shared: SharedSpan) 
 def new_spec(source: pb.JournalSpec, fork: Fork, *, same_labels: bool = False) -> pb.JournalSpec:
     """Return the spec of a fork. It is the source's, but of its labels a fork has only those that say what content is.
 
-    Otherwise whoever selects the source by its labels would select the fork, too. With `same_labels` it has all, except
-    those that make the source a part of a stream or of a ledger.
+    With its other labels, selectors that find the source would find the fork, too. With `same_labels` it has all,
+    except those that make the source a part of a stream or of a ledger.
     """
     spec = pb.JournalSpec()
     spec.CopyFrom(source)

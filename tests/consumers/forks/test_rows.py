@@ -1,4 +1,4 @@
-"""A checkpoint and tables are copied at one moment, and whoever was fenced off before never commits again."""
+"""A checkpoint and tables are copied at one moment, and an owner that was fenced off never commits again."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def fork(
         bool,
         typer.Option(
             "--same-labels",
-            help="The fork has all labels of its source. Whoever selects journals by them then reads both.",
+            help="The fork has all labels of its source. Selectors by them then find both.",
         ),
     ] = False,
     endpoint: Endpoint = None,

@@ -105,7 +105,7 @@ async def test_a_fork_has_all_segments_and_goes_its_own_way(streams: Streams, cl
     assert Counter(each["txn"] for each in found if "txn" in each) == {9: 3}
     (successor,) = (await streams.describe("what-if")).active()
     (info,) = (await client.list(f"name={successor.journal}")).journals
-    assert fork_of(info.spec) is None, "a successor is no fork of anything"
+    assert fork_of(info.spec) is None, "a successor has no labels of a fork"
 
     with pytest.raises(InvalidInput, match="the stream what-if was forked from it and shares its fragments"):
         await streams.delete("orders")
