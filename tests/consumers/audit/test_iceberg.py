@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
-import pyiceberg.catalog
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.utils.config import Config
 
 from coranto.cli import main
 from coranto.messages.checkpoints import Checkpoint, Source
@@ -20,6 +18,7 @@ from coranto_consumers.stores.iceberg.owner import IcebergOwner
 from coranto_consumers.stores.iceberg.urls import IcebergHome
 from coranto_consumers.stores.iceberg.writing import FileWriter
 from coranto_consumers.stores.reading import read_checkpoint
+from tests.consumers.stores.iceberg.named_catalog import named_catalog
 
 URL = "iceberg://lake/shop.one"
 ROWS = pa.table({"n": pa.array([1, 2], pa.int64())})
@@ -29,12 +28,7 @@ CHECKPOINT = Checkpoint({"shop/b": Source(7), "shop/a": Source(12)})
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SqlCatalog:
     """The catalog `lake` of pyiceberg's settings, with a consumer's two tables."""
-    uri, warehouse = f"sqlite:///{tmp_path}/catalog.db", f"file://{tmp_path}"
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", uri)
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", warehouse)
-    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # Processes read their settings once.
-    catalog = SqlCatalog("lake", uri=uri, warehouse=warehouse)
-    catalog.create_namespace("shop")
+    catalog = named_catalog(tmp_path, monkeypatch)
     for name in ("shop.one", "shop.two"):
         catalog.create_table(name, ROWS.schema)
     return catalog
