@@ -50,7 +50,6 @@ def test_every_room_is_described() -> None:
 
 OF_THEIR_ORCHESTRATOR = {
     "dagster": {
-        "instance/home.py": "the folder that is Dagster's home",
         "version.py": "the version of Dagster's integration",
     },
     "airflow": {

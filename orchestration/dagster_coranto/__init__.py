@@ -22,7 +22,7 @@ from dagster_coranto.consumers.assets import ConsumerRun, build_spark_consumer_a
 from dagster_coranto.consumers.automation import on_new_content
 from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
 from dagster_coranto.consumers.polling_sensor import JournalPollingSensorCursor, build_journal_polling_sensor
-from dagster_coranto.instance.home import dagster_environment, prepare_home
+from dagster_coranto.instance.home import dagster_environment, prepare_home, prepare_storage
 from dagster_coranto.instance.log import DagsterLog
 from dagster_coranto.journals.assets import (
     Publication,
@@ -135,4 +135,5 @@ __all__ = [
     "journal_assets",
     "on_new_content",
     "prepare_home",
+    "prepare_storage",
 ]

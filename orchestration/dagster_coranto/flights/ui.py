@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,11 +17,17 @@ from rich.console import Console
 
 from coranto.cluster import EmbeddedCluster
 from coranto.cluster.processes import ChildProcess, LocalService, stop_all, wait_ready
-from dagster_coranto.instance.home import dagster_environment
+from coranto.errors import ClusterError
+from dagster_coranto.instance.home import dagster_environment, prepare_storage
 
 _WORKSPACE = Path("workspace.yaml")
 _MODULE = "dagster_coranto.flights.definitions"
 DAEMON = ("-m", "dagster._daemon", "run")
+_LOCATIONS = """
+{ workspaceOrError { ... on Workspace { locationEntries {
+    name locationOrLoadError { ... on PythonError { message causes { message } } } } }
+  ... on PythonError { message causes { message } } } }
+"""
 _READY_SECONDS = 180.0
 _STOP_SECONDS = 20.0
 _KILL_SECONDS = 10.0
@@ -54,13 +62,39 @@ class DagsterUi(LocalService):
         return [child.pid for child in self._children.values()]
 
     def start(self) -> None:
-        """Start the UI, and return when it answers. Raises ClusterError when it does not come up."""
+        """Start the UI, and return when it answers and shows the definitions.
+
+        Raises ClusterError when it does not come up, or when Dagster cannot load the definitions.
+        """
+        prepare_storage(self._data_dir)
         address = ["--host", "127.0.0.1", "--port", str(self._port)]
         server = self._child("dagster-webserver", "-m", "dagster_webserver", *address)
         if self._daemon is not None:
             self._child("dagster-daemon", *self._daemon)
         ready = partial(self._answers, "/server_info")
         wait_ready(server, ready, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
+        self._check_loaded(server)
+
+    def _check_loaded(self, server: ChildProcess) -> None:
+        """Raise ClusterError unless Dagster has loaded all definitions, as it does before it answers."""
+        request = urllib.request.Request(
+            f"{self.url}/graphql", json.dumps({"query": _LOCATIONS}).encode(), {"content-type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_READY_SECONDS) as response:
+                workspace = json.load(response)["data"]["workspaceOrError"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ClusterError(
+                f"Dagster's UI at {self.url} does not tell its code locations ({error}); see {server.log}"
+            ) from error
+        # The workspace as a whole has an error of its own, in place of its entries.
+        entries = workspace.get("locationEntries") or [{"name": "the workspace", "locationOrLoadError": workspace}]
+        for entry in entries:
+            problem = entry["locationOrLoadError"] or {}
+            if "message" in problem:
+                messages = [each["message"].strip() for each in (problem, *problem["causes"])]
+                said = "\n".join(messages)
+                raise ClusterError(f"Dagster cannot load {entry['name']}; its log is {server.log}. It says:\n{said}")
 
     def close(self) -> None:
         """Stop the processes, and the runs that they have started."""

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import dagster as dg
+
 _TEMPLATE = """\
 # Written by Coranto when it starts Dagster; changes are kept as long as this file exists.
 telemetry:
@@ -35,6 +37,18 @@ def prepare_home(data_dir: Path) -> Path:
         if not path.exists():
             path.write_text(content)
     return home
+
+
+def prepare_storage(data_dir: Path) -> None:
+    """Create the databases of the instance below `data_dir`, where they do not exist yet.
+
+    Processes of Dagster create them at their first use. Two that do so at once break each other's migrations. So call
+    this before you start more than one.
+    """
+    with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
+        instance.get_runs_count()
+        instance.event_log_storage.get_maximum_record_id()
+        instance.all_instigator_state()
 
 
 def dagster_environment(data_dir: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from coranto.errors import ClusterError
 from dagster_coranto.flights.ui import DagsterUi
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -78,6 +79,18 @@ def test_closing_the_ui_ends_its_servers_and_the_runs_that_they_started(
         assert groups(pids) == pids
     assert groups(pids) == []
     assert await_status(run_id) is dg.DagsterRunStatus.FAILURE
+
+
+def test_definitions_that_do_not_load_are_told_with_dagsters_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('the tail numbers are gone')\n")
+    (tmp_path / "workspace.yaml").write_text("load_from:\n  - python_file: broken.py\n")
+    monkeypatch.chdir(tmp_path)
+    ui = DagsterUi(tmp_path / "data", daemon=None, stop_seconds=PATIENCE_S)
+    with pytest.raises(ClusterError, match=r"(?s)cannot load broken.py.*the tail numbers are gone"), ui:
+        raise AssertionError("it started")
+    assert ui.pids == []
 
 
 def test_a_port_that_is_taken_is_replaced_by_a_free_one(cluster_dir: Path) -> None:

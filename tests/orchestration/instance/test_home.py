@@ -7,7 +7,7 @@ import pytest
 from dagster._core.nux import get_has_seen_nux
 from dagster._core.run_coordinator import DefaultRunCoordinator
 
-from dagster_coranto import dagster_environment, prepare_home
+from dagster_coranto import dagster_environment, prepare_home, prepare_storage
 
 
 def test_an_instance_of_the_home_starts_runs_at_once_and_sends_no_telemetry(
@@ -41,3 +41,18 @@ def test_processes_of_dagster_get_home_and_cluster(tmp_path: Path) -> None:
         "GRPC_VERBOSITY": "ERROR",
         "GRPC_ENABLE_FORK_SUPPORT": "false",
     }
+
+
+def test_prepared_databases_are_complete_so_that_no_process_migrates_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_storage(tmp_path)
+    home = prepare_home(tmp_path)
+    databases = {path: path.read_bytes() for path in home.rglob("*.db")}
+    assert {path.name for path in databases} == {"runs.db", "index.db", "schedules.db"}
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    with dg.DagsterInstance.get() as instance:
+        instance.get_runs_count()
+        instance.event_log_storage.get_maximum_record_id()
+        instance.all_instigator_state()
+    assert {path: path.read_bytes() for path in home.rglob("*.db")} == databases
