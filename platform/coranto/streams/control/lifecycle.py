@@ -20,24 +20,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
 from coranto import labels
 from coranto.client.client import JournalClient
-from coranto.client.retry import Retry
-from coranto.client.values import JournalInfo, Listing
+from coranto.client.values import JournalInfo
 from coranto.effects import Clock, Entropy, SystemClock
 from coranto.errors import (
-    ApplyOutcomeUnknown,
     CorruptData,
-    EtcdTransactionFailed,
-    IndexHasGreaterOffset,
     InvalidInput,
     JournalNotFound,
-    RegisterMismatch,
     StreamChanged,
     StreamExists,
     StreamNotFound,
@@ -48,17 +43,19 @@ from coranto.fragments.forks import holds_of, is_label
 from coranto.messages.framing import Framing
 from coranto.messages.uuids import ProducerClock
 from coranto.names import nests
+from coranto.streams.control.applying import apply_changes, try_changes
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.scaling import MAX_CHANGES, Change, ScalingPolicy, format_policy, transition
+from coranto.streams.control.segment_ends import end_of, final_offset
 from coranto.streams.control.segment_specs import changed, owner_of, part_spec, touched, without_retention
 from coranto.streams.control.transaction_ends import drop_undecided, open_lanes
-from coranto.streams.control.truncating import batched, truncation
+from coranto.streams.control.truncating import batched, check_cut, truncation
+from coranto.streams.control.view import StreamView, not_found, view_of
 from coranto.streams.model.events import format_of
-from coranto.streams.model.keys import KEY_SPACE, KeyRange
+from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.registers import MAX_WRITERS
 from coranto.streams.model.stream import (
     EPOCH_LABEL,
-    HELD_LABEL,
     MAX_WRITERS_LABEL,
     SCALING_LABEL,
     STREAM_LABEL,
@@ -67,9 +64,7 @@ from coranto.streams.model.stream import (
     StreamCut,
     decode,
     decode_all,
-    decode_segment,
     marks_journal,
-    ordered,
     segment_journal,
     segments_selector,
     spec_of,
@@ -92,28 +87,6 @@ def default_template(*, replication: int = 1, stores: Sequence[str] = ("file:///
     return spec
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """A stream at one revision, with the specs of its journals by name."""
-
-    stream: Stream
-    infos: Mapping[str, JournalInfo]
-
-    @property
-    def transactions(self) -> JournalInfo | None:
-        return self.infos.get(transactions_journal(self.stream.name))
-
-    def of(self, segment: Segment) -> JournalInfo:
-        return self.infos[segment.journal]
-
-
-class _Applied(NamedTuple):
-    """The revision of etcd at which a change was made, or if the answer was lost, by which its journals had it."""
-
-    revision: int
-    is_exact: bool
-
-
 class Streams:
     """The streams of a cluster. Many tasks may use this at once, and several processes at the same time.
 
@@ -133,7 +106,7 @@ class Streams:
         try:
             return decode(await self._client.list(segments_selector(validate_stream(name))))
         except StreamNotFound:
-            raise _not_found(name) from None
+            raise not_found(name) from None
 
     async def list(self, unsound: dict[str, CorruptData] | None = None) -> tuple[Stream, ...]:
         """Return all streams, in the order of their names.
@@ -159,15 +132,6 @@ class Streams:
 
         await asyncio.gather(*map(look, stream.segments.values() if segments is None else segments))
         return dict(sorted(found.items()))
-
-    async def _view(self, name: str) -> _View:
-        listing = await self._client.list(labels.label_selector(include=[("name:prefix", f"{validate_stream(name)}/")]))
-        mine = [info for info in listing.journals if owner_of(info) == name]
-        try:
-            stream = decode(Listing(listing.header, tuple(mine)))
-        except StreamNotFound:
-            raise _not_found(name) from None
-        return _View(stream, {info.name: info for info in mine})
 
     # -- Creating and deleting -------------------------------------------------------------------------------------
 
@@ -212,7 +176,7 @@ class Streams:
         specs.append(without_retention(part_spec(name, transactions_journal(name), spec, {EPOCH_LABEL: "0"})))
         specs.append(part_spec(name, marks_journal(name), spec))  # Marks are needed as long as events are.
         changes = [pb.ApplyRequest.Change(upsert=each) for each in specs]
-        applied = await self._change(changes)
+        applied = await apply_changes(self._client, changes, self._clock)
         if applied is None:
             raise StreamExists(f"there is a stream {name}, or journals that it would have; choose another name")
         stream = Stream(name, {each.number: each for each in made})
@@ -222,7 +186,7 @@ class Streams:
                 undo = [
                     pb.ApplyRequest.Change(delete=each.name, expect_mod_revision=applied.revision) for each in specs
                 ]
-                await self._attempt(undo)
+                await try_changes(self._client, undo)
             raise StreamExists(
                 f"there is content of an earlier stream {name} (segment {occupied[0]}) in the fragment stores: remove "
                 "it from them, or choose another name"
@@ -244,7 +208,7 @@ class Streams:
         needed. Raises StreamNotFound, and InvalidInput if its name nests with another of the stream's journals.
         """
         for _ in range(_ATTEMPTS):
-            view = await self._view(name)
+            view = await view_of(self._client, name)
             if journal in view.infos:
                 return
             # Coranto's brokers refuse this too, but Gazette's do not.
@@ -258,7 +222,7 @@ class Streams:
             spec = part_spec(name, journal, view.of(newest).spec, {labels.CONTENT_TYPE: content_type, **(more or {})})
             if for_good:
                 without_retention(spec)
-            if await self._attempt([pb.ApplyRequest.Change(upsert=spec)]):
+            if await try_changes(self._client, [pb.ApplyRequest.Change(upsert=spec)]):
                 return
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
 
@@ -275,7 +239,7 @@ class Streams:
             mine = [info for info in listing.journals if owner_of(info) == name or _is_begun(info, name)]
             if not mine:
                 if not gone:
-                    raise _not_found(name)
+                    raise not_found(name)
                 return
             gone = True
             await self._require_unshared(mine)
@@ -283,7 +247,7 @@ class Streams:
                 await drop_forks(self._client, forks[: MAX_CHANGES // 2])
                 continue
             batch = [pb.ApplyRequest.Change(delete=info.name, expect_mod_revision=info.mod_revision) for info in mine]
-            await self._attempt(batch[:MAX_CHANGES])
+            await try_changes(self._client, batch[:MAX_CHANGES])
         raise StreamChanged(f"stream {name} changed {_ATTEMPTS} times while it was being deleted; delete it again")
 
     async def _require_unshared(self, infos: Sequence[JournalInfo]) -> None:
@@ -311,7 +275,7 @@ class Streams:
         InvalidInput. After an interruption or cancellation, `resume` finishes the change if it has happened, or leaves
         the stream as it was.
         """
-        view = await self._view(name)
+        view = await view_of(self._client, name)
         planned = transition(view.stream, changes)
         sealed = [changed(view.of(each), replace(each, sealing=True), name) for each in planned.predecessors]
         created = [
@@ -326,7 +290,7 @@ class Streams:
         A sealed stream is left as it is. Raises StreamChanged and StreamNotFound.
         """
         while True:
-            view = await self._view(name)
+            view = await view_of(self._client, name)
             active = view.stream.active()[:MAX_CHANGES]
             if not active:
                 return await self.resume(name)
@@ -334,7 +298,7 @@ class Streams:
             changes = [changed(view.of(each), each, name) for each in ended]
             await self._carry_out(view, changes, view.stream.epoch)
 
-    async def _carry_out(self, view: _View, changes: Sequence[pb.ApplyRequest.Change], epoch: int) -> Stream:
+    async def _carry_out(self, view: StreamView, changes: Sequence[pb.ApplyRequest.Change], epoch: int) -> Stream:
         name = view.stream.name
         decisions = Decisions(self._client, name, self._entropy)
         token = None
@@ -343,7 +307,7 @@ class Streams:
             token = gate.token
             await decisions.finish(gate)
             changes = [*changes, touched(view.transactions, {EPOCH_LABEL: str(epoch)})]
-        applied = await self._change(changes)
+        applied = await apply_changes(self._client, changes, self._clock)
         if applied is None:
             now = await self.resume(name)
             raise StreamChanged(
@@ -375,7 +339,7 @@ class Streams:
             if gate.is_open or gate.token is None:
                 return view.stream
             # Make the Apply of the process that closed the gate fail, unless it has happened.
-            if not await self._attempt([touched(view.transactions, {})]):
+            if not await try_changes(self._client, [touched(view.transactions, {})]):
                 continue
             if await decisions.open(gate.token, self._client.applied_revision):
                 return await self.describe(name)
@@ -404,7 +368,7 @@ class Streams:
                 for journal, uses in zip(journals, found, strict=True)
             )
         )
-        if await self._attempt([touched(view.transactions, {})]):
+        if await try_changes(self._client, [touched(view.transactions, {})]):
             await decisions.open(gate.token, self._client.applied_revision)
         await self.resume(name)
         return sum(dropped)
@@ -422,19 +386,20 @@ class Streams:
             if view.transactions is not None:
                 gate = await decisions.close()
                 await decisions.finish(gate)
-                view = await self._view(name)
+                view = await view_of(self._client, name)
             limit = asyncio.Semaphore(_AT_ONCE)
 
             async def ended(segment: Segment, limit: asyncio.Semaphore = limit) -> int:
                 async with limit:
-                    return (await self._end(segment.journal, 0)) if segment.sealed_at is None else segment.sealed_at
+                    known = segment.sealed_at
+                    return await end_of(self._client, segment.journal, 0) if known is None else known
 
             segments = view.stream.segments
             ends = dict(zip(segments, await asyncio.gather(*map(ended, segments.values())), strict=True))
             if gate is None or view.transactions is None:
                 return view.stream, ends
             # Both show that nobody has opened the gate or changed the segments since it was closed.
-            if await self._attempt([touched(view.transactions, {})]) and await decisions.open(
+            if await try_changes(self._client, [touched(view.transactions, {})]) and await decisions.open(
                 gate.token, self._client.applied_revision
             ):
                 if not view.stream.unfinished():
@@ -443,10 +408,10 @@ class Streams:
                 await self.resume(name)
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
 
-    async def _finish(self, name: str) -> _View:
+    async def _finish(self, name: str) -> StreamView:
         """Determine the final offsets of segments that are being sealed, and record them."""
         for _ in range(_ATTEMPTS):
-            view = await self._view(name)
+            view = await view_of(self._client, name)
             unfinished = view.stream.unfinished()[:MAX_CHANGES]
             if not unfinished:
                 return view
@@ -454,29 +419,11 @@ class Streams:
 
             async def ended(segment: Segment, revision: int, limit: asyncio.Semaphore = limit) -> Segment:
                 async with limit:
-                    return replace(segment, sealed_at=await self._final_offset(segment.journal, revision))
+                    return replace(segment, sealed_at=await final_offset(self._client, segment.journal, revision))
 
             found = await asyncio.gather(*(ended(each, view.stream.revision) for each in unfinished))
-            await self._attempt([changed(view.of(each), each, name) for each in found])
+            await try_changes(self._client, [changed(view.of(each), each, name) for each in found])
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
-
-    async def _final_offset(self, journal: str, revision: int) -> int:
-        """Return the end of a journal that is read-only since `revision`, once no append can commit any more."""
-        held = labels.label_selector(include={HELD_LABEL: ""})
-        try:
-            return await self._end(journal, revision, held)
-        except RegisterMismatch:
-            # No stream writer has written here, or the registers were lost, perhaps together with content.
-            end = await self._end(journal, revision)
-            if await self._client.head(journal) > end:
-                raise IndexHasGreaterOffset(f"sealing of {journal}") from None
-            return end
-
-    async def _end(self, journal: str, revision: int, check: pb.LabelSelector | None = None) -> int:
-        nothing = self._client.append(
-            journal, b"", check_registers=check, min_etcd_revision=revision, retry_unknown=True
-        )
-        return (await nothing).end
 
     # -- Truncating ------------------------------------------------------------------------------------------------
 
@@ -489,7 +436,7 @@ class Streams:
         this is not a cut of the stream, StreamChanged and StreamNotFound. After a cancellation, only some segments may
         be truncated; call it again.
         """
-        view = await self._view(name)
+        view = await view_of(self._client, name)
         if view.stream.unfinished() and any(holds_of(info.spec) for info in view.infos.values()):
             view = await self._finish(name)
         stream = view.stream
@@ -512,64 +459,12 @@ class Streams:
         ]
         groups += [[changed(view.of(stream.segments[each.number]), each, name)] for each in later]
         for batch in batched(groups, MAX_CHANGES):
-            if await self._change(batch) is None:
+            if await apply_changes(self._client, batch, self._clock) is None:
                 raise StreamChanged(f"somebody else changed stream {name} meanwhile; look at it, and truncate it again")
         return await self.describe(name)
 
-    # -- Parts -----------------------------------------------------------------------------------------------------
-
-    async def _change(self, changes: Sequence[pb.ApplyRequest.Change]) -> _Applied | None:
-        """Apply changes, conditioned on their expected revisions. Returns None for a conflict.
-
-        Raises ApplyOutcomeUnknown if an attempt whose answer was lost may have been applied or not.
-        """
-        retry = Retry(self._client.config.patience)
-        unknown: ApplyOutcomeUnknown | None = None
-        while True:
-            try:
-                return _Applied((await self._client.apply(changes)).etcd.revision, True)
-            except EtcdTransactionFailed:
-                if unknown is None:
-                    return None
-                break
-            except ApplyOutcomeUnknown as error:
-                unknown = error
-                delay = retry.failed(self._clock.monotonic())
-                if delay is None:
-                    break
-                await self._clock.sleep(delay)
-        names = [("name", change.delete or change.upsert.name) for change in changes]
-        present = {info.name: info for info in (await self._client.list(labels.label_selector(include=names))).journals}
-        if all(_looks_applied(change, present) for change in changes):
-            return _Applied(max((each.mod_revision for each in present.values()), default=0), False)
-        raise unknown
-
-    async def _attempt(self, changes: Sequence[pb.ApplyRequest.Change]) -> bool:
-        """Apply changes. Returns False if they conflict or the outcome is unknown, so the caller must look again."""
-        try:
-            await self._client.apply(changes)
-        except (EtcdTransactionFailed, ApplyOutcomeUnknown):
-            return False
-        return True
-
-
-def _looks_applied(change: pb.ApplyRequest.Change, present: Mapping[str, JournalInfo]) -> bool:
-    """Return True if a journal is as the change makes it, or was changed further since."""
-    if change.delete:
-        return change.delete not in present
-    found = present.get(change.upsert.name)
-    if found is None or not labels.value_of(change.upsert.labels, STREAM_LABEL):
-        return found is not None
-    wanted, is_now = decode_segment(JournalInfo(change.upsert, 0, 0, pb.Route())), decode_segment(found)
-    same = (wanted.epoch, wanted.range, wanted.predecessors) == (is_now.epoch, is_now.range, is_now.predecessors)
-    return same and is_now.sealing >= wanted.sealing and is_now.begin >= wanted.begin
-
 
 # --------------------------------------------------------------------------------------------------------------- specs
-
-
-def _not_found(name: str) -> StreamNotFound:
-    return StreamNotFound(f"there is no stream {name}: check the name, or create it (`coranto streams create`)")
 
 
 def _is_begun(info: JournalInfo, stream: str) -> bool:
@@ -577,7 +472,7 @@ def _is_begun(info: JournalInfo, stream: str) -> bool:
     return info.name.startswith(f"{stream}/segment/") and not owner_of(info) and fork_of(info.spec) is not None
 
 
-def _parent(view: _View, segment: Segment) -> pb.JournalSpec:
+def _parent(view: StreamView, segment: Segment) -> pb.JournalSpec:
     """Return the template of a new segment's spec: its newest predecessor's spec, without a suspension."""
     spec = pb.JournalSpec()
     spec.CopyFrom(view.infos[segment_journal(view.stream.name, max(segment.predecessors))].spec)
@@ -585,46 +480,3 @@ def _parent(view: _View, segment: Segment) -> pb.JournalSpec:
     # A successor is no fork, and nobody has forked it.
     spec.labels.CopyFrom(labels.label_set(pair for pair in labels.as_pairs(spec.labels) if not is_label(pair[0])))
     return spec
-
-
-# ---------------------------------------------------------------------------------------------------------------- cuts
-
-
-def check_cut(stream: Stream, cut: StreamCut) -> frozenset[int]:
-    """Return the segments that are wholly before a cut. Raises InvalidInput if it is not a cut of the stream."""
-    missing = sorted(cut.keys() - stream.segments.keys())
-    if missing:
-        raise InvalidInput(
-            f"segment {missing[0]} is not in stream {stream.name}, or not any more; "
-            "`coranto streams describe` shows its segments",
-            field="cut",
-        )
-    before = stream.ancestors(cut)
-    both = sorted(before & cut.keys())
-    problem = f"it has both segment {both[0]} and a successor of it; name one of them" if both else _gap(stream, cut)
-    if problem:
-        raise InvalidInput(f"the segments {_listed(sorted(cut)) or '(none)'} are not a cut: {problem}", field="cut")
-    return before
-
-
-def _gap(stream: Stream, cut: StreamCut) -> str:
-    """Describe what is wrong with the key space of a cut, or return an empty text if nothing is.
-
-    None of its segments may precede another.
-    """
-    at = 0
-    for segment in (*ordered(stream.segments[number] for number in cut), None):
-        begin = KEY_SPACE if segment is None else segment.range.begin
-        if begin > at:
-            missing = KeyRange(at, begin)
-            others = [each.number for each in stream.last() if each.range.overlaps(missing)]
-            return f"it lacks the keys {missing}; name the segments that have them, such as {_listed(others)}"
-        if segment is not None:
-            if begin < at:
-                return f"segment {segment.number} has keys of another one in it; name one of them"
-            at = segment.range.end
-    return ""
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))

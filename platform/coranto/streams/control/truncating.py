@@ -1,12 +1,57 @@
-"""The changes of a truncation, in an order in which any first part of them leaves a valid stream. Pure."""
+"""Cuts at which streams can be truncated, and the changes of a truncation. Pure.
+
+Any first part of the changes leaves a valid stream.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from coranto.streams.model.stream import Segment, Stream, StreamCut
+from coranto.errors import InvalidInput
+from coranto.streams.model.keys import KEY_SPACE, KeyRange
+from coranto.streams.model.stream import Segment, Stream, StreamCut, ordered
 from coranto.wire import protocol_pb2 as pb
+
+
+def check_cut(stream: Stream, cut: StreamCut) -> frozenset[int]:
+    """Return the segments that are wholly before a cut. Raises InvalidInput if it is not a cut of the stream."""
+    missing = sorted(cut.keys() - stream.segments.keys())
+    if missing:
+        raise InvalidInput(
+            f"segment {missing[0]} is not in stream {stream.name}, or not any more; "
+            "`coranto streams describe` shows its segments",
+            field="cut",
+        )
+    before = stream.ancestors(cut)
+    both = sorted(before & cut.keys())
+    problem = f"it has both segment {both[0]} and a successor of it; name one of them" if both else _gap(stream, cut)
+    if problem:
+        raise InvalidInput(f"the segments {_listed(sorted(cut)) or '(none)'} are not a cut: {problem}", field="cut")
+    return before
+
+
+def _gap(stream: Stream, cut: StreamCut) -> str:
+    """Describe what is wrong with the key space of a cut, or return an empty text if nothing is.
+
+    None of its segments may precede another.
+    """
+    at = 0
+    for segment in (*ordered(stream.segments[number] for number in cut), None):
+        begin = KEY_SPACE if segment is None else segment.range.begin
+        if begin > at:
+            missing = KeyRange(at, begin)
+            others = [each.number for each in stream.last() if each.range.overlaps(missing)]
+            return f"it lacks the keys {missing}; name the segments that have them, such as {_listed(others)}"
+        if segment is not None:
+            if begin < at:
+                return f"segment {segment.number} has keys of another one in it; name one of them"
+            at = segment.range.end
+    return ""
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def truncation(
