@@ -61,7 +61,7 @@ up: setup ## Run an embedded cluster in the foreground
 	@$(BIN)/coranto up
 
 test: setup browser mariadb ## Lint, types, import rules, stubs and all tests
-	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory -j2 check
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-airflow: $(AIRFLOW_STAMP) java chromium ## Types and tests of the Airflow provider, in an environment of its own

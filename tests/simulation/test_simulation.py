@@ -55,7 +55,7 @@ from coranto_broker.spool.spool import ProposalDecision, ProposalEffect, Spool
 
 from .coverage import missing, seeds_until
 
-SEEDS = 100
+SEEDS = 60
 
 INTERESTING = {
     *(f"fault: {fault}" for fault in FAULTS),
@@ -404,6 +404,7 @@ def test_spools_that_others_went_on_without_are_caught(monkeypatch: pytest.Monke
         "inconsistent-offsets",
         "diverged-fragment",
         "diverged-replica",
+        first=5,
         faults=faults,
         **options | {"seconds": 30.0, "appends": 30},
     )
@@ -497,7 +498,7 @@ def test_damaged_content_that_is_given_up_is_caught(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(FragmentPersister, "_found_damaged", drop)
     options: dict[str, Any] = {"brokers": 3, "replication": 3, "fragment_length": 1024, "stored_at_end": False}
-    assert is_caught("stuck", "unseen", faults=("flip a bit",), **options)
+    assert is_caught("stuck", "unseen", first=16, faults=("flip a bit",), **options)
 
 
 def test_spools_that_grow_without_bound_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,22 +29,22 @@ from .streams.boundaries import MESSAGES
 from .streams.options import lost_answers_options_of, options_of
 from .streams.run import run
 
-SEEDS = 22
+SEEDS = 11
 """`python -m tests.simulation.streams --seeds 44` has ten thousand transactions."""
 WANTED = {
-    "the stream was scaled": 15,
-    "segments": 75,
-    "a commit was read back": 500,
-    "a unit was deduplicated": 10,
-    "a program goes on in another process": 10,
-    "a program goes on in the same process": 2,
+    "the stream was scaled": 7,
+    "segments": 35,
+    "a commit was read back": 250,
+    "a unit was deduplicated": 5,
+    "a program goes on in another process": 5,
+    "a program goes on in the same process": 1,
     "a program was taken for dead": 1,
-    "waiting for a commit was cancelled": 50,
-    "a transaction was aborted": 25,
-    "a transaction was timed out": 25,
-    "a transaction was left by an exception": 25,
-    "a fence held": 5,
-    "failed: PreconditionFailed (not_applied)": 25,
+    "waiting for a commit was cancelled": 25,
+    "a transaction was aborted": 12,
+    "a transaction was timed out": 12,
+    "a transaction was left by an exception": 12,
+    "a fence held": 2,
+    "failed: PreconditionFailed (not_applied)": 12,
     "failed: WriterFenced (not_applied)": 1,
     "failed: WriterExpired (not_applied)": 1,
     **{f"break {side} {message}": 1 for side in ("before", "after") for message in MESSAGES},
@@ -59,7 +59,7 @@ def test_thousands_of_transactions_are_whole_once_and_in_order() -> None:
         assert report.sound, str(report)
         total += report.coverage + report.outcomes
     assert missing(total, WANTED) == {}
-    assert total["transaction ok"] + total["transaction unknown"] >= 5_000
+    assert total["transaction ok"] + total["transaction unknown"] >= 2_500
     for act in ("cut", "kill broker", "kill writer", "move primary", "usurp"):
         assert sum(count for name, count in total.items() if name.startswith(act)), act
 

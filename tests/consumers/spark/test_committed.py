@@ -53,7 +53,7 @@ def rows_with_commits(reader: CommittedReader, number: int) -> list[tuple[int, i
     tasks=st.integers(1, 4),
     order=st.randoms(use_true_random=False),
 )
-@settings(max_examples=100, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=50, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_any_cut_yields_the_rows_of_the_uncut_read(content, chunk, max_bytes, executors, tasks, order):
     memory = Memory({"j/j": content}, chunk)
     parts = split(Range("j/j", 0, len(content), len(content)), max_bytes)

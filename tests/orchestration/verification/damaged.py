@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 import time
 from collections import Counter
@@ -14,17 +15,19 @@ from typing import Any, Final
 
 import dagster as dg
 
-from coranto.client import JournalInfo, SyncJournalClient
+from coranto.audit import AuditOptions, Depth, Report, audit_journals
+from coranto.client import JournalClient, JournalInfo, SyncJournalClient
 from coranto.client.loop import run_blocking
 from coranto.cluster import EmbeddedCluster
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import FragmentStore, StoreRegistry
+from coranto.recovery import JournalsRecovery, MoreDoctors, NotApproved
 from coranto.testing.faults.links import ProxiedLink, Proxy
 from coranto.testing.s3_server import S3Server
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_journal_recovery, build_verification
-from dagster_coranto.verification.checks import MoreChecks
-from dagster_coranto.verification.recovery import MoreDoctors
+from dagster_coranto.verification.checks import MoreChecks, as_result
+from dagster_coranto.verification.recovery import plan_metadata, recovery_metadata
 from tests.orchestration.metadata import own
 
 BROKERS: Final = 3
@@ -33,13 +36,14 @@ SIZE: Final = 3000
 STORED: Final = 4
 """Each journal has this many fragments in its store, and one on brokers' disks."""
 KINDS: Final = [(store, replication) for store in ("file", "s3") for replication in (1, 3)]
+PAIRS: Final = (KINDS[::3], KINDS[1:3])
 PATIENCE_S: Final = 120.0
 _QUIET: Final = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """An evaluation of a check."""
+    """The result of a check."""
 
     passed: bool
     kinds: frozenset[str] = frozenset()
@@ -48,7 +52,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The metadata of a planning run, or of a recovery."""
+    """The metadata of a plan, or of a recovery."""
 
     succeeded: bool
     metadata: dict[str, Any]
@@ -195,15 +199,22 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 class Row:
-    """A row of the damage table: a group of journals of each kind, its checks, and the jobs of its recovery."""
+    """A row of the damage table: a group of journals of each kind, its checks, and its recovery."""
 
-    def __init__(self, place: Place, name: str, variants: Sequence[str] = ("",), *, folder: str = "") -> None:
-        """There is one journal of each kind for each of `variants`. `folder` is where their stores keep them."""
+    def __init__(
+        self, place: Place, name: str, variants: Sequence[str] = ("",), *, folder: str = "", dagster: bool = False
+    ) -> None:
+        """There is one journal of each kind. Of each of several `variants` there are two: in files and in S3, with one
+        replica and with three, or the other way round. `folder` is where their stores keep them.
+
+        With `dagster`, checks and recovery are runs of Dagster. Otherwise they are what such runs call.
+        """
         self.place = place
+        self.dagster = dagster
         self.group = JournalGroup(f"damage/{name}")
         self.of: Mapping[str, list[Journal]] = {
-            variant: [Journal(place, f"damage/{name}/{variant}{s}-{r}", folder, s, r) for s, r in KINDS]
-            for variant in variants
+            variant: [Journal(place, f"damage/{name}/{variant}{s}-{r}", folder, s, r) for s, r in kinds]
+            for variant, kinds in zip(variants, itertools.cycle(PAIRS if len(variants) > 1 else [KINDS]))
         }
         self.journals = [each for journals in self.of.values() for each in journals]
         changes = [pb.ApplyRequest.Change(upsert=each.spec()) for each in self.journals]
@@ -235,28 +246,49 @@ class Row:
             run_config={**_QUIET, **(config or {})}, instance=self.place.instance, raise_on_error=False
         )
 
-    def check(self, word: str = "audit") -> Checked:
+    def check(self, depth: Depth = Depth.CHEAP) -> Checked:
+        if not self.dagster:
+            return _checked(as_result(run_blocking(self._audit(depth)), dg.AssetCheckSeverity.ERROR))
         name = self.group.name.replace("/", "__").replace("-", "_")
+        word = "deep_audit" if depth is Depth.DEEP else "audit"
         (found,) = self.run(f"{word}_{name}").get_asset_check_evaluations()
-        metadata = own(found.metadata)
-        kinds = str(metadata.get("kinds", ""))
-        return Checked(found.passed, frozenset(kinds.split(", ") if kinds else ()), str(metadata.get("findings", "")))
+        return _checked(found)
 
     def deep_check(self) -> Checked:
-        return self.check("deep_audit")
+        return self.check(Depth.DEEP)
+
+    async def _audit(self, depth: Depth) -> Report:
+        resource = JournalResource()
+        stores = resource.stores()
+        async with JournalClient.of(resource.audit_config()) as client:
+            checks = self.more(client, stores) if self.more is not None else ()
+            return await audit_journals(client, stores, self.group.selector_text, AuditOptions(depth), checks=checks)
+
+    @property
+    def _recovery(self) -> JournalsRecovery:
+        config = JournalResource().audit_config()
+        return JournalsRecovery(config, self.group.selector_text, doctors=self.doctors, audits=self.more)
 
     def plan(self) -> Planned:
-        return _planned(self.run("journal_recovery_plan"))
+        if self.dagster:
+            return _planned(self.run("journal_recovery_plan"))
+        return Planned(True, own(plan_metadata(run_blocking(self._recovery.plan()))))
+
+    def approve(self, hash: str) -> Planned:
+        if self.dagster:
+            return _planned(self.run("journal_recovery", {"ops": {"recover": {"config": {"approved": hash}}}}))
+        try:
+            recovery = run_blocking(self._recovery.carry_out(hash))
+        except NotApproved as error:
+            return Planned(False, own(plan_metadata(error.plan)))
+        return Planned(recovery.succeeded, own(recovery_metadata(recovery)))
 
     def recover(self, plan: Planned) -> None:
-        """Approve a plan; afterwards nothing is left to do, and the job's deep audit and the check are green."""
+        """Approve a plan; afterwards nothing is left to do, and the recovery's audit and the check are green."""
         recovered = self.approve(plan.hash)
         assert recovered.succeeded, recovered.metadata
         assert recovered.metadata["left_summary"] == "nothing to recover"
         assert self.check() == Checked(True)
-
-    def approve(self, hash: str) -> Planned:
-        return _planned(self.run("journal_recovery", {"ops": {"recover": {"config": {"approved": hash}}}}))
 
     def __enter__(self) -> Row:
         return self
@@ -266,6 +298,12 @@ class Row:
         self.place.client.apply(
             [pb.ApplyRequest.Change(delete=each.name, expect_mod_revision=each.mod_revision) for each in infos]
         )
+
+
+def _checked(found: dg.AssetCheckResult | dg.AssetCheckEvaluation) -> Checked:
+    metadata = own(found.metadata or {})
+    kinds = str(metadata.get("kinds", ""))
+    return Checked(found.passed, frozenset(kinds.split(", ") if kinds else ()), str(metadata.get("findings", "")))
 
 
 def _planned(result: dg.ExecuteInProcessResult) -> Planned:
