@@ -142,7 +142,7 @@ class LedgerDamaged(CorruptData):
     def __init__(self, message: str) -> None:
         super().__init__(
             f"{message}. Run `coranto audit` on it and recover what is lost; or accept that publications without a "
-            "record are published again (accept_loss)."
+            "record are published again (accept_loss; in Spark acceptLoss=true)."
         )
 
 

@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from coranto.client import SyncJournalClient
-from coranto.errors import CorantoError, JournalNotFound
+from coranto.errors import CorantoError, JournalNotFound, PermissionDenied
+from coranto.security.tokens import shows
 from coranto_consumers.spark.outputs import Published
 
 _PATIENCE_AFTER_FAILURE: Final = 5.0
@@ -41,8 +42,11 @@ def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> Ackn
         patience = None if failure is None else min(_PATIENCE_AFTER_FAILURE, client.config.patience)
         try:
             may_repeat |= client.append(journal, content, retry_unknown=True, patience=patience).may_repeat
-        except JournalNotFound:
-            _log.warning("source.pending_messages_gone", journal=journal)
+        except JournalNotFound as error:
+            if shows(client.config.auth, journal):
+                _log.warning("source.pending_messages_gone", journal=journal)
+            else:
+                failure = failure or PermissionDenied(f"{error} Or the token does not cover it: use one that does.")
         except CorantoError as error:
             _log.warning("acknowledgement.failed", journal=journal, error=str(error))
             failure = failure or error

@@ -21,8 +21,18 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
+import structlog
+
 from coranto.client import SyncJournalClient
-from coranto.errors import AppendOutcomeUnknown, CorruptData, Fenced, InvalidInput, RegisterMismatch, WrongAppendOffset
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CorruptData,
+    Fenced,
+    InvalidInput,
+    LedgerDamaged,
+    RegisterMismatch,
+    WrongAppendOffset,
+)
 from coranto.labels import label_selector, label_set, value_of
 from coranto.publication.ledger import Decision, Ledger, acknowledged_line
 from coranto.streams.model.stream import HELD_LABEL
@@ -32,21 +42,26 @@ _WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
 _VALUE: Final = re.compile(r"(\d+)\.(\d+)(\.taken)?(\.done)?")
 _TAKEN, _DONE = ".taken", ".done"
 
+_log = structlog.get_logger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class DecidedBatch:
     """The last batch of a writer that is decided."""
 
     batch: int
-    decision: Decision
     is_acknowledged: bool
     """True if its acknowledgements are known to be in their journals."""
+    is_taken: bool
+    """True if another process than the one that decided it may append them, too."""
+    offset: int
+    """The offset in the ledger at which the record of its decision begins."""
 
 
 class BatchLedger:
     """The decisions about one writer's batches. For one thread."""
 
-    def __init__(self, client: SyncJournalClient, ledger: Ledger, writer: str) -> None:
+    def __init__(self, client: SyncJournalClient, ledger: Ledger, writer: str, *, accept_loss: bool = False) -> None:
         if not _WRITER.fullmatch(writer):
             raise InvalidInput(
                 f"{writer[:100]!r} is no writer of batches; give up to 40 letters, digits, - and _", field="writer"
@@ -54,6 +69,8 @@ class BatchLedger:
         self.writer = writer
         self._client = client
         self._ledger = ledger
+        self._accept_loss = accept_loss
+        self._latest: tuple[int, Decision] | None = None  # The decision that was made or read last, and its offset.
 
     @classmethod
     def open(
@@ -61,33 +78,37 @@ class BatchLedger:
     ) -> BatchLedger:
         """Return the ledger of a writer. A journal that does not exist is created, with the settings of `like`.
 
-        Raises LedgerDamaged when records may be missing, unless `accept_loss`.
+        Raises LedgerDamaged when records may be missing. With `accept_loss`, a batch whose decision is gone before it
+        was acknowledged counts as undecided.
         """
-        return cls(client, Ledger.unread(client, journal, like=like, accept_loss=accept_loss), writer)
+        ledger = Ledger.unread(client, journal, like=like, accept_loss=accept_loss)
+        return cls(client, ledger, writer, accept_loss=accept_loss)
 
     def last(self) -> DecidedBatch | None:
         """Return the last decided batch, or None for a writer without one. Raises CorruptData."""
-        _, value = self._look()
-        return self._read(value) if value else None
+        return self._look()[2]
 
-    def decide(self, batch: int, decision: Decision) -> Decision:
+    def decide(self, batch: int, decision: Decision) -> Decision | None:
         """Record the decision about a batch, unless there is one. Returns the decision that counts.
 
-        Raises Fenced if a later batch is decided: then this process goes on from an outdated checkpoint. Raises
+        Returns None if the batch is decided and acknowledged, and the ledger's retention has removed the record. Raises
+        Fenced if a later batch is decided: then this process goes on from an outdated checkpoint. Raises
+        LedgerDamaged if the record is gone of a batch that is not acknowledged, and that is not accepted. Raises
         AppendOutcomeUnknown when the answers of brokers were lost for the client's patience: open the ledger later to
         learn which decision counts.
         """
         decision, is_unknown = replace(decision, batch=(self.writer, batch)), False
         while True:
-            head, value = self._look()
-            known = self._read(value) if value else None
-            if known is not None and known.batch == batch:
-                return known.decision
+            head, value, known = self._look()
             if known is not None and known.batch > batch:
                 raise Fenced(
                     f"batch {batch} of {self.writer} is old: batch {known.batch} is published already. Another process "
                     "goes on with its work, or this one was restored from an outdated checkpoint"
                 )
+            if known is not None and known.batch == batch:
+                counts = self._read(known)
+                if counts is not None or known.is_acknowledged:
+                    return counts
             try:
                 self._set(decision.to_line(), value, f"{batch}.{head}", head)
             except (WrongAppendOffset, RegisterMismatch):
@@ -97,21 +118,22 @@ class BatchLedger:
                     raise
                 is_unknown = True
             else:
+                self._latest = head, decision
                 return decision
 
     def take_over(self, batch: int) -> Decision | None:
         """Return the decision about a batch whose acknowledgements this process is to append, too.
 
         Call this for each batch that another process has decided, or an earlier call of this one. None if the
-        acknowledgements are in their journals, or the batch is not the last one.
+        acknowledgements are in their journals, or the batch is not the last one, or its record is gone and that is
+        accepted. Raises LedgerDamaged if it is not.
         """
         while True:
-            head, value = self._look()
-            found = _VALUE.fullmatch(value)
-            if found is None or int(found[1]) != batch or found[4]:
+            head, value, known = self._look()
+            if known is None or known.batch != batch or known.is_acknowledged:
                 return None
-            decision = self._read(value).decision
-            if found[3]:
+            decision = self._read(known)
+            if decision is None or known.is_taken:
                 return decision
             try:
                 self._set(acknowledged_line(""), value, value + _TAKEN, head)
@@ -125,28 +147,49 @@ class BatchLedger:
         Returns True if no process has taken the batch over, so that nobody but the caller has appended them.
         """
         while True:
-            head, value = self._look()
-            found = _VALUE.fullmatch(value)
-            if found is None or int(found[1]) != batch or found[4]:
+            head, value, known = self._look()
+            if known is None or known.batch != batch or known.is_acknowledged:
                 return False
-            record = acknowledged_line(self._read(value).decision.writer_id)
+            decision = self._read(known)
+            if decision is None:
+                return False
             try:
-                self._set(record, value, value + _DONE, head)
+                self._set(acknowledged_line(decision.writer_id), value, value + _DONE, head)
             except (WrongAppendOffset, RegisterMismatch):
                 continue
-            return not found[3]
+            return not known.is_taken
 
-    def _look(self) -> tuple[int, str]:
-        """Return the ledger's head, and the writer's register, which is empty if there is none."""
+    def _look(self) -> tuple[int, str, DecidedBatch | None]:
+        """Return the ledger's head, the writer's register (empty if there is none), and what it tells."""
         at = self._client.append(self._ledger.journal, b"")
-        return at.end, value_of(at.registers, self._label) or ""
-
-    def _read(self, value: str) -> DecidedBatch:
+        value = value_of(at.registers, self._label) or ""
+        if not value:
+            return at.end, value, None
         found = _VALUE.fullmatch(value)
         if found is None:
             raise CorruptData(f"ledger {self._ledger.journal}: register {self._label} is {value!r}")
-        decision = self._ledger.decision_at(int(found[2]))
-        return DecidedBatch(int(found[1]), decision, bool(found[4]))
+        return at.end, value, DecidedBatch(int(found[1]), bool(found[4]), bool(found[3]), int(found[2]))
+
+    def _read(self, known: DecidedBatch) -> Decision | None:
+        """Return the decision about a batch; None if its record is gone, and is not needed or the loss is accepted."""
+        if self._latest is None or self._latest[0] != known.offset:
+            try:
+                self._latest = known.offset, self._ledger.decision_at(known.offset)
+            except LedgerDamaged as error:
+                if known.is_acknowledged:
+                    return None
+                if not self._accept_loss:
+                    raise LedgerDamaged(
+                        f"ledger {self._ledger.journal} has lost the decision about batch {known.batch} of "
+                        f"{self.writer} (offset {known.offset}), whose messages are perhaps not all visible yet: its "
+                        "retention is shorter than the writer rested, or content was lost. If the loss is accepted and "
+                        "the batch comes again, it is published again; otherwise what is not visible stays so"
+                    ) from error
+                _log.warning(
+                    "publication.batch_lost", ledger=self._ledger.journal, writer=self.writer, batch=known.batch
+                )
+                return None
+        return self._latest[1]
 
     def _set(self, line: bytes, before: str, after: str, head: int) -> None:
         """Append a record at the head, and set the register if it is as it was."""

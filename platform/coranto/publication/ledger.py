@@ -20,7 +20,9 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import structlog
 
 from coranto.client import SyncJournalClient
 from coranto.errors import (
@@ -47,6 +49,8 @@ from coranto.labels import (
 from coranto.names import validate_journal
 from coranto.streams.model.stream import HELD_LABEL
 from coranto.wire import protocol_pb2 as pb
+
+_log = structlog.get_logger(__name__)
 
 MAX_WRITER_ID = 1024
 """The largest number of characters of a writer id."""
@@ -86,8 +90,8 @@ class Ledger:
         self._client = client
         self._known_revision = 0
         self._offset = 0
-        self._decisions: dict[str, Decision] = {}
-        self._acknowledged: set[str] = set()
+        self._decisions: dict[str, Decision] = {}  # Of publications. Acknowledged ones have no intents any more.
+        self._pending: dict[str, Decision] = {}  # Of publications and batches, until they are acknowledged.
 
     @classmethod
     def open(cls, client: SyncJournalClient, journal: str, *, like: str, accept_loss: bool = False) -> Ledger:
@@ -97,7 +101,7 @@ class Ledger:
         whose record is gone is then published again.
         """
         ledger = cls.unread(client, journal, like=like, accept_loss=accept_loss)
-        ledger.refresh()
+        ledger.refresh(accept_loss=accept_loss)
         return ledger
 
     @classmethod
@@ -119,25 +123,28 @@ class Ledger:
                 if b"\n" in chunk.content:
                     break
         except OffsetJump as error:
-            raise LedgerDamaged(f"ledger {self.journal} has lost content: {error}") from error
+            raise self._lost(error) from error
+        if b"\n" not in line:
+            raise LedgerDamaged(f"ledger {self.journal} has no record at offset {offset} any more")
         found = self._parse(line.partition(b"\n")[0], offset)
         if isinstance(found, str):
             raise self._no_record(offset)
         return found
 
     def find(self, writer_id: str) -> Decision | None:
-        """Return the decision of a publication, or None if it was undecided when the ledger was last read."""
+        """Return the decision of a publication, or None if it was undecided when the ledger was last read.
+
+        One that is acknowledged has no intents any more.
+        """
         return self._decisions.get(writer_id)
 
     def unacknowledged(self) -> Iterator[Decision]:
-        """Yield the decisions whose acknowledgements may not be in their journals yet."""
-        for writer_id, decision in list(self._decisions.items()):
-            if writer_id not in self._acknowledged:
-                yield decision
+        """Yield the decisions whose acknowledgements may not be in their journals yet, in the ledger's order."""
+        yield from list(self._pending.values())
 
     def is_acknowledged(self, writer_id: str) -> bool:
-        """Return True if the acknowledgements of a decision are known to be in their journals."""
-        return writer_id in self._acknowledged
+        """Return True unless acknowledgements of this writer id may not be in their journals yet."""
+        return writer_id not in self._pending
 
     def decide(self, decision: Decision) -> Decision:
         """Record a decision, unless the publication is decided already. Returns the decision that counts.
@@ -150,34 +157,47 @@ class Ledger:
 
     def acknowledge(self, writer_id: str) -> None:
         """Record that the acknowledgements of a decision are in their journals."""
-        self._append_if(acknowledged_line(writer_id), lambda: writer_id not in self._acknowledged)
+        self._append_if(acknowledged_line(writer_id), lambda: writer_id in self._pending)
 
-    def refresh(self) -> None:
-        """Read the records that were added since the ledger was last read. Raises CorruptData and LedgerDamaged."""
+    def refresh(self, *, accept_loss: bool = False) -> None:
+        """Read the records that were added since the ledger was last read. Raises CorruptData and LedgerDamaged.
+
+        With `accept_loss`, content that is gone is passed by.
+        """
         head = self._client.head(self.journal)
         if head < self._offset:
             raise LedgerDamaged(f"ledger {self.journal} was read up to offset {self._offset}, but now ends at {head}")
-        if head == self._offset:
-            return
-        partial, begin = b"", self._offset
-        try:
-            for chunk in self._client.read(self.journal, self._offset, end_offset=head, fail_on_jump=True):
-                *lines, partial = (partial + chunk.content).split(b"\n")
-                for line in lines:
-                    self._take(line, begin)
-                    begin += len(line) + 1
-        except OffsetJump as error:
-            raise LedgerDamaged(f"ledger {self.journal} has lost content: {error}") from error
-        if partial or begin != head:
-            raise CorruptData(f"ledger {self.journal} at offset {begin}: content up to {head} is not a whole record")
-        self._offset = head
+        while self._offset < head:
+            try:
+                self._read_to(head)
+            except OffsetJump as error:
+                if not accept_loss:
+                    raise self._lost(error) from error
+                _log.warning("publication.loss_accepted", ledger=self.journal, begin=error.expected, end=error.actual)
+                self._offset = error.actual
+
+    def _read_to(self, head: int) -> None:
+        partial = b""
+        for chunk in self._client.read(self.journal, self._offset, end_offset=head, fail_on_jump=True):
+            *lines, partial = (partial + chunk.content).split(b"\n")
+            for line in lines:
+                self._take(line, self._offset)
+                self._offset += len(line) + 1
+        if self._offset != head:
+            raise CorruptData(
+                f"ledger {self.journal} at offset {self._offset}: content up to {head} is not a whole record"
+            )
 
     def _take(self, line: bytes, offset: int) -> None:
         found = self._parse(line, offset)
         if isinstance(found, str):
-            self._acknowledged.add(found)
-        else:
-            self._decisions.setdefault(found.writer_id, found)
+            self._pending.pop(found, None)
+            if (known := self._decisions.get(found)) is not None:
+                self._decisions[found] = replace(known, intents={})
+        elif found.batch is not None:
+            self._pending[found.writer_id] = found
+        elif found.writer_id not in self._decisions:
+            self._decisions[found.writer_id] = self._pending[found.writer_id] = found
 
     def _parse(self, line: bytes, offset: int) -> Decision | str:
         """Return a decision, or the writer id of one that is acknowledged."""
@@ -197,6 +217,9 @@ class Ledger:
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
             raise self._no_record(offset) from error
+
+    def _lost(self, error: OffsetJump) -> LedgerDamaged:
+        return LedgerDamaged(f"ledger {self.journal} has lost content: {error}")
 
     def _no_record(self, offset: int) -> CorruptData:
         return CorruptData(f"ledger {self.journal} at offset {offset}: no record of a publication")

@@ -4,6 +4,9 @@
 
 A process that dies while the publication is undecided leaves an open transaction, which readers ignore. One that dies
 after that leaves a decision, and any later publication with the same ledger completes it.
+
+Publications that share a ledger need not share journals or rights. So what one of them cannot complete for another, it
+logs and leaves in the ledger, and goes on with its own work.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from coranto.client import SyncJournalClient
-from coranto.errors import CorantoError, InvalidInput, JournalNotFound
+from coranto.errors import CorantoError, InvalidInput, JournalNotFound, PermissionDenied
 from coranto.messages import (
     Flags,
     ProducerClock,
@@ -30,12 +33,15 @@ from coranto.messages import (
 from coranto.messages.framing import Framing
 from coranto.publication.batch_ledger import BatchLedger
 from coranto.publication.ledger import Decision, Ledger, checked_writer_id
+from coranto.security.tokens import shows
 from coranto.telemetry import ProgressReport
 
 M = TypeVar("M")
 
 BATCH_BYTES = 256 << 10
 """The size of appends, in bytes."""
+OTHERS_PATIENCE = 5.0
+"""The time in seconds that brokers have to take an acknowledgement of another writer."""
 _APPENDS_AT_ONCE = 8
 
 _log = structlog.get_logger(__name__)
@@ -89,7 +95,7 @@ def publish_once(
     if ledger in journals:
         raise InvalidInput(f"{ledger} cannot be both the ledger and a journal to publish to", field="ledger")
     kept = Ledger.open(client, ledger, like=sorted(journals)[0], accept_loss=accept_loss)
-    finish_decisions(client, kept)
+    finish_decisions(client, kept, own=writer_id)
     if (known := kept.find(writer_id)) is not None:
         return Publication(writer_id, known.messages, known.time, is_new=False)
     attempt = _Attempt(client, journals, key, framing)
@@ -98,26 +104,58 @@ def publish_once(
     counts = kept.decide(mine)
     if counts.producer != mine.producer:
         attempt.abandon()
-    _acknowledge(client, kept, counts)
+    finish_decision(client, kept, counts)
     return Publication(writer_id, counts.messages, counts.time, is_new=counts.producer == mine.producer)
 
 
-def finish_decisions(client: SyncJournalClient, ledger: Ledger) -> None:
-    """Append the acknowledgements of all decisions that may lack them."""
-    for decision in ledger.unacknowledged():
-        _acknowledge(client, ledger, decision)
+def finish_decisions(client: SyncJournalClient, ledger: Ledger, own: str = "") -> None:
+    """Append the acknowledgements that decisions may lack. Raises errors only for the decision of the writer `own`.
+
+    What cannot be done for another writer is logged, and stays in the ledger for the next call.
+    """
+    pending = {decision.writer_id: decision for decision in ledger.unacknowledged()}
+    if (mine := pending.pop(own, None)) is not None:
+        finish_decision(client, ledger, mine)
+    refused: dict[str, CorantoError] = {}
+    for decision in pending.values():
+        try:
+            _finish_other(client, ledger, decision, refused)
+        except CorantoError as error:
+            _log.warning(
+                "publication.not_finished", ledger=ledger.journal, writer_id=decision.writer_id, reason=str(error)
+            )
 
 
-def _acknowledge(client: SyncJournalClient, ledger: Ledger, decision: Decision) -> None:
-    """Append a decision's acknowledgements. Readers do not mind if another process does so too."""
-    if ledger.is_acknowledged(decision.writer_id):
-        return
+def finish_decision(client: SyncJournalClient, ledger: Ledger, decision: Decision) -> None:
+    """Append the acknowledgements of the caller's own decision. Readers do not mind if another process does so too."""
+    if not ledger.is_acknowledged(decision.writer_id):
+        append_intents(client, decision)
+        ledger.acknowledge(decision.writer_id)
+
+
+def _finish_other(
+    client: SyncJournalClient, ledger: Ledger, decision: Decision, refused: dict[str, CorantoError]
+) -> None:
+    """Finish the decision of another writer, but ask no journal again that has refused. Raises the first error."""
+    for journal in sorted(decision.intents.keys() & refused.keys()):
+        raise refused[journal]
     if decision.batch is not None:
         writer, batch = decision.batch
-        finish_batch(client, BatchLedger(client, ledger, writer), batch)
+        batches = BatchLedger(client, ledger, writer)
+        if batches.take_over(batch) is not None:
+            _append(client, decision, refused)
+            batches.acknowledge(batch)
         return
-    append_intents(client, decision)
+    _append(client, decision, refused)
     ledger.acknowledge(decision.writer_id)
+
+
+def _append(client: SyncJournalClient, decision: Decision, refused: dict[str, CorantoError]) -> None:
+    """Append the acknowledgements of another writer. Adds the errors of journals to `refused`, and raises the first."""
+    errors, _ = _append_all(client, decision, OTHERS_PATIENCE)
+    refused.update(errors)
+    for error in errors.values():
+        raise error
 
 
 def finish_batch(client: SyncJournalClient, ledger: BatchLedger, batch: int) -> None:
@@ -132,11 +170,27 @@ def append_intents(client: SyncJournalClient, decision: Decision) -> bool:
 
     All of them are tried. Then the first error is raised. Returns True if some may appear once more, however late.
     """
+    errors, may_repeat = _append_all(client, decision, None)
+    for error in errors.values():
+        raise error
+    return may_repeat
+
+
+def _append_all(
+    client: SyncJournalClient, decision: Decision, patience: float | None
+) -> tuple[dict[str, CorantoError], bool]:
+    """Append acknowledgements, each for `patience` seconds. Returns the errors, and True if some may appear again."""
 
     def append(journal: str) -> CorantoError | bool:
         try:
-            return client.append(journal, decision.intents[journal], retry_unknown=True).may_repeat
+            intent = decision.intents[journal]
+            return client.append(journal, intent, retry_unknown=True, patience=patience).may_repeat
         except JournalNotFound:
+            if not shows(client.config.auth, journal):
+                return PermissionDenied(
+                    f"journal {journal} is missing or hidden: if it exists, the token does not cover it. Complete what "
+                    f"{decision.writer_id} has published there with a token that does"
+                )
             # Its messages are gone with it. Publications to the other journals must not wait for it for ever.
             _log.warning("publication.journal_gone", writer_id=decision.writer_id, journal=journal)
             return False
@@ -144,13 +198,12 @@ def append_intents(client: SyncJournalClient, decision: Decision) -> bool:
             return error
 
     if not decision.intents:
-        return False
-    with ThreadPoolExecutor(min(_APPENDS_AT_ONCE, len(decision.intents))) as threads:
-        outcomes = list(threads.map(append, sorted(decision.intents)))
-    for outcome in outcomes:
-        if isinstance(outcome, CorantoError):
-            raise outcome
-    return any(outcomes)
+        return {}, False
+    journals = sorted(decision.intents)
+    with ThreadPoolExecutor(min(_APPENDS_AT_ONCE, len(journals))) as threads:
+        outcomes = dict(zip(journals, threads.map(append, journals), strict=True))
+    errors = {journal: outcome for journal, outcome in outcomes.items() if isinstance(outcome, CorantoError)}
+    return errors, any(outcome is True for outcome in outcomes.values())
 
 
 class _Attempt(Generic[M]):

@@ -196,6 +196,23 @@ def scope_of(journals: Iterable[str]) -> pb.LabelSelector:
     return pb.LabelSelector(include=pb.LabelSet(labels=[pb.Label(name=labels.NAME, value=name) for name in names]))
 
 
+def shows(auth: Auth | None, journal: str) -> bool:
+    """Return True if brokers that do not find a journal of this name have none.
+
+    They answer JOURNAL_NOT_FOUND for a journal that is out of a token's scope, too. False for such a token, and for one
+    whose scope depends on labels, or cannot be read. It is not verified.
+    """
+    if not isinstance(auth, BearerToken):
+        return True
+    try:
+        content = auth.token.reveal().split(b".")[1]
+        scope = _selector(_json_object(base64.urlsafe_b64decode(content + b"=" * (-len(content) % 4))))
+    except (IndexError, ValueError, Unauthenticated):
+        return False
+    claims = Claims(Capability.ALL, scope)
+    return claims.by_name_alone and claims.covers(journal)
+
+
 def claims_for(capability: Capability, selector: pb.LabelSelector, now: float, seconds: float) -> Claims:
     """Return claims for one call, valid for `seconds` from `now`. A scope too large for metadata is left out."""
     if selector.ByteSize() > _MAX_SCOPE_BYTES:

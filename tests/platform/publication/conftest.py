@@ -15,7 +15,7 @@ from coranto.client import AppendResult, SyncJournalClient
 from coranto.client.committed import committed_messages
 from coranto.errors import AppendOutcomeUnknown
 from coranto.messages import JsonLines
-from coranto.publication import Publication, publish_once
+from coranto.publication import Decision, Ledger, Publication, publish_once
 from coranto.testing import SyncCluster
 from coranto.wire import protocol_pb2 as pb
 
@@ -101,6 +101,9 @@ class Shop:
         envelopes = (committed_messages(self.client, name, JsonLines()) for name in self.group)
         return Counter(envelope.message["order"] for envelope in chain.from_iterable(envelopes))
 
+    def pending(self) -> list[Decision]:
+        return list(Ledger.open(self.client, self.ledger, like=self.group[1]).unacknowledged())
+
     def dying(self, at: int, *, applied: bool) -> DyingClient:
         client = DyingClient.of(self.client.config)
         assert isinstance(client, DyingClient)
@@ -112,6 +115,11 @@ class Shop:
         assert isinstance(client, DeafClient)
         client.ledger, client.times, client.applied = self.ledger, times, applied
         return client
+
+    def set_flags(self, journal: str, flags: int) -> None:
+        (info,) = self.client.list(f"name={journal}").journals
+        info.spec.flags = flags
+        self.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
 
     def delete(self, journal: str) -> None:
         (info,) = self.client.list(f"name={journal}").journals

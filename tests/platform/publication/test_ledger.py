@@ -6,8 +6,9 @@ import pytest
 
 from coranto.errors import AppendOutcomeUnknown, CorruptData, InvalidInput, LedgerDamaged
 from coranto.labels import label_set
+from coranto.publication import Ledger
 from coranto.streams.model.stream import HELD_LABEL
-from tests.platform.publication.conftest import ONCE, Shop
+from tests.platform.publication.conftest import ONCE, Killed, Shop
 
 
 @pytest.mark.parametrize("applied", [False, True])
@@ -38,6 +39,21 @@ def test_a_ledger_with_other_content_is_refused(shop: Shop) -> None:
     shop.client.append(shop.ledger, b"something else\n")
     with pytest.raises(CorruptData, match="no record"):
         shop.publish()
+
+
+def test_a_ledger_forgets_the_acknowledgements_that_are_in_their_journals(shop: Shop) -> None:
+    for number in range(3):
+        shop.publish(writer_id=f"run-{number}")
+    with pytest.raises(Killed):  # With the decision in the ledger.
+        shop.publish(writer_id="run-3", client=shop.dying(2, applied=True))
+
+    ledger = Ledger.open(shop.client, shop.ledger, like=shop.group[0])
+
+    kept = {f"run-{number}": ledger.find(f"run-{number}") for number in range(4)}
+    assert {name: (found.messages, len(found.intents)) for name, found in kept.items() if found is not None} == {
+        **dict.fromkeys(["run-0", "run-1", "run-2"], (300, 0)),
+        "run-3": (300, 3),
+    }
 
 
 @pytest.mark.parametrize("writer_id", ["", "a\nb", "x" * 2000])

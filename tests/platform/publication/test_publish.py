@@ -7,11 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from coranto.client import SyncJournalClient
-from coranto.errors import InvalidInput, JournalNotFound
+from coranto.errors import InvalidInput, JournalNotFound, NotAllowed
 from coranto.messages import JsonLines
-from coranto.publication import Ledger, Publication
+from coranto.publication import Publication
+from coranto.wire import protocol_pb2 as pb
 from tests.platform.publication.conftest import ONCE, ROWS, Killed, Shop
 
 
@@ -107,7 +109,30 @@ def test_a_deleted_journal_does_not_keep_others_from_publishing(shop: Shop) -> N
         shop.publish(client=shop.dying(2, applied=True))
     shop.delete(shop.group[0])
     assert shop.publish(writer_id="run-2", journals=shop.group[1:]).is_new
-    assert not list(Ledger.open(shop.client, shop.ledger, like=shop.group[1]).unacknowledged())
+    assert not shop.pending()
+
+
+def test_what_cannot_be_completed_for_another_is_logged_and_left_in_the_ledger(shop: Shop) -> None:
+    shop.publish([], writer_id="first")
+    with pytest.raises(Killed):  # With the decision in the ledger.
+        shop.publish(writer_id="run-1", client=shop.dying(2, applied=True))
+    shop.set_flags(shop.group[0], pb.JournalSpec.O_RDONLY)
+    with pytest.raises(Killed):  # It has tried three acknowledgements before its own decision.
+        shop.publish(writer_id="run-2", journals=shop.group[1:], client=shop.dying(5, applied=True))
+    assert [each.writer_id for each in shop.pending()] == ["run-1", "run-2"]
+
+    with capture_logs() as logs:
+        assert shop.publish(writer_id="run-3", journals=shop.group[1:]).is_new
+    warnings = [(each["event"], each["writer_id"]) for each in logs if each["log_level"] == "warning"]
+    assert warnings == [("publication.not_finished", "run-1")]
+    assert [each.writer_id for each in shop.pending()] == ["run-1"]
+    with pytest.raises(NotAllowed):
+        shop.publish(writer_id="run-1")
+
+    shop.set_flags(shop.group[0], pb.JournalSpec.O_RDWR)
+    assert shop.publish(writer_id="run-4").is_new
+    assert not shop.pending()
+    assert set(shop.seen().values()) == {4}
 
 
 def test_messages_without_uuids_are_refused(shop: Shop) -> None:

@@ -27,6 +27,7 @@ from coranto.security.tokens import (
     claims_for,
     require,
     scope_of,
+    shows,
     sign,
     verify,
 )
@@ -285,6 +286,19 @@ def test_whether_the_name_alone_decides() -> None:
     assert Claims(Capability.APPLY, labels.parse_selector("name:prefix=a/, name!=a/b")).by_name_alone
     assert not Claims(Capability.APPLY, labels.parse_selector("name:prefix=a/, team=a")).by_name_alone
     assert not Claims(Capability.APPLY, labels.parse_selector("!secret")).by_name_alone
+
+
+def test_a_journal_that_is_not_found_may_be_out_of_scope() -> None:
+    def limited(scope: str) -> BearerToken:
+        return BearerToken.parse(sign(Claims(Capability.READ, labels.parse_selector(scope), NOW, NOW + 60), KEYS))
+
+    assert shows(None, "a/b")
+    assert shows(KEYS, "a/b")
+    assert shows(limited("name:prefix=a/"), "a/b")
+    assert not shows(limited("name:prefix=a/"), "b/c")
+    assert not shows(limited("name:prefix=a/, team=a"), "a/b"), "the labels of a missing journal are unknown"
+    for text in ("abc", "a.b.c", "a.e30.c"):
+        assert not shows(BearerToken.parse(text), "a/b")
 
 
 def test_claims_for_a_call_allow_no_more_than_it() -> None:

@@ -9,7 +9,8 @@ Spark gives the driver the results of the attempts that count, and the driver ma
 
 If the driver dies before the decision, the messages stay pending, and readers never see them. If it dies after the
 decision, the write has happened, but acknowledgements may be missing. A repeated write finds the decision,
-appends the acknowledgements and adds nothing. Any other batch write with the same ledger appends them, too.
+appends the acknowledgements and adds nothing. Any other batch write with the same ledger appends them, too, before its
+own work, as far as its journals and rights permit: what it cannot append is logged, and left to the next one.
 
 A batch write is known by the option `writerId`, and cannot be repeated without it. A batch of a streaming query is
 known by the query's id, which its checkpoint holds, and by its number. Of two queries with one checkpoint, one decides
@@ -33,7 +34,7 @@ from pyspark.sql.types import StructType
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import CorantoError, InvalidInput
 from coranto.publication import BatchLedger, Decision, Ledger
-from coranto.publication.publish import append_intents, finish_batch, finish_decisions
+from coranto.publication.publish import append_intents, finish_batch, finish_decision, finish_decisions
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks
 from coranto_consumers.spark.fetching import executor_folder
@@ -150,7 +151,7 @@ class JournalWriter(_Writer, DataSourceArrowWriter):
 
     def _prepare(self, client: SyncJournalClient, options: SinkOptions) -> None:
         ledger = Ledger.open(client, options.ledger, like=self._journals[0], accept_loss=options.accept_loss)
-        finish_decisions(client, ledger)
+        finish_decisions(client, ledger, own=self._writer_id)
         self._decided = ledger.find(self._writer_id)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -163,9 +164,11 @@ class JournalWriter(_Writer, DataSourceArrowWriter):
             return
         mine = self._decision(self._writer_id, _written(messages))
         with told_to_driver(), SyncJournalClient.of(self._config) as client:
-            ledger = Ledger.open(client, self._options.ledger, like=self._journals[0])
+            loss = self._options.accept_loss
+            ledger = Ledger.open(client, self._options.ledger, like=self._journals[0], accept_loss=loss)
             counts = ledger.decide(mine)
-            finish_decisions(client, ledger)
+            # Those of others are left to the next write: this one's token may not be for their journals.
+            finish_decision(client, ledger, counts)
         if counts.producer != mine.producer:
             _log.info("sink.written_before", writer_id=self._writer_id, messages=counts.messages)
             self._roll_back(messages)
@@ -205,14 +208,15 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
             if known is not None and not known.is_acknowledged:
                 finish_batch(client, ledger, known.batch)
             counts = ledger.decide(batchId, mine)
-            if counts.producer == mine.producer:
+            if counts is not None and counts.producer == mine.producer:
                 may_repeat = append_intents(client, counts)
                 if ledger.acknowledge(batchId) and not may_repeat:
                     settle(written[0].run if written else "", [each.use for each in written if each.use is not None])
                 return
             finish_batch(client, ledger, batchId)
-        _log.info("sink.batch_written_before", query=query, batch=batchId, messages=counts.messages)
-        if counts.messages != mine.messages:
+        messages_before = None if counts is None else counts.messages
+        _log.info("sink.batch_written_before", query=query, batch=batchId, messages=messages_before)
+        if counts is not None and counts.messages != mine.messages:
             _log.warning("sink.batch_differs", query=query, batch=batchId, messages=counts.messages, now=mine.messages)
         self._roll_back(messages)
 

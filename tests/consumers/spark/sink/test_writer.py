@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import pickle
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, StringType, StructType
+from structlog.testing import capture_logs
 
+from coranto.client import SyncJournalClient
 from coranto.client.committed import committed_messages
-from coranto.errors import Fenced, InvalidInput
+from coranto.errors import Fenced, InvalidInput, JournalNotFound, LedgerDamaged, NotAllowed
 from coranto.messages import JsonLines
 from coranto.publication.publish import append_intents
+from coranto.security.tokens import BearerToken, Capability, Keys, Secret, claims_for, scope_of, sign, verify
 from coranto.testing import SyncCluster
 from coranto_consumers.spark.sink import settled
 from coranto_consumers.spark.sink import writer as writers
@@ -22,6 +27,8 @@ from coranto_consumers.spark.source import JournalDataSource
 
 pytestmark = pytest.mark.integration
 SCHEMA = StructType().add("n", IntegerType()).add("key", StringType())
+KEY = b"k" * 32
+KEYS = Keys((Secret(KEY),))
 QUERY = "11111111-2222-3333-4444-555555555555"
 
 
@@ -34,14 +41,14 @@ def cluster() -> Iterator[SyncCluster]:
 class Job:
     """Writes of one group of journals, as a driver and its tasks make them."""
 
-    def __init__(self, cluster: SyncCluster) -> None:
-        self.client = cluster.client()
+    def __init__(self, client: SyncJournalClient, create: Callable[[str], object]) -> None:
+        self.client = client
         folder = f"job/{uuid.uuid4().hex[:8]}"
         self.journals = [f"{folder}/part-{n}" for n in range(2)]
         for journal in self.journals:
-            cluster.create(journal)
+            create(journal)
         self.options = {
-            "endpoint": cluster.endpoint,
+            "endpoint": client.config.endpoint,
             "selector": f"name:prefix={folder}/",
             "ledger": f"ledgers/{folder.rpartition('/')[2]}",
         }
@@ -63,7 +70,7 @@ class Job:
 
 @pytest.fixture
 def job(cluster: SyncCluster) -> Job:
-    return Job(cluster)
+    return Job(cluster.client(), cluster.create)
 
 
 def rows(begin: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -155,7 +162,7 @@ def test_a_batch_that_was_not_acknowledged_is_completed_by_the_next_one(job, mon
 def test_a_batch_write_that_was_decided_is_completed_by_any_other(job, monkeypatch):
     writer = job.batch_writer(writerId="nightly")
     with monkeypatch.context() as patch:
-        patch.setattr(writers, "finish_decisions", dies)
+        patch.setattr(writers, "finish_decision", dies)
         with pytest.raises(Died):
             writer.commit([writer.write(rows(0, 10))])
     assert job.numbers() == []
@@ -165,6 +172,53 @@ def test_a_batch_write_that_was_decided_is_completed_by_any_other(job, monkeypat
     again = job.batch_writer(writerId="nightly")
     again.commit([again.write(rows(50, 60))])
     assert job.numbers() == list(range(10))
+
+
+def test_a_decision_of_another_job_fails_no_write_and_is_completed_later(cluster, monkeypatch):
+    one, other = (Job(cluster.client(), cluster.create) for _ in range(2))
+    other.options |= {"ledger": one.options["ledger"], "authSecret": base64.b64encode(KEY).decode()}
+    real, read_only = SyncJournalClient.append, set(one.journals)
+
+    def like_a_broker_with_keys(self, journal, content, **options):
+        auth = self.config.auth
+        if isinstance(auth, BearerToken) and not verify(auth.token.reveal(), KEYS, time.time()).covers(journal):
+            raise JournalNotFound(journal)  # A journal out of scope looks like one that does not exist.
+        if journal in read_only and content:
+            raise NotAllowed(journal)
+        return real(self, journal, content, **options)
+
+    read_only.clear()
+    mine, theirs = one.batch_writer(writerId="one"), other.batch_writer(writerId="other")
+    monkeypatch.setattr(SyncJournalClient, "append", like_a_broker_with_keys)
+    with monkeypatch.context() as patch:
+        patch.setattr(writers, "finish_decision", dies)
+        with pytest.raises(Died):
+            mine.commit([mine.write(rows(0, 10))])
+    theirs.commit([theirs.write(rows(0, 10))])
+    assert (one.numbers(), other.numbers()) == ([], list(range(10)))
+
+    read_only.update(one.journals)
+    with capture_logs() as logs:
+        theirs = other.batch_writer(writerId="other/2")
+    assert [(each["event"], each["writer_id"]) for each in logs] == [("publication.not_finished", "one")]
+    theirs.commit([theirs.write(rows(10, 20))])
+    assert other.numbers() == list(range(20))
+    with pytest.raises(NotAllowed):
+        one.batch_writer(writerId="one")
+
+    read_only.clear()
+    scope = scope_of([*other.journals, other.options["ledger"]])
+    limited = sign(claims_for(Capability.ALL, scope, time.time(), 600), KEYS)
+    keys = other.options.pop("authSecret")
+    with capture_logs() as logs:
+        other.batch_writer(authToken=limited)
+    other.options["authSecret"] = keys
+    assert [(each["event"], "does not cover it" in each["reason"]) for each in logs] == [
+        ("publication.not_finished", True)
+    ]
+    assert one.numbers() == []
+    other.batch_writer()
+    assert one.numbers() == list(range(10))
 
 
 def test_of_two_drivers_with_one_checkpoint_one_decides_and_the_outdated_one_is_fenced(job):
@@ -221,6 +275,73 @@ def test_the_tasks_of_a_run_use_their_ids_again_once_nobody_else_may_acknowledge
     write(6)
     assert used[6].isdisjoint(used[5])
     assert job.numbers() == list(range(140))
+
+
+@pytest.fixture
+def resting(broker, tmp_path):
+    """A job on a broker whose retention can be imitated, and a function that removes all but the last of the ledger."""
+    job = Job(SyncJournalClient.of(broker.config), broker.create)
+    broker.create(job.options["ledger"])
+
+    def rest() -> None:
+        """Let another query write, and all that is older go."""
+        journal = broker.fake.journals[job.options["ledger"]]
+        journal.roll(tmp_path)
+        other = job.stream_writer()
+        other.commit([replace(other.write(iter(())), query="other-query")], 0)
+        end = journal.roll(tmp_path).begin
+        journal.drop_before(end)
+
+    with job.client:
+        yield job, rest
+
+
+def test_a_query_goes_on_after_the_retention_of_its_ledger(resting):
+    job, rest = resting
+    writer = job.stream_writer()
+    writer.commit([attempt(writer, 0, 10)], 0)
+    rest()
+
+    again = job.stream_writer()
+    again.commit([attempt(again, 0, 10)], 0)
+    assert job.numbers() == list(range(10)), "its last batch came again"
+    again.commit([attempt(again, 10, 20)], 1)
+    assert job.numbers() == list(range(20))
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_query_that_was_interrupted_and_rested_for_too_long_says_what_to_do(resting, monkeypatch, batch):
+    job, rest = resting
+    writer = job.stream_writer()
+    with monkeypatch.context() as patch:
+        patch.setattr(writers, "append_intents", dies)
+        with pytest.raises(Died):
+            writer.commit([attempt(writer, 0, 10)], 0)
+    rest()
+
+    again = job.stream_writer()
+    with pytest.raises(LedgerDamaged, match=r"retention is shorter .* \(accept_loss; in Spark acceptLoss=true\)"):
+        again.commit([attempt(again, 0, 10)], batch)
+    assert job.numbers() == []
+    again = job.stream_writer(acceptLoss="true")
+    again.commit([attempt(again, 0, 10)], batch)
+    assert job.numbers() == list(range(10))
+    again = job.stream_writer()
+    again.commit([attempt(again, 10, 20)], batch + 1)
+    assert job.numbers() == list(range(20))
+
+
+def test_a_batch_write_goes_on_after_the_retention_of_its_ledger_once_the_loss_is_accepted(resting):
+    job, rest = resting
+    writer = job.batch_writer(writerId="nightly")
+    writer.commit([writer.write(rows(0, 10))])
+    rest()
+
+    with pytest.raises(LedgerDamaged, match="has lost content"):
+        job.batch_writer(writerId="nightly/2")
+    writer = job.batch_writer(writerId="nightly/2", acceptLoss="true")
+    writer.commit([writer.write(rows(10, 20))])
+    assert job.numbers() == list(range(20))
 
 
 def test_an_empty_batch_is_decided_too(job):
