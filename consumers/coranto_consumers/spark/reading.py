@@ -19,7 +19,7 @@ from coranto.messages.uuids import ZERO_UUID, UuidParts
 from coranto_consumers.spark.framings import ReadFraming, Records
 from coranto_consumers.spark.ranges import Range
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 8 << 20
 _OVERRUN_BYTES = 4 << 10
 """The first bytes that are read behind a range. More would more often be in the next fragment, which nobody needs."""
 _MAX_CLOCK = (1 << 63) - 1
@@ -221,33 +221,30 @@ def read_blocks(
     # The byte before a border shows if the border is within a line or between lines.
     start = part.begin if part.aligned else part.begin - 1
     skipping = not part.aligned
-    pieces: list[bytes | memoryview] = []  # Joined only once: to copy content costs more than to find its lines.
-    size = 0
+    held = bytearray()
     offset = start
     for chunk in _contiguous(content, part.journal, start, part.end):
-        view = memoryview(chunk)
+        held += chunk
         if skipping:
-            line = chunk.find(b"\n") + 1
-            offset += line or len(chunk)
-            if not line:
+            newline = held.find(b"\n")
+            if newline < 0:
+                offset += len(held)
+                held.clear()
                 continue
-            view, skipping = view[line:], False
-        cut = chunk.rfind(b"\n") + 1 - (len(chunk) - len(view))
-        if size + len(view) >= block_bytes and cut > 0:
-            block = b"".join([*pieces, view[:cut]])
-            yield offset, block
-            offset += len(block)
-            pieces, size, view = [], 0, view[cut:]
-        if len(view):
-            pieces.append(view)
-            size += len(view)
-    held = b"".join(pieces)
-    if held and not held.endswith(b"\n"):
-        whole = bytearray(held)
-        _finish_line(content, part, whole, offset, max_line_bytes)
-        held = bytes(whole[: whole.rfind(b"\n") + 1])
+            del held[: newline + 1]
+            offset += newline + 1
+            skipping = False
+        if len(held) >= block_bytes and (cut := held.rfind(b"\n") + 1):
+            yield offset, bytes(memoryview(held)[:cut])
+            del held[:cut]
+            offset += cut
+    if skipping or not held:
+        return
+    if not held.endswith(b"\n"):
+        _finish_line(content, part, held, offset, max_line_bytes)
+        del held[held.rfind(b"\n") + 1 :]
     if held:
-        yield offset, held
+        yield offset, bytes(held)
 
 
 def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: int, max_bytes: int) -> None:
