@@ -6,6 +6,9 @@ import ast
 import re
 import tokenize
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -80,15 +83,35 @@ def is_generated(path: Path) -> bool:
 FILES = sorted(path for top in SOURCES for path in (ROOT / top).rglob("*.py") if not is_generated(path))
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the line and text of each docstring, and of each text that describes a name assigned before it."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if (text := ast.get_docstring(node)) is not None:
-                yield node.body[0].lineno, text
-            for before, after in zip(node.body, node.body[1:], strict=False):
-                if isinstance(before, (ast.Assign, ast.AnnAssign)) and (text := text_of(after)) is not None:
-                    yield after.lineno, text
+@dataclass(frozen=True)
+class Words:
+    """The classes of a file, and the lines and texts of its docstrings and of texts about names before them."""
+
+    docstrings: list[tuple[int, str]] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+
+
+@cache
+def words_of(path: Path) -> Words:
+    words = Words()
+    for node in definitions(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef):
+            words.classes.append(node.name)
+        if (text := ast.get_docstring(node)) is not None:
+            words.docstrings.append((node.body[0].lineno, text))
+        for before, after in pairwise(node.body):
+            if isinstance(before, (ast.Assign, ast.AnnAssign)) and (text := text_of(after)) is not None:
+                words.docstrings.append((after.lineno, text))
+    return words
+
+
+def definitions(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield a node and all below it that may have docstrings. Expressions, which are most of a file, have none."""
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+            yield from definitions(child)
 
 
 def text_of(node: ast.stmt) -> str | None:
@@ -148,7 +171,7 @@ def test_the_first_line_of_a_docstring_is_an_imperative_or_a_noun_phrase(top: st
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for path in FILES
         if path.is_relative_to(ROOT / top)
-        for line, text in docstrings(ast.parse(path.read_text()))
+        for line, text in words_of(path).docstrings
         if QUESTION.match(text)
     ]
     assert not found, "say what it is or does, without a question word"
@@ -160,7 +183,7 @@ def test_the_first_line_of_a_docstring_names_its_object(top: str) -> None:
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for path in FILES
         if path.is_relative_to(ROOT / top)
-        for line, text in docstrings(ast.parse(path.read_text()))
+        for line, text in words_of(path).docstrings
         if VAGUE.match(text)
     ]
     assert not found, "say `Return True if …`, or name the thing that is returned"
@@ -185,9 +208,9 @@ def test_public_classes_have_names_of_their_own() -> None:
     places: dict[str, list[str]] = {}
     for path in FILES:
         if path.relative_to(ROOT).parts[0] in PRODUCT:
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+            for name in words_of(path).classes:
+                if not name.startswith("_"):
+                    places.setdefault(name, []).append(str(path.relative_to(ROOT)))
     found = {name: where for name, where in places.items() if len(where) > 1 and name not in SHARED_NAMES}
     assert not found, "one name, one thing: rename one of them, or share the class"
 

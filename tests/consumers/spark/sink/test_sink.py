@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from coranto.streams import Split, SyncStreams, default_template
 from coranto.testing import SyncCluster
 from coranto.testing.cluster import STORE_URL
 from coranto_consumers.spark import error_of_task
+from tests.consumers.conftest import Broker
+from tests.consumers.spark.streaming.test_query import ONE, TWO, committed, stream, write
 
 pytestmark = pytest.mark.integration
 
@@ -182,15 +185,15 @@ def test_values_that_are_no_messages_are_refused_and_show_nothing(spark: SparkSe
 
 QUERY = """
 import sys
-from pyspark.sql import functions as F
-from coranto.publication.batch_ledger import BatchLedger
 from coranto_consumers.spark import new_session
-endpoint, folder, ledger, rate, checkpoint = sys.argv[1:]
-spark = new_session("killed")
-frame = spark.readStream.schema("n BIGINT, key STRING").option("maxFilesPerTrigger", 1).json(rate)
-writer = frame.writeStream.format("journal").options(endpoint=endpoint, ledger=ledger)
-writer = writer.options(selector=f"name:prefix={folder}/", checkpointLocation=checkpoint)
-writer.start().awaitTermination()
+source, endpoint, folder, ledger, checkpoint = sys.argv[1:]
+settings = {"spark.sql.streaming.minBatchesToRetain": "1000"}
+frame = new_session("killed", settings=settings, short=True).readStream.format("journal")
+frame = frame.options(endpoint=source, selector="name:prefix=a/topic/", startingOffsets="earliest")
+frame = frame.option("maxOffsetsPerTrigger", 40).schema("n INT, _journal STRING, _offset BIGINT").load()
+writer = frame.selectExpr("n", "concat(_journal, ' ', _offset) AS key").writeStream.format("journal")
+writer = writer.options(endpoint=endpoint, ledger=ledger, selector=f"name:prefix={folder}/")
+writer.option("checkpointLocation", checkpoint).start().awaitTermination()
 """
 
 
@@ -274,23 +277,30 @@ def test_a_query_needs_the_ledger_that_it_had(spark: SparkSession, sink: Sink, s
     assert numbers(sink.messages()) == list(range(20))
 
 
-def test_a_query_that_is_killed_goes_on_where_it_was(spark: SparkSession, sink: Sink, source: Source, tmp_path: Path):
-    checkpoint = tmp_path / "checkpoint"
-    for n in range(0, 300, 20):
-        source.add(n, n + 20)
-    arguments = [sink.endpoint, sink.folder, sink.ledger, str(source.folder), str(checkpoint)]
+def test_a_query_between_journals_that_is_killed_at_any_time_passes_each_committed_message_on_once(
+    spark: SparkSession, sink: Sink, broker: Broker, tmp_path: Path
+):
+    rng, checkpoint = random.Random(7), tmp_path / "checkpoint"
+    broker.create(ONE, TWO)
+    write(broker, rng, 600)
+    arguments = [broker.endpoint, sink.endpoint, sink.folder, sink.ledger, str(checkpoint)]
     with subprocess.Popen([sys.executable, "-c", QUERY, *arguments], start_new_session=True) as process:
         try:
             deadline = time.monotonic() + 400
-            while not (checkpoint / "commits/2").exists():
+            while not (checkpoint / "commits/3").exists():
                 assert process.poll() is None, "the query has ended"
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
         finally:
             os.killpg(process.pid, signal.SIGKILL)  # With Spark's JVM, which would go on for a while.
+    write(broker, rng, 200)
 
-    run(spark, sink, source, checkpoint)
-    assert numbers(sink.messages()) == list(range(300))
+    frame = stream(spark, broker, startingOffsets="earliest").selectExpr("n", "concat(_journal, ' ', _offset) AS key")
+    writer = sink.to(frame.writeStream.format("journal"), ledger=sink.ledger, checkpointLocation=str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    found = sorted((message["key"], message["n"]) for message in sink.messages())
+    assert found == sorted((f"{journal} {offset}", n) for journal, offset, n in committed(spark, broker))
+    assert len(found) > 500
 
 
 def test_of_two_queries_with_one_checkpoint_each_batch_is_written_by_one(

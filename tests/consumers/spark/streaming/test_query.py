@@ -1,12 +1,12 @@
-"""Streaming queries in a real Spark: `readStream.format("journal")` delivers committed messages once, over any end."""
+"""Streaming queries in a real Spark: `readStream.format("journal")` delivers committed messages as they come.
+
+`tests/consumers/spark/sink/test_sink.py` kills one.
+"""
 
 import contextlib
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,16 +20,6 @@ from coranto_consumers.spark.streaming.progress import bytes_behind
 pytestmark = pytest.mark.integration
 ONE, TWO = "a/topic/one", "a/topic/two"
 SCHEMA = "n INT, _journal STRING, _offset BIGINT"
-QUERY = """
-import sys
-from coranto_consumers.spark import new_session
-endpoint, folder = sys.argv[1:]
-frame = new_session("killed", settings={"spark.sql.streaming.minBatchesToRetain": "1000"}).readStream.format("journal")
-frame = frame.options(endpoint=endpoint, selector="name:prefix=a/topic/", startingOffsets="earliest")
-frame = frame.option("maxOffsetsPerTrigger", 40).schema("n INT, _journal STRING, _offset BIGINT").load()
-query = frame.writeStream.format("json").option("path", folder + "/out")
-query.option("checkpointLocation", folder + "/checkpoint").start().awaitTermination()
-"""
 
 
 def stream(spark, broker, **options):
@@ -63,33 +53,6 @@ def write(broker, rng: random.Random, count: int) -> None:
 def committed(spark, broker) -> list[tuple[str, int, int]]:
     frame = spark.read.format("journal").options(endpoint=broker.endpoint, selector="name:prefix=a/topic/")
     return sorted((row._journal, row._offset, row.n) for row in frame.schema(SCHEMA).load().collect())
-
-
-def test_a_query_that_is_killed_at_any_time_writes_each_committed_message_once(spark, broker, tmp_path):
-    rng = random.Random(7)
-    broker.create(ONE, TWO)
-    write(broker, rng, 600)
-    with subprocess.Popen(
-        [sys.executable, "-c", QUERY, broker.endpoint, str(tmp_path)], start_new_session=True
-    ) as process:
-        try:
-            deadline = time.monotonic() + 400
-            while not (tmp_path / "checkpoint/commits/3").exists():
-                assert process.poll() is None, "the query has ended"
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)  # With Spark's JVM, which would go on for a while.
-    write(broker, rng, 200)
-
-    query = stream(spark, broker, startingOffsets="earliest").writeStream.format("json")
-    query = query.options(path=f"{tmp_path}/out", checkpointLocation=f"{tmp_path}/checkpoint")
-    query = query.trigger(availableNow=True).start()
-    query.awaitTermination()
-
-    found = spark.read.schema(SCHEMA).json(f"{tmp_path}/out").collect()
-    assert sorted((row._journal, row._offset, row.n) for row in found) == committed(spark, broker)
-    assert len(found) > 500
 
 
 def test_a_running_query_tells_how_far_it_is_behind_and_takes_up_journals(spark, broker, tmp_path):
