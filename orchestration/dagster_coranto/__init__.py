@@ -21,6 +21,7 @@ from dagster_coranto.components import JournalCollectionComponent, ShardConsumer
 from dagster_coranto.consumers.assets import ConsumerRun, build_spark_consumer_assets
 from dagster_coranto.consumers.automation import on_new_content
 from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
+from dagster_coranto.consumers.left_out import LeftOutConfig, build_left_out_check
 from dagster_coranto.consumers.polling_sensor import JournalPollingSensorCursor, build_journal_polling_sensor
 from dagster_coranto.instance.home import dagster_environment, prepare_home, prepare_storage
 from dagster_coranto.instance.log import DagsterLog
@@ -93,6 +94,7 @@ __all__ = [
     "JournalResource",
     "JournalSpecsConfig",
     "JournalTranslatorData",
+    "LeftOutConfig",
     "ObservedConsumer",
     "OpOptions",
     "Publication",
@@ -123,6 +125,7 @@ __all__ = [
     "build_journal_recovery",
     "build_journal_specs_asset",
     "build_journal_specs_check",
+    "build_left_out_check",
     "build_observed_consumer",
     "build_recovery_sensor",
     "build_shard_specs_asset",

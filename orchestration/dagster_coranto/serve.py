@@ -27,6 +27,7 @@ from coranto_consumers.spark import SparkConsumerMetrics, StopOnSignals
 from coranto_consumers.spark.stopping import Stop
 from dagster_coranto.consumers.consumption import Consumption
 from dagster_coranto.consumers.definition import Materialized, SparkConsumerDefinition, consumer_of
+from dagster_coranto.consumers.left_out import LeftOut, report_left_out
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.resources.typed import resource_arguments, resource_of
@@ -96,7 +97,16 @@ def _serve_once(
             # Dagster's database is not needed to consume; the next report tells what this one would have.
             _log.warning("dagster.materialisation_not_reported", asset=state.key.to_user_string(), error=str(error))
 
-    Consumption(definition, settings, journals, spark).serve(
+    def warn(new: LeftOut) -> bool:
+        _log.warning("dagster.input_left_out", consumer=definition.name, what=str(new))
+        try:
+            report_left_out(instance, definition, new)
+        except (dg.DagsterError, SQLAlchemyError, OSError) as error:
+            _log.warning("dagster.left_out_not_reported", consumer=definition.name, error=str(error))
+            return False
+        return True
+
+    Consumption(definition, settings, journals, spark, warn).serve(
         emit, stop, lambda: stop.wait(_IDLE_SECONDS), _log, metrics.observe
     )
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, dead_letter_table
     from coranto_consumers.spark.application import Application, JournalOutput, Outputs, SqlOutput, TableOutput
     from coranto_consumers.spark.consumer import SparkConsumer
+    from coranto_consumers.spark.consumer_options import ConsumerOptions
     from coranto_consumers.spark.foreach_batch import exactly_once
     from coranto_consumers.spark.framings import AnyLines, CsvRecords, FixedRecords
     from coranto_consumers.spark.iceberg import IcebergStore
@@ -32,6 +33,7 @@ _HOMES = {
         ("Application", "JournalOutput", "Outputs", "SqlOutput", "TableOutput"), "coranto_consumers.spark.application"
     ),
     **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer"),
+    **dict.fromkeys(("ConsumerOptions",), "coranto_consumers.spark.consumer_options"),
     **dict.fromkeys(("DeadLetters", "MisfitPolicy", "dead_letter_table"), "coranto_consumers.outputs.dead_letters"),
     **dict.fromkeys(("AnyLines", "CsvRecords", "FixedRecords"), "coranto_consumers.spark.framings"),
     **dict.fromkeys(("IcebergStore",), "coranto_consumers.spark.iceberg"),
@@ -52,6 +54,7 @@ __all__ = [
     "AnyLines",
     "Application",
     "ConsumeReport",
+    "ConsumerOptions",
     "CsvRecords",
     "DeadLetters",
     "FixedRecords",

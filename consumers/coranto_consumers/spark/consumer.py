@@ -31,16 +31,21 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import InvalidInput, OffsetJump
+from coranto.errors import OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application, DeclaresSql
 from coranto_consumers.spark.committing import acknowledge
+from coranto_consumers.spark.consumer_options import (
+    DEFAULT_PARTITION_BYTES,
+    DEFAULT_TRANSACTION_BYTES,
+    ConsumerOptions,
+)
 from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import ContentExtent, begins_of, cuts_of, extents, find_journals, heads_of
-from coranto_consumers.spark.framings import ReadFraming, chosen_framing
+from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions
 from coranto_consumers.spark.long_transactions import LongTransaction
@@ -52,9 +57,6 @@ from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.spark.reading_ahead import InputAhead, NextInput, PlannedInput
 from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.spark.unread import UnreadContent, known_sources
-
-DEFAULT_TRANSACTION_BYTES = 256 << 20
-DEFAULT_PARTITION_BYTES = 32 << 20
 
 
 class SparkConsumer:
@@ -95,17 +97,17 @@ class SparkConsumer:
         uuid_pointer: str = DEFAULT_UUID_POINTER,
         framing: ReadFraming | None = None,
     ) -> None:
-        chosen = chosen_framing(framing, uuid_pointer)
+        options = ConsumerOptions(
+            max_transaction_bytes=max_transaction_bytes,
+            max_partition_bytes=max_partition_bytes,
+            misfits=misfits,
+            fail_on_data_loss=fail_on_data_loss,
+            uuid_pointer=uuid_pointer,
+            framing=framing,
+        )  # Raises InvalidInput.
         if not client.name:
             client = replace(client, name=f"spark-consumer/{quote(application.name)[:100]}")
-        self._input = InputSettings(
-            application, client, spark, max_partition_bytes, misfits, chosen, application.name
-        )  # Raises InvalidInput.
-        if max_transaction_bytes < 1:
-            raise InvalidInput(
-                f"{max_transaction_bytes} is not a positive number of bytes, such as 268435456",
-                field="max_transaction_bytes",
-            )
+        self._input = InputSettings(application, client, spark, options, application.name)
         self._fail_on_data_loss = fail_on_data_loss
         self._application = application
         self._config = client

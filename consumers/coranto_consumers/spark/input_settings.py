@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig
-from coranto.errors import InvalidInput
-from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application
-from coranto_consumers.spark.dead_letters import DeadLetters, policy_of
+from coranto_consumers.spark.consumer_options import ConsumerOptions
+from coranto_consumers.spark.dead_letters import policy_of
 from coranto_consumers.spark.frames import parse_schema
-from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.inputs import InputReader
 
 
 @dataclass(frozen=True, slots=True)
 class InputSettings:
-    """The settings of a consumer's input. Making them raises InvalidInput if they say what cannot be done.
+    """The settings of a consumer's input.
 
     `spark` may be a function that starts a session; `name` is that of the consumer.
     """
@@ -27,18 +25,8 @@ class InputSettings:
     application: Application
     client: ClientConfig
     spark: SparkSession | Callable[[], SparkSession]
-    max_partition_bytes: int
-    misfits: MisfitPolicy | DeadLetters
-    framing: ReadFraming
+    options: ConsumerOptions
     name: str
-
-    def __post_init__(self) -> None:
-        policy_of(self.misfits)
-        if self.max_partition_bytes < 1:
-            raise InvalidInput(
-                f"{self.max_partition_bytes} is not a positive number of bytes, such as 33554432",
-                field="max_partition_bytes",
-            )
 
     def reader(self) -> InputReader:
         """Return the reader of the input. Starts the session if there is none yet."""
@@ -46,8 +34,8 @@ class InputSettings:
             self.spark() if callable(self.spark) else self.spark,
             self.client,
             parse_schema(self.application.value_schema),
-            self.max_partition_bytes,
-            misfits=policy_of(self.misfits),
-            framing=self.framing,
+            self.options.max_partition_bytes,
+            misfits=policy_of(self.options.misfits),
+            framing=self.options.chosen_framing,
             name=self.name,
         )

@@ -30,10 +30,10 @@ from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application, TableOutput
-from coranto_consumers.spark.consumer import DEFAULT_PARTITION_BYTES
+from coranto_consumers.spark.consumer_options import DEFAULT_PARTITION_BYTES, ConsumerOptions
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.discovery import cuts_of, find_journals
-from coranto_consumers.spark.framings import ReadFraming, chosen_framing
+from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader
 from coranto_consumers.spark.outputs import Staged, stage_table_output, table_of
@@ -89,9 +89,10 @@ class WindowConsumer:
         uuid_pointer: str = DEFAULT_UUID_POINTER,
         framing: ReadFraming | None = None,
     ) -> None:
-        self._input = InputSettings(
-            application, client, spark, max_partition_bytes, misfits, chosen_framing(framing, uuid_pointer), name
+        options = ConsumerOptions(
+            max_partition_bytes=max_partition_bytes, misfits=misfits, uuid_pointer=uuid_pointer, framing=framing
         )  # Raises InvalidInput.
+        self._input = InputSettings(application, client, spark, options, name)
         if isinstance(misfits, DeadLetters) and (misfits.table is None or WINDOW_COLUMN not in misfits.table.c):
             raise InvalidInput(
                 f"dead letters of a window are replaced with its rows: give a table that has {WINDOW_COLUMN}, as "

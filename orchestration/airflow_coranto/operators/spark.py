@@ -13,6 +13,7 @@ from airflow_coranto.hook import CorantoHook
 from airflow_coranto.lineage import lineage
 from airflow_coranto.links import ReportLink
 from airflow_coranto.store import checked_store_url, store_url_of_connection
+from coranto_consumers.spark.consumer_options import ConsumerOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +29,8 @@ class SparkConsumerOperator(BaseOperator):
     `application` is `module:name` of a class or function that makes the application (`application_kwargs` are its
     arguments), or such a function; the module is imported only when the task runs. The store is that of the Airflow
     connection `store_conn_id`, or `store_url`, which must hold no password and may be that of an Iceberg table
-    (`iceberg://CATALOG/namespace.table`). `master` and `spark_conf` are Spark's.
+    (`iceberg://CATALOG/namespace.table`). `master` and `spark_conf` are Spark's. `options` are all those of
+    `SparkConsumer`: `ConsumerOptions`, or plain values for `ConsumerOptions.of`, such as `{"misfits": "nulls"}`.
 
     The store is the only authority on offsets, under a fence. So a task that is killed, retried, cleared or run again
     continues at the last commit, with nothing lost or doubled. Of two instances at once the later one goes on, and the
@@ -38,7 +40,9 @@ class SparkConsumerOperator(BaseOperator):
     With `wait_for`, the name of the group that the application reads, the task first waits in the triggerer until there
     is something to consume.
 
-    Returns `{"transactions", "messages", "rows", "published", "lag_bytes", "offsets", "heads", "fence"}`.
+    Returns `{"transactions", "messages", "rows", "published", "misfits", "lost", "lag_bytes", "offsets", "heads",
+    "fence"}`. `misfits` is the number of messages that do not fit, and `lost` says which content was gone and passed
+    by; both are warned of in the task's log.
     """
 
     template_fields: Sequence[str] = (
@@ -61,7 +65,7 @@ class SparkConsumerOperator(BaseOperator):
         store_url: str = "",
         master: str = "local[2]",
         spark_conf: Mapping[str, str] | None = None,
-        max_transaction_bytes: int = 0,
+        options: ConsumerOptions | Mapping[str, Any] | None = None,
         wait_for: str = "",
         wait_interval: float = 5.0,
         inputs: Sequence[str] = (),
@@ -79,7 +83,9 @@ class SparkConsumerOperator(BaseOperator):
         self.store_url = store_url
         self.master = master
         self.spark_conf = dict(spark_conf or {})
-        self.max_transaction_bytes = max_transaction_bytes
+        self.options = options or {}
+        if not isinstance(self.options, ConsumerOptions):  # A framing may need a file that only workers have.
+            ConsumerOptions.of({name: value for name, value in self.options.items() if name != "framing"})
         self.wait_for = wait_for
         self.wait_interval = wait_interval
         self.inputs = inputs
@@ -126,11 +132,17 @@ class SparkConsumerOperator(BaseOperator):
                 if self._session is not None:
                     self._session.stop()
         self.log.info("Consumed %d messages in %d transactions", report.messages, report.transactions)
+        if report.misfits:
+            self.log.warning("%d messages do not fit the application's columns", report.misfits)
+        for lost in report.lost:
+            self.log.warning("Content was gone before it was read, and passed by: %s", lost)
         return {
             "transactions": report.transactions,
             "messages": report.messages,
             "rows": report.rows,
             "published": report.published,
+            "misfits": report.misfits,
+            "lost": [str(each) for each in report.lost],
             "lag_bytes": report.lag_bytes,
             "offsets": dict(report.offsets),
             "heads": dict(report.heads),
@@ -138,7 +150,7 @@ class SparkConsumerOperator(BaseOperator):
         }
 
     def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
-        from coranto_consumers.spark.consumer import DEFAULT_TRANSACTION_BYTES, SparkConsumer
+        from coranto_consumers.spark.consumer import SparkConsumer
 
         store = self._store()
         return SparkConsumer(
@@ -146,9 +158,12 @@ class SparkConsumerOperator(BaseOperator):
             CorantoHook(self.conn_id).client_config(),
             store,
             self._start_session,
-            max_transaction_bytes=self.max_transaction_bytes or DEFAULT_TRANSACTION_BYTES,
             on_progress=show,
+            **self._options().arguments(),
         )
+
+    def _options(self) -> ConsumerOptions:
+        return self.options if isinstance(self.options, ConsumerOptions) else ConsumerOptions.of(self.options)
 
     def _start_session(self) -> SparkSession:
         from coranto_consumers.spark.session import new_session, running_session

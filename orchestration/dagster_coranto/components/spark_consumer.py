@@ -11,9 +11,11 @@ from coranto.client.groups import JournalGroup
 from coranto.errors import InvalidInput
 from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES
 from dagster_coranto.components.cluster import ClusterModel, resolve_cluster, shared_resource
+from dagster_coranto.components.consumer_options import ConsumerOptionsModel
 from dagster_coranto.components.scaffolding import SparkConsumerScaffolder
 from dagster_coranto.consumers.assets import build_spark_consumer_assets
 from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
+from dagster_coranto.consumers.left_out import build_left_out_check
 from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
@@ -64,7 +66,11 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
     mode: Literal["drain", "service"] = Field(
         default="drain", description="When a run ends: once it has caught up, or only when it is terminated."
     )
-    max_transaction_bytes: int = Field(default=0, description="Most bytes read in a transaction. 0: the default.")
+    options: ConsumerOptionsModel = Field(
+        default_factory=ConsumerOptionsModel,
+        description="Options of the consumer.",
+        examples=[{"misfits": {"table": "dead_letters"}}],
+    )
     sensor_seconds: int = Field(
         default=0, description="Seconds between looks at the sources' heads: runs start when they moved. 0: no sensor."
     )
@@ -98,11 +104,12 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
                 field="store_url_variable",
             )
         application = load_target(self.application)
+        options = self.options.made(by_window=self.windows is not None)
         if url.startswith("iceberg://"):
             from coranto_consumers.spark.iceberg import IcebergStore
 
-            return ConsumerSettings(application, IcebergStore.at(url), self.max_transaction_bytes)
-        return ConsumerSettings(application, url, self.max_transaction_bytes)
+            return ConsumerSettings(application, IcebergStore.at(url), options)
+        return ConsumerSettings(application, url, options)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         sources = [JournalGroup(name) for name in self.sources]
@@ -121,6 +128,7 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
             spark_resource_key=spark_key,
             mode=ConsumerMode(self.mode),
         )
+        check = build_left_out_check(assets)
         job = dg.define_asset_job(
             f"{self.name}_job",
             selection=dg.AssetSelection.assets(*assets.keys),
@@ -128,6 +136,7 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         )
         return dg.Definitions(
             assets=dg.with_resources([assets], resources),
+            asset_checks=[check],
             jobs=[job],
             sensors=[self._sensor(sources, job)] if self.sensor_seconds else [],
         )

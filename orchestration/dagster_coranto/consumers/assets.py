@@ -1,6 +1,7 @@
 """Assets of a Spark consumer: the tables it maintains and the journals it publishes to."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import partial
 from time import monotonic, sleep
 from typing import Unpack
 
@@ -16,6 +17,7 @@ from dagster_coranto.consumers.definition import (
     SparkConsumerDefinition,
     remember_consumer,
 )
+from dagster_coranto.consumers.left_out import LeftOut, report_left_out
 from dagster_coranto.instance.heartbeat import Heartbeat
 from dagster_coranto.instance.log import DagsterLog
 from dagster_coranto.instance.underway import CONSUMER_TAG
@@ -74,6 +76,9 @@ def build_spark_consumer_assets(
     wait for one another in the pool `coranto_` and the name, unless `pool` names another one. If two run nevertheless,
     the SQL store's fence shuts out the earlier one, whose run fails without retries.
 
+    What the consumer goes on without is in the metadata and the run's log: dead letters, and content that was gone.
+    `build_left_out_check` makes the check that tells of it until somebody accepts it.
+
     `settings` is called at run time, with Dagster's context, and with a resource for each further parameter that is
     annotated with a resource's class; import the application there.
 
@@ -126,6 +131,7 @@ def build_spark_consumer_assets(
             settings(context, **resource_arguments(settings, context.resources)),
             resource_of(context.resources, resource_key, JournalResource),
             resource_of(context.resources, spark_resource_key, SparkResource),
+            partial(_warn, context, definition),
         )
         log = DagsterLog(context.log)
         with Heartbeat(context.instance, context.run.run_id):
@@ -147,3 +153,10 @@ def build_spark_consumer_assets(
 
     remember_consumer(consume, definition)
     return consume
+
+
+def _warn(context: dg.AssetExecutionContext, definition: SparkConsumerDefinition, new: LeftOut) -> bool:
+    """Tell in the run, and by the assets' checks, what the consumer went on without."""
+    context.log.warning(f"{definition.name} went on without {new}.")
+    report_left_out(context.instance, definition, new)
+    return True

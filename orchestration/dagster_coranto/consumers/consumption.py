@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from coranto.client.positions import heads_of
 from coranto.telemetry import Log
 from dagster_coranto.consumers.definition import ConsumerSettings, Materialized, SparkConsumerDefinition
+from dagster_coranto.consumers.left_out import LeftOut, LeftOutWatch, lost_table
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.translation.iceberg_tables import iceberg_facts
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Consumption:
-    """One run of a consumer. Use `drain` or `serve`, once."""
+    """One run of a consumer. Use `drain` or `serve`, once. `left_out` tells what it leaves out (`LeftOutWatch`)."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Consumption:
         settings: ConsumerSettings,
         journals: JournalResource,
         spark: SparkResource,
+        left_out: Callable[[LeftOut], bool],
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -44,6 +46,7 @@ class Consumption:
         self._journals = journals
         self._spark = spark
         self._monotonic = monotonic
+        self._watch = LeftOutWatch(settings.options, left_out, definition.report_seconds, monotonic)
         self._before = {group: heads_of(journals.positions(group)) for _, group in definition.outputs}
 
     def drain(self, log: Log) -> ConsumeReport:
@@ -51,7 +54,15 @@ class Consumption:
         from coranto_consumers.spark.progress import catching_up
 
         with catching_up(log) as show:
-            return self._consumer(show).run_until_caught_up()
+
+            def tell(report: ConsumeReport) -> None:
+                self._watch.look(report)
+                show(report)
+
+            try:
+                return self._consumer(tell).run_until_caught_up()
+            finally:
+                self._watch.finish()
 
     def serve(
         self,
@@ -74,6 +85,7 @@ class Consumption:
             nonlocal latest, emitted, due
             if report is not None:
                 observe(report)
+                self._watch.look(report)
             latest = report or latest
             if latest is None or latest.transactions == emitted or (self._monotonic() < due and not now):
                 return
@@ -92,6 +104,7 @@ class Consumption:
         try:
             return self._consumer(tell).run_until_stopped(stop, wait=pause)
         finally:
+            self._watch.finish()
             tell(None, now=True)
 
     def states(self, report: ConsumeReport, *, count_rows: bool = True) -> Iterator[Materialized]:
@@ -118,15 +131,15 @@ class Consumption:
             yield Materialized(spec.key, vector_version(heads), dict(metadata))
 
     def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
-        from coranto_consumers.spark.consumer import DEFAULT_TRANSACTION_BYTES, SparkConsumer
+        from coranto_consumers.spark.consumer import SparkConsumer
 
         return SparkConsumer(
             self._settings.application,
             self._journals.client_config(),
             self._settings.store,
             self._spark.session,
-            max_transaction_bytes=self._settings.max_transaction_bytes or DEFAULT_TRANSACTION_BYTES,
             on_progress=show,
+            **self._settings.options.arguments(),
         )
 
 
@@ -138,6 +151,9 @@ def consumer_metadata(report: ConsumeReport) -> Mapping[str, Any]:
             transactions=report.transactions,
             lag_bytes=report.lag_bytes,
             published=report.published,
+            misfits=report.misfits,
+            lost_bytes=LeftOut(lost=report.lost).counts["lost_bytes"],
+            lost=lost_table(report.lost) if report.lost else None,
             rows_read=report.rows,
             fence=report.fence,
             offsets_read=offsets_metadata(report.offsets),

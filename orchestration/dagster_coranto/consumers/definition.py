@@ -12,6 +12,7 @@ import dagster as dg
 
 from coranto.client.groups import JournalGroup
 from coranto.errors import InvalidInput
+from coranto_consumers.spark.consumer_options import ConsumerOptions
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.application import Application
@@ -29,14 +30,14 @@ class ConsumerMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """The settings of one run: the application, its store, and the size of transactions (0: the default).
+    """The settings of one run: the application, its store, and all options that a `SparkConsumer` has.
 
     The store is a database, by its URL, or an `IcebergStore`.
     """
 
     application: Application
     store: str | IcebergStore = field(repr=False)  # It may hold a password.
-    max_transaction_bytes: int = 0
+    options: ConsumerOptions = field(default_factory=ConsumerOptions)
 
     @property
     def database_url(self) -> str:

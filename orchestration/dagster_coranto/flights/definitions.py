@@ -9,6 +9,7 @@ import dagster as dg
 
 from coranto.client.groups import JournalGroup
 from coranto.telemetry import progress
+from coranto_consumers.spark.consumer_options import ConsumerOptions
 from coranto_flights.names import TABLE, TREE, consumer_name
 from dagster_coranto.consumers.assets import build_spark_consumer_assets
 from dagster_coranto.consumers.definition import ConsumerSettings
@@ -64,7 +65,7 @@ def consumer_settings(context: dg.AssetExecutionContext) -> ConsumerSettings:
     return ConsumerSettings(
         CarrierDelays(journals.prefix, settings.table),
         settings.store_url or store_url(journals.located_data_dir()),
-        settings.max_transaction_bytes,
+        ConsumerOptions(max_transaction_bytes=settings.max_transaction_bytes),
     )
 
 

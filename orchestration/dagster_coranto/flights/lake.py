@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from coranto_consumers.spark.consumer_options import ConsumerOptions
 from coranto_flights.names import LAKE
 from dagster_coranto.consumers.assets import build_spark_consumer_assets
 from dagster_coranto.consumers.definition import ConsumerSettings
@@ -19,7 +20,7 @@ def lake_settings(context: dg.AssetExecutionContext) -> ConsumerSettings:
     return ConsumerSettings(
         FlightsIntoLake(journals.prefix, settings.table),
         lake_store(journals.located_data_dir(), settings.table),
-        settings.max_transaction_bytes,
+        ConsumerOptions(max_transaction_bytes=settings.max_transaction_bytes),
     )
 
 

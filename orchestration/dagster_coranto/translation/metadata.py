@@ -69,6 +69,12 @@ class ConsumerMetadataSet(NamespacedMetadataSet):
     lag_bytes: int | None = None
     """The bytes of the source journals that were not processed yet."""
     published: int | None = None
+    misfits: int | None = None
+    """The messages among them that do not fit the application's columns: dead letters, or nulls."""
+    lost_bytes: int | None = None
+    """The bytes of content that were gone before they were read, and passed by."""
+    lost: dg.TableMetadataValue | None = None
+    """The ranges of this content."""
     rows_read: int | None = None
     fence: int | None = None
     offsets_read: dg.JsonMetadataValue | None = None
@@ -85,6 +91,8 @@ class WindowMetadataSet(NamespacedMetadataSet):
     window: str | None = None
     """The name of the window that was read. It differs from the partition if that was merged into a larger one."""
     messages: int | None = None
+    misfits: int | None = None
+    """The messages among them that do not fit the application's columns: dead letters, or nulls."""
     rows_read: int | None = None
     fence: int | None = None
     bytes: int | None = None

@@ -14,6 +14,7 @@ from coranto.client.loop import run_blocking
 from coranto.errors import CorantoError
 from coranto.fragments.stores import StoreRegistry
 from coranto.telemetry import amount
+from dagster_coranto.instance.evaluations import last_evaluation
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.translation.metadata import NAMESPACE, JournalRow, namespaced, table, verbatim
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
@@ -28,8 +29,6 @@ _COLUMNS = {
     "problems": "int",
 }
 _SHOWN_FINDINGS: Final = 50
-_LOOKED_BACK: Final = 10
-"""The number of executions of a check, of which the last that ended is looked at."""
 
 MoreChecks = Callable[[JournalClient, StoreRegistry], Sequence[Check]]
 """Makes further checks for the same report, such as one of a consumer's tables."""
@@ -91,13 +90,11 @@ def build_audit_check(
 
 def _examined_before(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> set[str]:
     """Return the journals that the last evaluation of a check examined, as this instance remembers it."""
-    for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=_LOOKED_BACK):
-        event = record.event.dagster_event if record.event is not None else None
-        if event is not None and event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            shown = event.asset_check_evaluation_data.metadata.get(f"{NAMESPACE}/journals")
-            if isinstance(shown, dg.TableMetadataValue):
-                return {str(each.data.get("journal")) for each in shown.records}
-    return set()
+    last = last_evaluation(instance, check)
+    shown = last.metadata.get(f"{NAMESPACE}/journals") if last is not None else None
+    return (
+        {str(each.data.get("journal")) for each in shown.records} if isinstance(shown, dg.TableMetadataValue) else set()
+    )
 
 
 def _forgotten(report: Report, before: set[str]) -> Report | None:

@@ -21,6 +21,7 @@ from dagster_coranto.translation.translator import DagsterJournalTranslator, bui
 from dagster_coranto.translation.vectors import keep_vector
 
 if TYPE_CHECKING:
+    from coranto_consumers.spark.windows import WindowReport
     from coranto_consumers.stores.windows import KnownWindow
 
 _COLUMNS = {"journal": "string", "begin": "int", "end": "int", "bytes": "int"}
@@ -96,6 +97,7 @@ def build_windowed_consumer(
             resource_of(context.resources, resource_key, JournalResource).client_config(),
             chosen.database_url,
             resource_of(context.resources, spark_resource_key, SparkResource).session,
+            **chosen.options.of_windows(),
         )
         try:
             report = consumer.materialise(context.partition_key)
@@ -105,7 +107,7 @@ def build_windowed_consumer(
         keep_offsets(chosen.database_url, name, window)
         for spec in specs:
             facts = table_facts(chosen.database_url, spec, count_rows=False)
-            metadata = {**window_metadata(window, report.messages, report.rows, report.fence), **facts}
+            metadata = {**window_metadata(window, report), **facts}
             if window.name != context.partition_key:
                 context.log.info(f"Window {context.partition_key} is a part of {window.name} now, which was read.")
                 context.instance.report_runless_asset_event(_event(spec.key, window, metadata))
@@ -202,17 +204,16 @@ def window_version(window: Window) -> dg.DataVersion:
     return vector_version({**begins, **{journal: span.end for journal, span in window.spans.items()}})
 
 
-def window_metadata(
-    window: Window, messages: int | None = None, rows: int | None = None, fence: int | None = None
-) -> dict[str, Any]:
+def window_metadata(window: Window, report: "WindowReport | None" = None) -> dict[str, Any]:
     """Return what a window's materialisation says of it."""
     spans = sorted(window.spans.items())
     return dict(
         WindowMetadataSet(
             window=window.name,
-            messages=messages,
-            rows_read=rows,
-            fence=fence,
+            messages=report.messages if report is not None else None,
+            misfits=report.misfits if report is not None else None,
+            rows_read=report.rows if report is not None else None,
+            fence=report.fence if report is not None else None,
             bytes=window.length,
             offsets_from=offsets_metadata({journal: span.begin for journal, span in spans}),
             offsets_read=offsets_metadata({journal: span.end for journal, span in spans}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from coranto.errors import InvalidInput
 from coranto.labels import label_set
 from coranto.testing.fake_broker import FakeBroker
 from coranto_consumers.runtime.shard_set import parse_shards
+from coranto_consumers.spark.consumer_options import ConsumerOptions
 from dagster_coranto import JournalCollectionComponent, ShardConsumerComponent, SparkConsumerComponent
+from dagster_coranto.components.consumer_options import ConsumerOptionsModel
 from dagster_coranto.components.scaffolding import CollectionParams, ConsumerParams
 
 
@@ -165,6 +168,20 @@ def test_a_consumer_without_a_store_says_which_variable_is_missing(
     with loaded(sandbox, consumer(sandbox, broker, store_url_variable="SHOP_STORE_URL")) as (component, _):
         with pytest.raises(InvalidInput, match="SHOP_STORE_URL has no URL of the SQL store of consume_orders"):
             component.settings(None)
+
+
+def test_a_consumer_has_all_options_in_yaml(
+    sandbox: DefsFolderSandbox, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(ConsumerOptionsModel.model_fields) == {each.name for each in fields(ConsumerOptions)}
+    monkeypatch.setenv("CORANTO_STORE_URL", "sqlite://")
+    monkeypatch.setattr("coranto_consumers.loading.load_target", lambda target: target)
+    options = {"misfits": {"table": "letters"}, "fail_on_data_loss": False, "max_transaction_bytes": 1000}
+    with loaded(sandbox, consumer(sandbox, broker, options=options)) as (component, defs):
+        made = component.settings(None).options
+        assert (made.misfits.table.name, made.fail_on_data_loss, made.max_transaction_bytes) == ("letters", False, 1000)
+        checks = {key.to_user_string() for key in defs.resolve_asset_graph().asset_check_keys}
+        assert checks == {"revenue:nothing_left_out", "shop/alerts:nothing_left_out"}
 
 
 def test_components_of_one_project_share_resources_with_equal_settings(

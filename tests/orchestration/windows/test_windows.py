@@ -16,6 +16,7 @@ from coranto.errors import InvalidInput
 from coranto.fragments.windows import Span, Window
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.testing.fake_broker import FakeBroker
+from coranto_consumers.spark.windows import WindowReport
 from coranto_consumers.stores.windows import WindowLog, shard_of
 from dagster_coranto import (
     AsOf,
@@ -200,7 +201,9 @@ def test_as_of_a_window_of_three_hundred_journals_has_all_of_them(shop: Shop) ->
     @dg.asset
     def by_window() -> dg.MaterializeResult[None]:
         keep_offsets(shop.store.url_with_password(), windowed.name, window)
-        return dg.MaterializeResult(data_version=window_version(window), metadata=window_metadata(window, 1, 1, 1))
+        return dg.MaterializeResult(
+            data_version=window_version(window), metadata=window_metadata(window, WindowReport(window, 1, 1, 1))
+        )
 
     run = dg.materialize([by_window], instance=shop.instance).run_id
     found = AsOf.run(shop.instance, dg.AssetKey("by_window"), run, store=shop.store)
@@ -216,7 +219,9 @@ def test_as_of_reads_a_window_from_its_begin(shop: Shop) -> None:
 
     @dg.asset
     def by_window() -> dg.MaterializeResult[None]:
-        return dg.MaterializeResult(data_version=window_version(window), metadata=window_metadata(window, 1, 1, 1))
+        return dg.MaterializeResult(
+            data_version=window_version(window), metadata=window_metadata(window, WindowReport(window, 1, 1, 1))
+        )
 
     run = dg.materialize([by_window], instance=shop.instance).run_id
     found = AsOf.run(shop.instance, dg.AssetKey("by_window"), run)

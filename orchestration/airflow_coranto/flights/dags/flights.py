@@ -41,7 +41,7 @@ with DAG("flights", schedule=None, params={"limit": Param(0, type="integer", min
         application="coranto_flights.application:CarrierDelays",
         application_kwargs={"prefix": PREFIX, "table": "carrier_delays_airflow"},
         store_conn_id="flights_store",
-        max_transaction_bytes=8 << 20,
+        options={"max_transaction_bytes": 8 << 20},
         inputs=[f"{PREFIX}flights/events"],
         outputs=[f"{PREFIX}flights/alerts"],
     )

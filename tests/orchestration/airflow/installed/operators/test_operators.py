@@ -37,6 +37,7 @@ from coranto.client.committed import committed_messages
 from coranto.errors import InvalidInput
 from coranto.messages import JsonLines
 from coranto.testing import SyncCluster
+from coranto_consumers.spark import ConsumerOptions, MisfitPolicy
 from tests.platform.publication.conftest import DyingClient, Killed
 
 ROWS = [{"order": number} for number in range(50)]
@@ -266,6 +267,17 @@ def test_a_consumer_without_a_safe_store_is_refused() -> None:
         with pytest.raises(AirflowFailException, match="store"):
             consume.execute(context())
     assert consume.max_active_tis_per_dag == 1
+
+
+def test_a_consumer_has_the_options_of_its_engine_and_unknown_ones_are_refused_when_the_dag_is_parsed() -> None:
+    def consumer(**options: Any) -> SparkConsumerOperator:
+        return SparkConsumerOperator(task_id="x", application="shop:Revenue", store_url="sqlite://", options=options)
+
+    given = {"misfits": "nulls", "fail_on_data_loss": False, "max_transaction_bytes": 1000}
+    made = consumer(**given)._options()
+    assert made == ConsumerOptions(misfits=MisfitPolicy.NULLS, fail_on_data_loss=False, max_transaction_bytes=1000)
+    with pytest.raises(InvalidInput, match="max_bytes: there is no such option of a consumer"):
+        consumer(max_bytes=1)
 
 
 def test_a_session_that_the_process_had_before_is_used_and_left_running(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,197 @@
+"""The input that a Spark consumer went on without, told by an asset check: dead letters, and content that was gone.
+
+A consumer's run adds to what the check said last, as soon as it has committed without something. So the check fails
+until somebody accepts what it tells, and a later run with nothing to tell does not hide it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import dagster as dg
+from pydantic import Field
+
+from coranto.errors import InvalidInput
+from coranto.telemetry import amount
+from coranto_consumers.outputs.dead_letters import DeadLetters
+from coranto_consumers.spark.consumer_options import ConsumerOptions
+from dagster_coranto.consumers.definition import SparkConsumerDefinition, consumers_of
+from dagster_coranto.instance.evaluations import last_evaluation
+from dagster_coranto.translation.metadata import NAMESPACE, JournalRow, namespaced, table
+
+if TYPE_CHECKING:
+    from coranto_consumers.spark.losses import LostContent
+    from coranto_consumers.spark.progress import ConsumeReport
+
+CHECK_NAME: Final = "nothing_left_out"
+_COLUMNS = {"journal": "string", "begin": "int", "end": "int", "bytes": "int", "made_again": "bool"}
+_SHOWN: Final = 10
+_COUNTS = ("dead_letters", "lost_ranges", "lost_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """The input that a consumer went on without."""
+
+    dead_letters: int = 0
+    lost: tuple["LostContent", ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers that add up over runs."""
+        return {
+            "dead_letters": self.dead_letters,
+            "lost_ranges": len(self.lost),
+            "lost_bytes": sum(max(0, each.end - each.begin) for each in self.lost),
+        }
+
+    def __str__(self) -> str:
+        shown = [str(each) for each in self.lost[:_SHOWN]]
+        return "; ".join([_words(self.counts), *shown])
+
+
+class LeftOutWatch:
+    """Tells what one run leaves out: losses once they are committed, and dead letters at most every `seconds`.
+
+    `tell` returns False if it could not tell; the same is then told again with what comes next.
+    """
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        tell: Callable[[LeftOut], bool],
+        seconds: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._has_dead_letters = isinstance(options.misfits, DeadLetters)
+        self._tell = tell
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._due = monotonic()
+        self._committed = LeftOut()
+        self._told = LeftOut()
+        self._transactions = 0
+
+    def look(self, report: "ConsumeReport") -> None:
+        """Take in the progress of the run. What no transaction has committed yet is met again by the next run."""
+        if report.transactions == self._transactions:
+            return
+        self._transactions = report.transactions
+        self._committed = LeftOut(report.misfits if self._has_dead_letters else 0, report.lost)
+        if self._committed.lost != self._told.lost or self._monotonic() >= self._due:
+            self.finish()
+
+    def finish(self) -> None:
+        """Tell what has not been told yet."""
+        told, now = self._told, self._committed
+        if now != told:
+            self._due = self._monotonic() + self._seconds
+            if self._tell(LeftOut(now.dead_letters - told.dead_letters, now.lost[len(told.lost) :])):
+                self._told = now
+
+
+def report_left_out(instance: dg.DagsterInstance, definition: SparkConsumerDefinition, new: LeftOut) -> None:
+    """Add to what the check says of a consumer's assets."""
+    for asset in definition.keys:
+        known = _known(instance, asset)
+        result = _result(asset, {name: known[name] + count for name, count in new.counts.items()}, new.lost)
+        instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                asset_key=asset,
+                check_name=CHECK_NAME,
+                passed=result.passed,
+                metadata=result.metadata,
+                severity=result.severity,
+                description=result.description,
+            )
+        )
+
+
+class LeftOutConfig(dg.Config):
+    """The configuration of one evaluation of the check."""
+
+    accept: bool = Field(default=False, description="Accept what was left out until now: the check passes again.")
+
+
+def build_left_out_check(consumer: dg.AssetsDefinition) -> dg.AssetChecksDefinition:
+    """Return the check `nothing_left_out` of the assets that `build_spark_consumer_assets` made.
+
+    It fails when the consumer went on behind content that was gone (`fail_on_data_loss=False`), and warns of dead
+    letters. Runs of the consumer, and `dagster_coranto.serve`, report both as they happen, so the check needs no
+    schedule. It goes on to say so until it is evaluated with `accept: true` in its configuration. The consumer's
+    Dagster instance remembers it: another one knows nothing of what was left out before.
+    """
+    definition = next(consumers_of([consumer]), None)
+    if definition is None:
+        raise InvalidInput("these are not the assets of a Spark consumer", field="consumer")
+
+    @dg.multi_asset_check(
+        name=f"{definition.name}__{CHECK_NAME}",
+        specs=[
+            dg.AssetCheckSpec(
+                CHECK_NAME, asset=asset, description="The consumer has taken in all content and all messages."
+            )
+            for asset in definition.keys
+        ],
+        can_subset=True,
+    )
+    def nothing_left_out(context: dg.AssetCheckExecutionContext, config: LeftOutConfig) -> Any:
+        for key in sorted(context.selected_asset_check_keys):
+            known = _known(context.instance, key.asset_key)
+            if config.accept:
+                context.log.info(f"{key.asset_key.to_user_string()}: accepts {_words(known)}.")
+                known = dict.fromkeys(_COUNTS, 0)
+            yield _result(key.asset_key, known)
+
+    return nothing_left_out
+
+
+def _known(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str, int]:
+    """Return the counts that the check of an asset told last."""
+    last = last_evaluation(instance, dg.AssetCheckKey(asset, CHECK_NAME))
+    values = {name: last.metadata.get(f"{NAMESPACE}/{name}") if last is not None else None for name in _COUNTS}
+    return {
+        name: value.value if isinstance(value, dg.IntMetadataValue) and value.value is not None else 0
+        for name, value in values.items()
+    }
+
+
+def _result(asset: dg.AssetKey, counts: dict[str, int], lost: Sequence["LostContent"] = ()) -> dg.AssetCheckResult:
+    passed = not any(counts.values())
+    return dg.AssetCheckResult(
+        asset_key=asset,
+        check_name=CHECK_NAME,
+        passed=passed,
+        severity=dg.AssetCheckSeverity.ERROR if counts["lost_ranges"] else dg.AssetCheckSeverity.WARN,
+        metadata=namespaced({**counts, **({"lost": lost_table(lost)} if lost else {})}),
+        description="nothing was left out" if passed else _words(counts),
+    )
+
+
+def _words(counts: dict[str, int]) -> str:
+    letters, ranges = counts["dead_letters"], counts["lost_ranges"]
+    said = []
+    if ranges:
+        said.append(
+            f"{ranges} range{'s' * (ranges != 1)} of content ({amount(counts['lost_bytes'], 'bytes')}) "
+            "gone before it was read"
+        )
+    if letters:
+        said.append(f"{letters:,} dead letter{'s' * (letters != 1)}")
+    return "; ".join(said) or "nothing"
+
+
+def lost_table(lost: Sequence["LostContent"]) -> dg.TableMetadataValue:
+    """Return content that is gone, for display."""
+    rows: list[JournalRow] = [
+        {
+            "journal": each.journal,
+            "begin": each.begin,
+            "end": each.end,
+            "bytes": max(0, each.end - each.begin),
+            "made_again": each.made_again,
+        }
+        for each in lost
+    ]
+    return table(rows, _COLUMNS)
