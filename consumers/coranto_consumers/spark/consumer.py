@@ -50,6 +50,7 @@ from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions
 from coranto_consumers.spark.long_transactions import LongTransaction
 from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by
+from coranto_consumers.spark.open_transactions import LastingTransactions, tell_of_long
 from coranto_consumers.spark.output_stores import OutputStore, output_store
 from coranto_consumers.spark.output_transactions import OutputTransactions, offsets_of
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
@@ -116,7 +117,9 @@ class SparkConsumer:
         self._max_transaction_bytes = max_transaction_bytes
         self._on_progress = on_progress or (lambda report: None)
         self._reader: InputReader | None = None
-        self._transactions = OutputTransactions(application, self._store, self._hooks, misfits)
+        self._transactions = OutputTransactions(
+            application, self._store, self._hooks, misfits, LastingTransactions(max_transaction_bytes)
+        )
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
         """Process the present content of the journals, in at most `max_transactions` transactions.
@@ -224,6 +227,7 @@ class SparkConsumer:
                 continue
             except MetLongTransactions as met:
                 unread.long.meet(met.found)
+                tell_of_long(met.found, sources, self._max_transaction_bytes)
                 continue
             unread.processed(ranges, sources)
             self._on_progress(report)

@@ -38,6 +38,12 @@ class SparkConsumerMetrics:
             labelnames=["consumer", "journal"],
             registry=self.registry,
         )
+        self._open = Gauge(
+            "coranto_spark_open_transaction_bytes",
+            "Processed content of a journal that is read again when the oldest open transaction there is committed.",
+            labelnames=["consumer", "journal"],
+            registry=self.registry,
+        )
         self._lost = counter("coranto_spark_lost_ranges", "Ranges of content that were gone and passed by.").labels(
             consumer
         )
@@ -55,6 +61,13 @@ class SparkConsumerMetrics:
         for journal, head in report.heads.items():
             behind = max(0, head - report.offsets.get(journal, 0))
             self._lag.labels(self._consumer, journal).set(behind)
+        open_now = {each.journal: each.bytes_read_again for each in report.open_transactions}
+        for journal, size in open_now.items():
+            self._open.labels(self._consumer, journal).set(size)
+        for ended in (
+            {each.journal for each in self._before.open_transactions} - open_now.keys() if self._before else ()
+        ):
+            self._open.remove(self._consumer, ended)
         for gone in (self._before.heads.keys() if self._before else set()) - report.heads.keys():
             self._lag.remove(self._consumer, gone)
         self._before = report

@@ -14,6 +14,7 @@ from coranto_consumers.spark.application import Application
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.inputs import Input
+from coranto_consumers.spark.open_transactions import LastingTransactions
 from coranto_consumers.spark.output_stores import OutputStore
 from coranto_consumers.spark.outputs import Published, publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
@@ -28,6 +29,7 @@ class OutputTransactions:
     store: OutputStore[Any]
     hooks: Hooks
     misfits: MisfitPolicy | DeadLetters
+    open_transactions: LastingTransactions
     ids: SettledIds = field(default_factory=SettledIds)
 
     def process(
@@ -71,6 +73,7 @@ class OutputTransactions:
             published=report.published + published.messages,
             offsets=offsets_of(report.offsets, read.sources),
             seconds=times.added_to(report.seconds),
+            open_transactions=self.open_transactions.observe(read.sources),
         )
         return report, read.sources
 

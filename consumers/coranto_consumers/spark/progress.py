@@ -11,8 +11,9 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from coranto.telemetry import Log, progress
+from coranto.telemetry import Log, amount, progress
 from coranto_consumers.spark.losses import LostContent
+from coranto_consumers.spark.open_transactions import LastingTransaction
 
 
 class Step(enum.Enum):
@@ -40,6 +41,7 @@ class Hooks:
         connection.commit()
 
 
+_SOME_CHECKPOINTS: Final = 5
 PHASES: Final = ("reading", "writing", "committing", "acknowledging")
 """The phases of a transaction, in order. `reading` is the time for which a transaction waits for its input."""
 
@@ -69,6 +71,9 @@ class ConsumeReport:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """The time of transactions by phase: reading (waiting for their input), writing, committing, acknowledging."""
 
+    open_transactions: tuple[LastingTransaction, ...] = ()
+    """The oldest transaction that a producer has open, of each source journal that has one."""
+
     @property
     def lag_bytes(self) -> int:
         """The bytes of content up to `heads` that are not processed yet."""
@@ -88,6 +93,7 @@ def catching_up(log: Log | None = None) -> Iterator[Callable[[ConsumeReport], No
             nonlocal lag
             bar.note(
                 f"{report.messages:,} messages ({report.published:,} published), transactions: {report.transactions}"
+                f"{waits_for(report)}"
             )
             if lag is None:
                 bar.expect(report.lag_bytes)
@@ -96,6 +102,18 @@ def catching_up(log: Log | None = None) -> Iterator[Callable[[ConsumeReport], No
             lag = report.lag_bytes
 
         yield show
+
+
+def waits_for(report: ConsumeReport) -> str:
+    """Return words about the open transaction for which most is to be read again, if it outlasts some checkpoints."""
+    lasting = [each for each in report.open_transactions if each.checkpoints >= _SOME_CHECKPOINTS]
+    if not lasting:
+        return ""
+    most = max(lasting, key=lambda each: each.bytes_read_again)
+    return (
+        f"; open over {most.checkpoints} checkpoints: a transaction in {most.journal}, "
+        f"{amount(most.bytes_read_again, 'bytes')} to read again"
+    )
 
 
 class PhaseTimes:

@@ -392,7 +392,11 @@ def test_a_transaction_that_stays_open_over_many_is_delivered_once_it_commits(sp
     slow.commit()
     world.committed += rows
     bounded = consumer(spark, world, sqlite_url, max_transaction_bytes=3_000)
-    first = bounded.run_until_caught_up(max_transactions=1)
+    with capture_logs() as logs:
+        first = bounded.run_until_caught_up(max_transactions=1)
+    [told] = [each for each in logs if each["event"] == "consumer.long_transaction"]
+    assert (told["begin"], told["parts"]) == (0, -(-told["bytes_read_again"] // 3_000))
+    assert told["parts"] > 1
     assert 0 < first.messages < 30, "it was open over more than a transaction reads"
     rest = bounded.run_until_caught_up()
 
