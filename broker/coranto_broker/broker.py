@@ -26,6 +26,7 @@ from coranto.security.tokens import TOKEN_SECONDS, Capability
 from coranto.specs.durability import fsync_of
 from coranto.specs.validation import validate_broker_spec
 from coranto.wire import protocol_pb2 as pb
+from coranto.wire.frames_pb2 import FramePort
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.receiving import ReceiveBudget
 from coranto_broker.append.states import State, Way
@@ -126,6 +127,8 @@ class Broker:
         # In order, so that a simulation can be replayed.
         self.proxied: dict[Any, None] = {}
         self.append_streams: dict[EndingStream, None] = {}
+        self.frames: FramePort | None = None
+        """The port at which this broker serves frames; None while it does not."""
         self.is_stopping = False
         self._disk = disk
         self._background: set[asyncio.Task[None]] = set()

@@ -26,6 +26,12 @@ class BrokerSettings(MemberSettings):
         le=65535,
         description="Port of the HTTP gateway; 0 chooses a free one. Unset: no gateway.",
     )
+    frame_port: int = Field(
+        default=0,
+        ge=-1,
+        le=65535,
+        description="Port of the frame transport, beside gRPC, for small appends; 0 chooses a free one, -1: none.",
+    )
     id: str = Field(default="broker-0", description="Name of this broker, unique within its zone.")
     data_dir: Path = Field(default=Path(".coranto/broker-0"), description="Folder for spools; of one broker only.")
     file_root: Path | None = Field(

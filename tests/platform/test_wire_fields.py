@@ -11,10 +11,10 @@ from pathlib import Path
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, FileDescriptor
 
-from coranto.wire import append_stream_pb2, consumer_pb2, heads_pb2, protocol_pb2, recoverylog_pb2
+from coranto.wire import append_stream_pb2, consumer_pb2, frames_pb2, heads_pb2, protocol_pb2, recoverylog_pb2
 
 FILES: list[FileDescriptor] = [
-    each.DESCRIPTOR for each in (protocol_pb2, heads_pb2, append_stream_pb2, consumer_pb2, recoverylog_pb2)
+    each.DESCRIPTOR for each in (protocol_pb2, heads_pb2, frames_pb2, append_stream_pb2, consumer_pb2, recoverylog_pb2)
 ]
 KEPT = Path(__file__).with_name("wire_fields.txt")
 TYPES = {

@@ -51,7 +51,7 @@ async def serve(broker: Broker, context: Context, admission: Admission, answers:
     stream = _Stream(broker, context, admission, answers)
     stream.authorize()
     broker.append_streams[stream] = None
-    await context.write(AppendAnswers(closing=broker.is_stopping))
+    await context.write(AppendAnswers(closing=broker.is_stopping, frames=broker.frames))
     sending = asyncio.create_task(stream.send())
     try:
         while isinstance(batch := await context.read(), AppendBatch):

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from coranto.client.append_stream import AppendStreams
+from coranto.client.append_streams import AppendStreams
 from coranto.client.channels import Channels
-from coranto.client.config import parse_endpoint, require_private
+from coranto.client.config import frame_dialer, parse_endpoint, require_private
 from coranto.effects import Bytes
 from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments.fragment import Fragment
@@ -69,6 +69,7 @@ class Peers:
         """`zone` is our own: if any member may serve, members in it are preferred. `tls` is for `https` endpoints."""
         self._zone = zone
         self._tokens = tokens
+        self._tls = tls
         self._certificates = ChannelCertificates(tls)
         self._channels = Channels(self._open, self._credentials, self._draining)
         self._append_streams: dict[grpc.aio.Channel, AppendStreams] = {}
@@ -91,7 +92,7 @@ class Peers:
         found = self._append_streams.get(channel)
         if found is None:
             stub: stream_grpc.AppendsAsyncStub = stream_grpc.AppendsStub(channel)
-            found = self._append_streams[channel] = AppendStreams(lambda: stub)
+            found = self._append_streams[channel] = AppendStreams(lambda: stub, frame_dialer(endpoint, self._tls))
         return found
 
     def _draining(self, channel: grpc.aio.Channel) -> None:

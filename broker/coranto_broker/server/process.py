@@ -19,12 +19,14 @@ from coranto.member.process import MemberParts, MemberProcess
 from coranto.member.site import Site
 from coranto.process.dirlock import DirectoryLock
 from coranto.process.memory import keep_freed_memory
-from coranto.security.server import server_context
+from coranto.security.server import server_context, server_contexts
+from coranto.transport.calls import PROTOCOL
 from coranto_broker.broker import Broker
 from coranto_broker.handlers.heads import VERSION
 from coranto_broker.http import gateway
 from coranto_broker.recovery.residence import Residence
-from coranto_broker.server.service import make_server
+from coranto_broker.server.frames import FrameServer
+from coranto_broker.server.service import JournalService, frame_methods, make_server
 from coranto_broker.settings import BrokerSettings
 
 EXIT_STEPS = 4
@@ -58,13 +60,20 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
         self.http_endpoint = ""
         """Endpoint of the HTTP gateway, or "" if there is none."""
         self.broker: Broker
+        self._frames: FrameServer | None = None
+
+    @property
+    def frame_connections(self) -> int:
+        """The number of connections for frames."""
+        return self._frames.connections if self._frames is not None else 0
 
     def readiness(self) -> dict[str, bool]:
         found = super().readiness()
         return found | {"spools": found["started"] and not self.broker.unreadable_spools}
 
     def facts(self) -> dict[str, object]:
-        return super().facts() | {"http": self.http_endpoint, "data_dir": str(self.settings.data_dir)}
+        found = {"http": self.http_endpoint, "data_dir": str(self.settings.data_dir)}
+        return super().facts() | found | {"frame_port": self.broker.frames.port if self.broker.frames else None}
 
     async def _make(self, coordinator: Coordinator, layout: Layout) -> MemberParts:
         settings = self.settings
@@ -84,10 +93,11 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
         if settings.metrics_port is not None:
             facts = {"zone": settings.zone, "id": settings.id, "fsync": settings.fsync.value, "version": VERSION}
             self.broker.metrics.watch(facts, self.broker.values)
+        self._service = JournalService(self.broker)
         return MemberParts(
             self.broker,
             keyspace,
-            make_server(self.broker),
+            make_server(self.broker, self._service),
             self.broker.metrics.registry,
             self.broker.close,
             residence=residence,
@@ -98,6 +108,12 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
     async def _start(self) -> None:
         await super()._start()
         settings = self.settings
+        if settings.frame_port >= 0:
+            methods = frame_methods(self._service)
+            frames = self._frames = FrameServer(methods, max_message_bytes=settings.max_message_bytes)
+            self._exits.push_async_callback(frames.stop, self.grace_seconds)
+            contexts = server_contexts(settings, PROTOCOL)
+            self.broker.frames = frames.start(settings.host, settings.frame_port, contexts)
         if settings.http_port is not None:
             site = Site(gateway.application(self.broker), grace_seconds=self.grace_seconds)
             self._exits.push_async_callback(site.stop)

@@ -35,6 +35,7 @@ from coranto_broker.handlers.errors import Context, report, reported
 from coranto_broker.rpc.content import append_reader, replicate_reader
 from coranto_broker.rpc.rolled_back import TooManyAppends
 from coranto_broker.rpc.source import Unreadable, require_readable
+from coranto_broker.server.frames import FrameMethod
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -177,7 +178,12 @@ def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
     return read
 
 
-def make_server(broker: Broker) -> grpc.aio.Server:
+def frame_methods(service: JournalService) -> Mapping[str, FrameMethod]:
+    """Return the calls of a broker's services that may also come over frames."""
+    return {"AppendStream": FrameMethod(_reader(append_stream_pb2.AppendBatch), service.AppendStream)}
+
+
+def make_server(broker: Broker, service: JournalService | None = None) -> grpc.aio.Server:
     """Return a server of the broker's services, not yet bound to a port."""
     server = grpc.aio.server(
         options=[
@@ -195,7 +201,7 @@ def make_server(broker: Broker) -> grpc.aio.Server:
             ("grpc.keepalive_permit_without_calls", 1),
         ]
     )
-    service = JournalService(broker)
+    service = service or JournalService(broker)
     for kind in SERVICES:
         handlers = _method_handlers(kind, service)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(kind.full_name, handlers),))

@@ -10,19 +10,15 @@ sent and not answered.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import grpc
 import grpc.aio
 
-from coranto.client.call_ends import CALL_ENDED, cancelled_from_outside
-from coranto.client.peer_status import PeerStatus
+from coranto.client.call_ends import CALL_ENDED, cancelled_from_outside, ended_with
 from coranto.security.call_tokens import Metadata
-from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendBatch, StreamedAppend
 
@@ -40,9 +36,6 @@ MIN_BYTES: Final = 4 << 10
 
 CLOSE_SECONDS: Final = 1.0
 """The longest wait for a broker to end a stream that this client has ended. Then the call is cancelled."""
-
-LACKING_SECONDS: Final = 300.0
-"""After this time, a broker that did not serve streams is tried again: another version may run there by then."""
 
 _BATCH_BYTES: Final = 1 << 20
 _SPLIT_ANSWERS: Final = 16
@@ -80,6 +73,7 @@ class AppendStream:
         self._last_id = 0
         self._more = asyncio.Event()
         self._closing = False
+        self._idle: asyncio.Future[None] | None = None
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
 
     @property
@@ -106,8 +100,17 @@ class AppendStream:
         answer = await done
         if answer.code:
             code = _CODES.get(answer.code, grpc.StatusCode.UNKNOWN)
-            raise _error(code, answer.error)
+            raise ended_with(code, answer.error)
         return answer.response
+
+    async def is_idle_within(self, seconds: float) -> bool:
+        """Wait until every append has been answered, for at most `seconds`. Returns False if some have not been."""
+        if self._is_idle:
+            return True
+        self._idle = asyncio.get_running_loop().create_future()
+        await asyncio.wait((self._idle,), timeout=seconds)
+        self._idle = None
+        return self._is_idle
 
     def finish(self) -> None:
         """Take no more appends, and end once those that were given are answered."""
@@ -140,6 +143,14 @@ class AppendStream:
                     await self._more.wait()
         except CALL_ENDED:
             self._closing = True  # Reading tells why.
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._sent and not self._has_unsent
+
+    def _tell_idle(self) -> None:
+        if self._idle is not None and self._is_idle and not self._idle.done():
+            self._idle.set_result(None)
 
     @property
     def _has_unsent(self) -> bool:
@@ -190,6 +201,7 @@ class AppendStream:
                     self._answered(answer)
                 if answers.closing:
                     self.finish()
+                self._tell_idle()
                 self._more.set()
         except grpc.aio.AioRpcError as error:
             problem = f"{error.code().name}: {error.details()}"
@@ -236,67 +248,4 @@ class AppendStream:
             for _, done in appends.unsent:
                 if not done.done():
                     done.set_exception(NotSent(problem))
-
-
-class AppendStreams:
-    """The stream to one broker: opened when it is first needed, and again after it has ended."""
-
-    def __init__(self, stub: Callable[[], stream_grpc.AppendsAsyncStub]) -> None:
-        self._stub = stub
-        self._stream: AppendStream | None = None
-        self._lock = asyncio.Lock()
-        self._lacking_until = -math.inf
-
-    @property
-    def may_serve(self) -> bool:
-        """False if the broker is known to serve no streams."""
-        return _now() >= self._lacking_until
-
-    async def get(self, metadata: Metadata | None) -> AppendStream | None:
-        """Return an open stream, or None if the broker serves none. `metadata` authorizes the call that opens it.
-
-        Raises AioRpcError when no stream can be opened; nothing was sent then.
-        """
-        async with self._lock:  # Callers go on in the order in which they came, so that their appends do.
-            if self._stream is None or not self._stream.is_open:
-                self._stream = await self._open(metadata) if self.may_serve else None
-            return self._stream
-
-    def renew(self) -> None:
-        """Have later appends open another stream. Those under way go on."""
-        if self._stream is not None:
-            self._stream.finish()
-
-    async def close(self) -> None:
-        """End the stream."""
-        if self._stream is not None:
-            await self._stream.close()
-
-    async def _open(self, metadata: Metadata | None) -> AppendStream | None:
-        call: Any = self._stub().AppendStream(metadata=metadata)
-        ending = PeerStatus(call)
-        try:
-            await call.write(AppendBatch())
-            first = await call.read()
-        except CALL_ENDED as error:
-            # Only the call's own status tells reliably why it ended.
-            refused = await ending.told(_error(await call.code(), await call.details()))
-            if refused.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                raise refused from error
-            self._lacking_until = _now() + LACKING_SECONDS
-            return None
-        except BaseException:
-            call.cancel()
-            raise
-        if first is grpc.aio.EOF or first.closing:
-            call.cancel()
-            raise _error(grpc.StatusCode.UNAVAILABLE, "the broker is about to exit, and takes no more appends")
-        return AppendStream(call)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+        self._tell_idle()

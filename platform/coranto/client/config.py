@@ -14,6 +14,7 @@ from coranto.errors import InvalidInput
 from coranto.names import validate_zone
 from coranto.security.tls import ClientTls, is_loopback
 from coranto.security.tokens import Auth, BearerToken, Keys
+from coranto.transport.calls import FrameDialer
 
 DEFAULT_ROUTE_CACHE = 1024
 """The default number of journals whose brokers a client remembers."""
@@ -142,6 +143,15 @@ def parse_endpoint(endpoint: str) -> ChannelTarget:
     if port is None:
         port = 443 if url.scheme == "https" else 80
     return ChannelTarget(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", secure=url.scheme == "https")
+
+
+def frame_dialer(endpoint: str, tls: ClientTls | None, name: str = "") -> FrameDialer | None:
+    """Return the dialer of frames to the host of an endpoint, with the same TLS as gRPC; None for a unix socket."""
+    target = parse_endpoint(endpoint)
+    if target.address.startswith("unix:"):
+        return None
+    host = target.address.rpartition(":")[0].strip("[]")
+    return FrameDialer(host, (tls or ClientTls()) if target.secure else None, f"{name} grpc-frames" if name else "")
 
 
 def require_private(endpoint: str) -> None:

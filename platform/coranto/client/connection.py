@@ -13,8 +13,8 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from coranto.client.append_stream import AppendStreams
-from coranto.client.config import ClientConfig, parse_endpoint
+from coranto.client.append_streams import AppendStreams
+from coranto.client.config import ClientConfig, frame_dialer, parse_endpoint
 from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, PermissionDenied, RpcFailed, Unauthenticated, Unavailable
 from coranto.security.call_tokens import CallTokens
@@ -108,7 +108,9 @@ class Connection:
         self._draining: set[asyncio.Task[None]] = set()
         self._stub: pb_grpc.JournalAsyncStub | None = None
         self._heads_stub: heads_grpc.JournalsAsyncStub | None = None
-        self._append_streams = AppendStreams(lambda: self.streams_stub)
+        self._append_streams = AppendStreams(
+            lambda: self.streams_stub, frame_dialer(config.endpoint, config.tls, config.name)
+        )
 
     @property
     def channel(self) -> grpc.aio.Channel:

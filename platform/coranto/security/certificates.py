@@ -95,6 +95,17 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(ca, key, cert)
 
 
+def client_context(tls: ClientTls, protocol: str) -> ssl.SSLContext:
+    """Return a client's TLS context for a protocol that is not gRPC. Raises InvalidInput like `channel_credentials`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # It verifies the server's certificate and name.
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols([protocol])
+    if tls.ca is None:
+        context.load_default_certs()
+    load(context, tls.ca, tls.cert, tls.key)
+    return context
+
+
 def check_usable(ca: Path | None, cert: Path | None, key: Path | None) -> None:
     """Check that `ca` holds authorities, and that a certificate and its key match. Raises InvalidInput."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -109,12 +109,22 @@ def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | Non
     )
 
 
-def server_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """Return the server's TLS context for HTTP, like `server_credentials`."""
+def server_contexts(settings: ServerSettings, protocol: str) -> Reloaded[ssl.SSLContext] | None:
+    """Return the server's TLS contexts for a protocol that is not gRPC: of the present files, for new connections.
+
+    None when there is no certificate, and so no TLS.
+    """
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-    contexts = Reloaded(lambda: _context(*files), files)
+    return Reloaded(lambda: _context(*files, protocol), files)
+
+
+def server_context(settings: ServerSettings) -> ssl.SSLContext | None:
+    """Return the server's TLS context for HTTP, like `server_credentials`."""
+    contexts = server_contexts(settings, "http/1.1")
+    if contexts is None:
+        return None
 
     def take_up_changes(connection: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
         connection.context = contexts.get()
@@ -161,10 +171,10 @@ def _configuration(cert: Path, key: Path, client_ca: Path | None) -> grpc.Server
     return grpc.ssl_server_certificate_configuration([pair], read_pem(client_ca) if client_ca is not None else None)
 
 
-def _context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
+def _context(cert: Path, key: Path, client_ca: Path | None, protocol: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols([protocol])
     load(context, client_ca, cert, key)
     if client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED

@@ -4,6 +4,7 @@ isort:skip_file
 Small appends over one stream, which Coranto's brokers serve beside `protocol.Journal`. Gazette's answer UNIMPLEMENTED."""
 
 from collections import abc as _abc
+from coranto.wire import frames_pb2 as _frames_pb2
 from coranto.wire import protocol_pb2 as _protocol_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -79,19 +80,25 @@ class AppendAnswers(_message.Message):
 
     ANSWERS_FIELD_NUMBER: _builtins.int
     CLOSING_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     closing: _builtins.bool
     """The broker is about to exit: it answers what it was sent, and the client sends appends elsewhere."""
     @_builtins.property
     def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppendAnswer]: ...
+    @_builtins.property
+    def frames(self) -> _frames_pb2.FramePort:
+        """With the first answer: where this broker serves such streams over frames. Absent: nowhere."""
+
     def __init__(
         self,
         *,
         answers: _abc.Iterable[Global___AppendAnswer] | None = ...,
         closing: _builtins.bool = ...,
+        frames: _frames_pb2.FramePort | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "closing", b"closing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "closing", b"closing", "frames", b"frames"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,229 @@
+"""The frame transport's side of a broker: its listener, its connections, and the calls that come over them.
+
+Handlers see a call over frames as they see one over gRPC (`FrameContext`), so that each rule of a call exists once.
+Before the client has shown that this broker told it of the port, a connection can hold little, and not for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from coranto.errors import ClusterError, InvalidInput
+from coranto.security.certificates import Reloaded
+from coranto.security.tokens import HEADER
+from coranto.transport.connection import FrameBudget, FrameConnection
+from coranto.transport.frames import FrameKind
+from coranto.wire.frames_pb2 import FrameEnd, FrameOpening, FramePort
+
+OPENING_SECONDS: Final = 10.0
+"""The time for a connection's TLS handshake, and then for its opening."""
+
+MAX_CONNECTIONS: Final = 4096
+"""Most connections at a time. Clients that are refused stay with gRPC."""
+
+MAX_UNOPENED: Final = 256
+"""Most connections at a time that have not been opened."""
+
+MAX_HELD_BYTES: Final = 256 << 20
+"""Most bytes of messages that were received and not taken by their handlers, over all connections."""
+
+LINGER_SECONDS: Final = 5.0
+"""The time for a client to close its connection after the call has ended."""
+
+_BACKLOG: Final = 1024
+_FULL_SECONDS: Final = 0.5  # Between tries to accept, while the system has no room for another connection.
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameMethod:
+    """A call that may come over frames: the parser of its messages, and its handler, as gRPC knows it."""
+
+    parse: Callable[[bytes], object]
+    serve: Callable[[Any, Any], Awaitable[None]]
+
+
+class _Ended(Exception):
+    """The call's status has been sent."""
+
+
+class FrameContext:
+    """A call over frames, with what handlers use of gRPC's `ServicerContext`."""
+
+    def __init__(self, connection: FrameConnection, opening: FrameOpening, parse: Callable[[bytes], object]) -> None:
+        self._connection = connection
+        self._parse = parse
+        given = ((HEADER, opening.authorization), ("user-agent", opening.user_agent))
+        self._metadata = tuple((name, value) for name, value in given if value)
+        self._half_closed = False
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    def peer(self) -> str:
+        return self._connection.peer
+
+    async def read(self) -> object:
+        """Return the next message, or EOF once the client sends no more. Raises InvalidInput for other frames."""
+        if self._half_closed:
+            return grpc.aio.EOF
+        frame = await self._connection.read()
+        if frame is None:
+            raise InvalidInput(self._connection.problem or "the connection was closed", field="frame")
+        if frame.kind == FrameKind.MESSAGE:
+            return self._parse(frame.payload)
+        if frame.kind == FrameKind.END:
+            self._half_closed = True
+            return grpc.aio.EOF
+        raise InvalidInput(f"a frame of kind {frame.kind} has no place within a call", field="frame")
+
+    async def write(self, message: Message) -> None:
+        await self._connection.write(FrameKind.MESSAGE, message.SerializeToString())
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        """End the call with a status."""
+        end(self._connection, code, details)
+        raise _Ended
+
+
+def end(connection: FrameConnection, code: grpc.StatusCode, details: str = "") -> None:
+    """Send a call's status, and close its connection."""
+    connection.end(FrameEnd(code=code.value[0], details=details[:8000]).SerializeToString())
+
+
+class FrameServer:
+    """Listens for connections, and serves one call on each."""
+
+    def __init__(self, methods: Mapping[str, FrameMethod], *, max_message_bytes: int) -> None:
+        self._methods = methods
+        self._max_message_bytes = max_message_bytes
+        self._key = os.urandom(16)
+        self._budget = FrameBudget(MAX_HELD_BYTES)
+        self._serving: set[asyncio.Task[None]] = set()
+        self._unopened = 0
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+
+    @property
+    def connections(self) -> int:
+        """The number of connections."""
+        return len(self._serving)
+
+    def start(self, host: str, port: int, contexts: Reloaded[ssl.SSLContext] | None) -> FramePort:
+        """Listen on a port (0: any free one), and return what clients are told of it. Raises ClusterError."""
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            listener = socket.socket(family, kind, protocol)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setblocking(False)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            raise ClusterError(
+                f"cannot listen on {host} port {port} for frames: {error.strerror or error}. Free the port, or choose "
+                "another --frame-port"
+            ) from error
+        self._listener = listener
+        self._accepting = asyncio.create_task(self._accept(listener, contexts), name="accept frame connections")
+        return FramePort(port=listener.getsockname()[1], key=self._key)
+
+    async def stop(self, grace: float) -> None:
+        """Take no more connections. Calls have `grace` seconds to end, and are then cancelled."""
+        if self._accepting is not None and self._listener is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+            self._listener.close()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=grace)
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _accept(self, listener: socket.socket, contexts: Reloaded[ssl.SSLContext] | None) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                _log.warning("frames.accept_failed", error=str(error))
+                await asyncio.sleep(_FULL_SECONDS)
+                continue
+            if len(self._serving) >= MAX_CONNECTIONS or self._unopened >= MAX_UNOPENED:
+                accepted.close()  # Its client stays with gRPC.
+                continue
+            self._unopened += 1
+            task = asyncio.create_task(self._serve(accepted, contexts.get() if contexts is not None else None))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
+        """Serve a connection until its call has ended. Without its client, the call is cancelled."""
+        task = asyncio.current_task()
+        assert task is not None
+        connection = FrameConnection(on_lost=task.cancel, holds=self._budget)
+        try:
+            try:
+                call = await self._open(connection, accepted, context)
+            finally:
+                self._unopened -= 1
+            if call is not None:
+                await self._run(connection, *call)
+            async with asyncio.timeout(LINGER_SECONDS):
+                await connection.closed()
+        except TimeoutError:
+            return
+        finally:
+            connection.abort("the call has ended")
+
+    async def _open(
+        self, connection: FrameConnection, accepted: socket.socket, tls: ssl.SSLContext | None
+    ) -> tuple[FrameMethod, FrameContext] | None:
+        """Return the call that a connection is for, or None if there is none."""
+        try:
+            async with asyncio.timeout(OPENING_SECONDS):
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, ssl=tls)
+                frame = await connection.read()
+        except (OSError, TimeoutError):  # Of the handshake, or because nothing came.
+            return None
+        if frame is None:
+            return None
+        try:
+            opening = FrameOpening.FromString(frame.payload) if frame.kind == FrameKind.OPENING else None
+        except DecodeError:
+            opening = None
+        method = self._methods.get(opening.method) if opening is not None else None
+        if opening is None:
+            end(connection, grpc.StatusCode.INVALID_ARGUMENT, "the first frame must open a call")
+        elif not hmac.compare_digest(opening.key, self._key):
+            end(connection, grpc.StatusCode.FAILED_PRECONDITION, "this is not the broker that told of this port")
+        elif method is None:
+            end(connection, grpc.StatusCode.UNIMPLEMENTED, f"{opening.method[:80]!r} is not served over frames")
+        else:
+            connection.opened(self._max_message_bytes)
+            return method, FrameContext(connection, opening, method.parse)
+        return None
+
+    async def _run(self, connection: FrameConnection, method: FrameMethod, context: FrameContext) -> None:
+        try:
+            await method.serve(None, context)
+        except _Ended:
+            return
+        except Exception:  # noqa: BLE001  # Only this call ends with it.
+            _log.exception("frames.call_failed", client=context.peer())
+            end(connection, grpc.StatusCode.UNKNOWN, "the broker failed; its log says why")
+            return
+        end(connection, grpc.StatusCode.OK)

@@ -1,0 +1,153 @@
+"""Calls over frames, with the face of gRPC's calls, so that what uses a stream does not know which it has."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from coranto.errors import InvalidInput
+from coranto.security.call_tokens import Metadata
+from coranto.security.certificates import Reloaded, client_context
+from coranto.security.tls import ClientTls
+from coranto.security.tokens import HEADER
+from coranto.transport.connection import FrameConnection
+from coranto.transport.frames import FrameKind
+from coranto.wire.frames_pb2 import FrameEnd, FrameOpening, FramePort
+
+PROTOCOL: Final = "coranto-frames"
+"""The name by which TLS keeps these connections apart from those of other protocols."""
+
+MAX_FRAME_BYTES: Final = 16 << 20
+"""The longest frame that a client accepts, as with gRPC."""
+
+CONNECT_SECONDS: Final = 5.0
+"""The longest time to connect, with the TLS handshake. gRPC serves meanwhile."""
+
+MessageT = TypeVar("MessageT", bound=Message)
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class FrameCall(Generic[MessageT]):
+    """A call under way. Errors are those of gRPC's calls: AioRpcError with the broker's status, or UNAVAILABLE."""
+
+    def __init__(self, connection: FrameConnection, parse: Callable[[bytes], MessageT]) -> None:
+        self._connection = connection
+        self._parse = parse
+        self._ended: grpc.aio.AioRpcError | None = None
+        self._over = False
+
+    async def write(self, message: Message) -> None:
+        """Send a message, and wait while the broker is slow to accept it."""
+        if not await self._connection.write(FrameKind.MESSAGE, message.SerializeToString()):
+            raise self._lost()
+
+    async def done_writing(self) -> None:
+        """Tell the broker that no more messages come."""
+        if not await self._connection.write(FrameKind.END, b""):
+            raise self._lost()
+
+    async def read(self) -> Any:
+        """Return the next message, or `grpc.aio.EOF` once the broker has ended the call in order."""
+        if self._over:
+            return grpc.aio.EOF
+        if self._ended is not None:
+            raise self._ended
+        frame = await self._connection.read()
+        if frame is None:
+            raise self._lost()
+        try:
+            if frame.kind == FrameKind.MESSAGE:
+                return self._parse(frame.payload)
+            if frame.kind == FrameKind.END:
+                return self._end(FrameEnd.FromString(frame.payload))
+        except DecodeError:
+            pass
+        problem = f"the broker sent a frame of kind {frame.kind} that cannot be read"
+        self._ended = _error(grpc.StatusCode.INTERNAL, problem)
+        self._connection.abort(problem)
+        raise self._ended
+
+    def cancel(self) -> None:
+        """Give the call up. The broker then gives up what it has not begun."""
+        self._connection.abort("the call was given up")
+
+    async def code(self) -> grpc.StatusCode:
+        """Return the status code of a call that has ended."""
+        return grpc.StatusCode.OK if self._over else self._lost().code()
+
+    async def details(self) -> str:
+        """Return the words to the status of a call that has ended."""
+        return "" if self._over else self._lost().details() or ""
+
+    def _end(self, end: FrameEnd) -> Any:
+        self._connection.abort("the call has ended")
+        if end.code:
+            self._ended = _error(_CODES.get(end.code, grpc.StatusCode.UNKNOWN), end.details)
+            raise self._ended
+        self._over = True
+        return grpc.aio.EOF
+
+    def _lost(self) -> grpc.aio.AioRpcError:
+        if self._ended is None:
+            self._ended = _error(grpc.StatusCode.UNAVAILABLE, self._connection.problem or "the call has ended")
+            self._connection.abort("the call has ended")
+        return self._ended
+
+
+class FrameDialer:
+    """Opens calls over frames to the host of one endpoint."""
+
+    def __init__(self, host: str, tls: ClientTls | None, user_agent: str = "") -> None:
+        """`tls` holds the certificates of the endpoint's gRPC connection; None: the endpoint is without TLS."""
+        self.host = host
+        self._tls = tls
+        self._user_agent = user_agent
+        self._contexts: Reloaded[ssl.SSLContext] | None = None
+
+    async def open(
+        self, method: str, port: FramePort, metadata: Metadata | None, parse: Callable[[bytes], MessageT]
+    ) -> FrameCall[MessageT]:
+        """Connect to a broker's `port`, and open a call. The broker may yet refuse it, which `read` then raises.
+
+        Raises AioRpcError UNAVAILABLE when no connection can be made within CONNECT_SECONDS.
+        """
+        opening = FrameOpening(method=method, key=port.key, user_agent=self._user_agent)
+        opening.authorization = next((value for name, value in metadata or () if name == HEADER), "")
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                connection = await self._connect(port.port)
+        except TimeoutError:
+            reason = f"no connection within {CONNECT_SECONDS:.0f} s"
+            raise _error(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {reason}") from None
+        except (OSError, ssl.SSLError, InvalidInput) as error:
+            raise _error(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {error}") from error
+        connection.watch()
+        await connection.write(FrameKind.OPENING, opening.SerializeToString())
+        return FrameCall(connection, parse)
+
+    async def _connect(self, port: int) -> FrameConnection:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: FrameConnection(limit=MAX_FRAME_BYTES), self.host, port, ssl=self._context()
+        )
+        if self._tls is not None and connection.protocol != PROTOCOL:
+            connection.abort("another protocol is served there")
+            raise OSError("another protocol is served there")
+        return connection
+
+    def _context(self) -> ssl.SSLContext | None:
+        tls = self._tls
+        if tls is None:
+            return None
+        if self._contexts is None:
+            self._contexts = Reloaded(lambda: client_context(tls, PROTOCOL), (tls.ca, tls.cert, tls.key))
+        return self._contexts.get()
+
+
+def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

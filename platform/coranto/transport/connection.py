@@ -1,0 +1,245 @@
+"""One connection that carries frames: what is received in order, with back-pressure both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from coranto.transport.frames import PREFACE, Frame, FrameDecoder, FrameError, FrameKind, encoded
+from coranto.wire.frames_pb2 import FrameEnd
+
+OPENING_BYTES: Final = 1 << 16
+"""The longest frame before the call has been opened. A token is most of it."""
+
+READ_BYTES: Final = 1 << 20
+"""Received bytes that nobody has read, beyond which no more are taken from the network."""
+
+WRITE_BYTES: Final = 1 << 20
+"""Bytes that the network has not taken, beyond which `write` waits."""
+
+SILENT_SECONDS: Final = 60.0
+"""The time without any bytes from the other side after which it is asked for a sign of life, and again to give it."""
+
+_INVALID: Final = 3  # gRPC's INVALID_ARGUMENT
+_GONE_MILLISECONDS: Final = 120_000
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+
+
+class FrameConnection(asyncio.Protocol):
+    """A connection, from either side. `read` is for one task at a time, and so is `write`."""
+
+    def __init__(
+        self,
+        *,
+        limit: int = OPENING_BYTES,
+        on_lost: Callable[[], object] | None = None,
+        holds: FrameBudget | None = None,
+    ) -> None:
+        """`limit` bounds a frame's payload until `opened`. `on_lost` is called when the connection is gone."""
+        self._decoder = FrameDecoder(limit)
+        self._on_lost = on_lost
+        self._budget = holds
+        self._held = 0
+        self._transport: asyncio.Transport | None = None
+        self._frames: deque[Frame] = deque()
+        self._unread = 0
+        self._reading_paused = False
+        self._reader: asyncio.Future[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._watch: asyncio.TimerHandle | None = None
+        self._heard = True
+        self._ends = False
+        self._lost = asyncio.Event()
+        self.problem: str | None = None
+        """The reason why nothing more is received; None while the connection lasts."""
+
+    # -- asyncio.Protocol ----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES)
+        _prepare(self._transport.get_extra_info("socket"))
+        self._transport.write(PREFACE)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        if self._ends:
+            return
+        try:
+            frames = self._decoder.feed(data)
+        except FrameError as error:
+            self.problem = str(error)
+            self.end(FrameEnd(code=_INVALID, details=self.problem).SerializeToString())
+            self._wake()
+            return
+        for frame in frames:
+            if frame.kind == FrameKind.PING:
+                # Somebody who asks and does not read the answers gets none.
+                if self._writable.is_set():
+                    self._send(FrameKind.PONG, b"")
+            elif frame.kind != FrameKind.PONG:
+                self._frames.append(frame)
+                self._unread += len(frame.payload)
+        self._account()
+        if self._unread > READ_BYTES and not self._reading_paused and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+        if self._frames:
+            self._wake()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.problem = self.problem or (f"the connection broke: {exc}" if exc else "the connection was closed")
+        if self._watch is not None:
+            self._watch.cancel()
+        self._unread = 0
+        self._account(lost=True)
+        self._lost.set()
+        if self._on_lost is not None:
+            self._on_lost()
+        self._writable.set()
+        self._wake()
+
+    # -- Use -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> str:
+        """The address of the other side, as gRPC writes it."""
+        found: Any = self._transport.get_extra_info("peername") if self._transport is not None else None
+        if not found:
+            return "unknown"
+        return f"ipv6:[{found[0]}]:{found[1]}" if ":" in found[0] else f"ipv4:{found[0]}:{found[1]}"
+
+    @property
+    def protocol(self) -> str | None:
+        """The protocol that both sides agreed on by TLS; None without TLS."""
+        tls: Any = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
+        return tls.selected_alpn_protocol() if tls is not None else None
+
+    def opened(self, limit: int) -> None:
+        """Accept frames of up to `limit` bytes from now on."""
+        self._decoder.limit = limit
+
+    def watch(self) -> None:
+        """Ask the other side for a sign of life when it is silent, and give it up when none comes."""
+        self._heard = False
+        self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._look, False)
+
+    async def read(self) -> Frame | None:
+        """Return the next frame, or None once the connection is gone and all frames have been read."""
+        while not self._frames:
+            if self.problem is not None:
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        frame = self._frames.popleft()
+        self._unread = max(0, self._unread - len(frame.payload))
+        if self._reading_paused and self._unread <= READ_BYTES // 2:
+            self._reading_paused = False
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+        self._account()
+        return frame
+
+    async def write(self, kind: FrameKind, payload: bytes) -> bool:
+        """Send a frame, and wait while the other side is slow. Returns False if the connection is gone."""
+        if self.problem is not None or self._ends:
+            return False
+        self._send(kind, payload)
+        if not self._writable.is_set():
+            await self._writable.wait()
+        return True
+
+    def end(self, payload: bytes) -> None:
+        """Send the last frame, and ignore what still comes. The other side closes the connection once it has it.
+
+        To close it here, with content on its way, would have the kernel throw away what was sent and not yet read.
+        """
+        if not self._ends and self._transport is not None and not self._transport.is_closing():
+            self._send(FrameKind.END, payload)
+            if self._reading_paused:
+                self._reading_paused = False
+                self._transport.resume_reading()
+        self._ends = True
+
+    async def closed(self) -> None:
+        """Return once the connection is gone."""
+        await self._lost.wait()
+
+    def abort(self, problem: str) -> None:
+        """Close the connection at once, for a reason that readers are told."""
+        self._break(problem)
+
+    # -- Inside --------------------------------------------------------------------------------------------------------
+
+    def _send(self, kind: FrameKind, payload: bytes) -> None:
+        assert self._transport is not None
+        for piece in encoded(kind, payload):
+            self._transport.write(piece)
+
+    def _break(self, problem: str) -> None:
+        self.problem = self.problem or problem
+        self._ends = True
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _look(self, asked: bool) -> None:
+        if self.problem is not None:
+            return
+        if not self._heard and asked:
+            self._break(f"the other side was silent for {2 * SILENT_SECONDS:.0f} s")
+            return
+        asks = not self._heard
+        if asks:
+            self._send(FrameKind.PING, b"")
+        self._heard = False
+        self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._look, asks)
+
+    def _account(self, *, lost: bool = False) -> None:
+        """Tell the budget of what this connection holds, and end the connection if that is too much."""
+        if self._budget is None:
+            return
+        held = 0 if lost else self._decoder.held + self._unread
+        self._budget.held += held - self._held
+        self._held = held
+        if held > OPENING_BYTES and self._budget.held > self._budget.most:
+            self._break("the connections hold too much that is not read")
+
+
+class FrameBudget:
+    """The bytes that the connections of a server hold together, and the most that they may."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+
+def _prepare(connected: Any) -> None:
+    """Have small frames sent at once, and the kernel notice a peer that is gone."""
+    if not isinstance(connected, socket.socket) and not hasattr(connected, "setsockopt"):
+        return
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, value in (*_KEEPALIVE, ("TCP_USER_TIMEOUT", _GONE_MILLISECONDS)):
+        if hasattr(socket, name):  # Not every system has each.
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    for level, option, value in options:
+        with contextlib.suppress(OSError):  # They improve a connection, which works without them.
+            connected.setsockopt(level, option, value)

@@ -1,0 +1,105 @@
+"""Frames: their layout in a stream of bytes, and the parsing of bytes that come in any pieces.
+
+Each side begins with PREFACE. A frame is its payload's length (4 bytes, big endian), its kind (1 byte) and the payload.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Final, NamedTuple
+
+from coranto.errors import CorantoError
+
+VERSION: Final = 1
+_MAGIC: Final = b"CORANTO"
+PREFACE: Final = _MAGIC + bytes([VERSION])
+"""The first bytes of each side. The last one is the version: a later one may have other frames."""
+
+_HEADER: Final = struct.Struct("!IB")
+_SEPARATE_BYTES: Final = 1 << 16
+
+
+class FrameError(CorantoError):
+    """The other side's bytes are not frames of this version, or too long."""
+
+
+class FrameKind(enum.IntEnum):
+    """The kinds of frames. A connection begins with the client's OPENING, and is over after the broker's END."""
+
+    OPENING = 1
+    MESSAGE = 2
+    END = 3
+    PING = 4
+    PONG = 5
+
+
+class Frame(NamedTuple):
+    kind: int
+    payload: bytes
+
+
+def encoded(kind: FrameKind, payload: bytes) -> tuple[bytes, ...]:
+    """Return the pieces in which a frame is sent. A small one is a single piece."""
+    header = _HEADER.pack(len(payload), kind)
+    return (header + payload,) if len(payload) < _SEPARATE_BYTES else (header, payload)
+
+
+class FrameDecoder:
+    """Parses the bytes of one side as they come. It holds at most one frame that is not complete."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is the most bytes of a payload. It may be changed between frames."""
+        self.limit = limit
+        self._incomplete = bytearray()
+        self._needed = len(PREFACE)
+        self._introduced = False
+
+    @property
+    def held(self) -> int:
+        """The bytes of the frame that is not complete."""
+        return len(self._incomplete)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that are complete with `data`. Raises FrameError; then the connection is of no use."""
+        if self._incomplete:
+            self._incomplete += data
+            if len(self._incomplete) < self._needed:
+                self._check_preface()
+                return []
+            data, self._incomplete = bytes(self._incomplete), bytearray()
+        frames: list[Frame] = []
+        at, size = 0, len(data)
+        if not self._introduced:
+            if size < len(PREFACE):
+                self._incomplete += data
+                self._check_preface()
+                return frames
+            _check_preface(data[: len(PREFACE)])
+            self._introduced, at = True, len(PREFACE)
+        self._needed = _HEADER.size
+        while size - at >= _HEADER.size:
+            length, kind = _HEADER.unpack_from(data, at)
+            if length > self.limit:
+                raise FrameError(f"a frame of {length} bytes is longer than the {self.limit} that are accepted")
+            begin = at + _HEADER.size
+            if begin + length > size:
+                self._needed = _HEADER.size + length
+                break
+            at = begin + length
+            frames.append(Frame(kind, data[begin:at]))
+        if at < size:
+            self._incomplete += memoryview(data)[at:]
+        return frames
+
+    def _check_preface(self) -> None:
+        if not self._introduced:
+            _check_preface(bytes(self._incomplete[: len(PREFACE)]))
+
+
+def _check_preface(given: bytes) -> None:
+    """Check the first bytes of a side, of which some may be missing yet. Raises FrameError."""
+    if not _MAGIC.startswith(given[: len(_MAGIC)]):
+        raise FrameError("what came is not of Coranto's frame transport; connect to the gRPC endpoint instead")
+    if len(given) == len(PREFACE) and given[-1] != VERSION:
+        raise FrameError(f"this side speaks version {VERSION} of the frame transport, the other version {given[-1]}")

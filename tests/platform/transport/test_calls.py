@@ -1,0 +1,114 @@
+"""Calls over frames: messages, ends and breaks, as gRPC's calls tell them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+import grpc.aio
+import pytest
+
+from coranto.cluster import processes
+from coranto.transport.calls import FrameCall, FrameDialer
+from coranto.transport.connection import FrameConnection
+from coranto.transport.frames import Frame, FrameKind
+from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch
+from coranto.wire.frames_pb2 import FrameEnd, FrameOpening, FramePort
+
+Serve = Callable[[FrameConnection, Frame], Awaitable[None]]
+ANSWER = AppendAnswers(answers=[AppendAnswer(id=7, response=b"done")])
+
+
+@contextlib.asynccontextmanager
+async def called(serve: Serve, *, name: str = "") -> AsyncIterator[FrameCall[AppendAnswers]]:
+    """A call to a server that runs `serve` on the connection."""
+    serving: list[asyncio.Task[None]] = []
+
+    def accept() -> FrameConnection:
+        connection = FrameConnection(limit=1 << 20)
+
+        async def run() -> None:
+            frame = await connection.read()
+            assert frame is not None
+            await serve(connection, frame)
+
+        serving.append(asyncio.ensure_future(run()))
+        return connection
+
+    server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
+    port = FramePort(port=server.sockets[0].getsockname()[1], key=b"key")
+    call = await FrameDialer("127.0.0.1", None, name).open(
+        "AppendStream", port, (("authorization", "Bearer x"),), AppendAnswers.FromString
+    )
+    try:
+        yield call
+    finally:
+        call.cancel()
+        await asyncio.gather(*serving)
+        server.close()
+
+
+async def status(call: FrameCall[AppendAnswers]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await asyncio.wait_for(call.read(), 10)
+    assert (await call.code(), await call.details()) == (error.value.code(), error.value.details())
+    return error.value.code(), error.value.details() or ""
+
+
+async def test_a_call_has_its_opening_its_messages_and_both_ends() -> None:
+    async def serve(connection: FrameConnection, first: Frame) -> None:
+        opening = FrameOpening(method="AppendStream", key=b"key", authorization="Bearer x", user_agent="me grpc-frames")
+        assert (first.kind, FrameOpening.FromString(first.payload)) == (FrameKind.OPENING, opening)
+        assert await connection.read() == (FrameKind.MESSAGE, AppendBatch().SerializeToString())
+        await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())
+        assert await connection.read() == (FrameKind.END, b"")
+        connection.end(FrameEnd().SerializeToString())
+
+    async with called(serve, name="me grpc-frames") as call:
+        await call.write(AppendBatch())
+        assert await call.read() == ANSWER
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert await call.read() is grpc.aio.EOF
+        assert (await call.code(), await call.details()) == (grpc.StatusCode.OK, "")
+
+
+async def test_the_status_of_a_refusal_is_told() -> None:
+    async def serve(connection: FrameConnection, _: Frame) -> None:
+        await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())
+        connection.end(FrameEnd(code=grpc.StatusCode.ABORTED.value[0], details="in words").SerializeToString())
+
+    async with called(serve) as call:
+        assert await call.read() == ANSWER
+        assert await status(call) == (grpc.StatusCode.ABORTED, "in words")
+        with pytest.raises(grpc.aio.AioRpcError, match="in words"):
+            await call.write(AppendBatch())
+
+
+@pytest.mark.parametrize(("kind", "payload"), [(FrameKind.MESSAGE, b"\xff"), (FrameKind.END, b"\xff"), (9, b"")])
+async def test_frames_that_cannot_be_read_end_the_call(kind: FrameKind, payload: bytes) -> None:
+    async def serve(connection: FrameConnection, _: Frame) -> None:
+        await connection.write(kind, payload)
+
+    async with called(serve) as call:
+        code, words = await status(call)
+        assert code is grpc.StatusCode.INTERNAL
+        assert f"kind {int(kind)}" in words
+
+
+async def test_a_connection_that_breaks_makes_the_broker_unavailable() -> None:
+    async def serve(connection: FrameConnection, _: Frame) -> None:
+        connection.abort("killed")
+
+    async with called(serve) as call:
+        assert (await status(call))[0] is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.done_writing()
+
+
+async def test_a_port_where_nobody_listens_makes_the_broker_unavailable() -> None:
+    port = FramePort(port=processes.free_port(), key=b"key")
+    with pytest.raises(grpc.aio.AioRpcError, match=f"127.0.0.1 port {port.port}"):
+        await FrameDialer("127.0.0.1", None).open("AppendStream", port, None, AppendAnswers.FromString)

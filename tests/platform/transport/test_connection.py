@@ -1,0 +1,123 @@
+"""Connections of frames: back-pressure both ways, silent peers, ends, and the bound on what a server holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from coranto.transport import connection as of_connection
+from coranto.transport.connection import READ_BYTES, FrameBudget, FrameConnection
+from coranto.transport.frames import FrameKind
+from coranto.wire.frames_pb2 import FrameEnd
+
+LIMIT = 1 << 20
+PIECE = b"x" * (256 << 10)
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    budget: FrameBudget | None = None,
+) -> AsyncIterator[tuple[FrameConnection, FrameConnection, list[bool]]]:
+    """A client's connection and the server's, and whether the server's was lost."""
+    lost: list[bool] = []
+    accepted: asyncio.Future[FrameConnection] = asyncio.get_running_loop().create_future()
+
+    def accept() -> FrameConnection:
+        made = FrameConnection(limit=LIMIT, on_lost=lambda: lost.append(True), holds=budget)
+        accepted.set_result(made)
+        return made
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    _, client = await loop.create_connection(lambda: FrameConnection(limit=LIMIT), "127.0.0.1", port)
+    try:
+        yield client, await accepted, lost
+    finally:
+        client.abort("the test has ended")
+        (await accepted).abort("the test has ended")
+        server.close()
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
+
+
+async def write_all(connection: FrameConnection, count: int) -> int:
+    return sum([await connection.write(FrameKind.MESSAGE, PIECE) for _ in range(count)])
+
+
+async def test_a_slow_reader_stops_the_writer_and_gets_everything_in_the_end() -> None:
+    async with connected() as (client, server, _):
+        count = 200  # 50 MiB, more than the kernel and both sides hold.
+        writing = asyncio.create_task(write_all(client, count))
+        done, _ = await asyncio.wait((writing,), timeout=0.3)
+        assert not done
+        assert server._unread <= READ_BYTES + 2 * LIMIT
+        for _ in range(count):
+            assert await server.read() == (FrameKind.MESSAGE, PIECE)
+        assert await writing == count
+
+
+async def test_what_was_received_before_the_end_is_read_and_then_the_reason_is_told() -> None:
+    async with connected() as (client, server, lost):
+        await client.write(FrameKind.MESSAGE, b"last words")
+        assert await server.read() == (FrameKind.MESSAGE, b"last words")
+        client.abort("no more")
+        assert await asyncio.wait_for(server.read(), 10) is None
+        assert server.problem is not None
+        assert lost == [True]
+        assert not await server.write(FrameKind.MESSAGE, b"to nobody")
+        assert not await client.write(FrameKind.MESSAGE, b"to nobody")
+
+
+async def test_the_last_frame_arrives_although_the_other_side_still_sends() -> None:
+    async with connected() as (client, server, _):
+        writing = asyncio.create_task(write_all(client, 40))
+        await server.read()
+        server.end(b"the end")
+        server.end(b"told once")
+        assert await asyncio.wait_for(client.read(), 10) == (FrameKind.END, b"the end")
+        assert not await server.write(FrameKind.MESSAGE, b"behind the end")
+        await asyncio.wait_for(writing, 10)
+
+
+async def test_bytes_that_are_no_frames_end_the_connection_with_a_word_why() -> None:
+    async with connected() as (client, server, _):
+        assert client._transport is not None
+        client._transport.write(b"\xff" * 64)
+        assert await asyncio.wait_for(server.read(), 10) is None
+        frame = await asyncio.wait_for(client.read(), 10)
+        assert frame is not None
+        assert "is longer than" in FrameEnd.FromString(frame.payload).details
+
+
+async def test_a_peer_that_gives_no_sign_of_life_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_connection, "SILENT_SECONDS", 0.05)
+    async with connected() as (client, _, _):
+        client.watch()
+        with pytest.raises(TimeoutError):  # The other side answers, though nobody reads there.
+            await asyncio.wait_for(client.read(), 0.3)
+        assert client.problem is None
+        monkeypatch.setattr(FrameConnection, "data_received", lambda *_: None)
+        assert await asyncio.wait_for(client.read(), 10) is None
+        assert "silent" in str(client.problem)
+
+
+async def test_connections_that_hold_too_much_together_are_ended_and_give_it_back() -> None:
+    budget = FrameBudget(3 * len(PIECE))
+    async with connected(budget) as (one, small, _), connected(budget) as (client, large, lost):
+        await one.write(FrameKind.MESSAGE, b"little")
+        await eventually(lambda: budget.held)
+        await write_all(client, 8)
+        await eventually(lambda: lost)
+        assert "hold too much" in str(large.problem)
+        assert small.problem is None
+        assert budget.held == len(b"little")
