@@ -366,7 +366,10 @@ class NotJournalBroker(StatusError):
 class OffsetNotYetAvailable(StatusError):
     status = pb.OFFSET_NOT_YET_AVAILABLE
     retriable = True
-    advice = "The offset is at or beyond the write head; read with block, or later."
+    advice = (
+        "The offset is at or beyond the write head: read with block, or later. If it is below, its content is missing: "
+        "brokers pass a gap by when what follows it has been in the store for six hours."
+    )
 
 
 class WrongRoute(StatusError):

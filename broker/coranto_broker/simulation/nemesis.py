@@ -47,6 +47,7 @@ class Nemesis:
             "change spec": self._change_spec,
             "suspend": self._suspend,
             "store refuses fragments": self._refuse_fragments,
+            "store loses a fragment": self._lose_a_fragment,
             "flip a bit": self._flip_a_bit,
             "restore etcd": self._restore_etcd,
         }
@@ -266,6 +267,13 @@ class Nemesis:
 
         store.faults.refuse_fragments = self._rng.choice((0.8, 1.0, 1.0))
         await self._for_a_while(mend, 2.0, 25.0)
+
+    async def _lose_a_fragment(self, _: BrokerHost) -> None:
+        """Let the store lose a fragment that is not the last one of its journal, whose end tells brokers the head."""
+        stored = [each.fragment for each in self._world.store.objects.values()]
+        last = {each.journal: each.end for each in sorted(stored, key=lambda each: each.end)}
+        if inner := [each for each in stored if each.end < last[each.journal]]:
+            self._world.store.lose(self._rng.choice(inner))
 
     async def _flip_a_bit(self, machine: BrokerHost) -> None:
         """Let the disk damage the next fragment that the machine's broker is about to store, if another has it too."""

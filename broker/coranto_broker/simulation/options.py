@@ -50,7 +50,7 @@ DEMANDS: Mapping[str, Mapping[str, str]] = {
 """Labels of journals that say what acknowledged appends survive, by the name of the option's value."""
 
 _SYNCED = ("fsync", "synced")
-_CRASH = "crash machine"
+CRASH = "crash machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def options_of(seed: int, **given: Any) -> Options:
     asks = given.keys() <= {"append_streams"}
     durability = demands_of(seed, spread=zones > 1 and replication > 1) if asks else ""
     syncs_commits = fsync is Fsync.COMMIT or durability in _SYNCED
-    possible = [fault for fault in FAULTS if fault != _CRASH or syncs_commits]
+    possible = [fault for fault in FAULTS if fault != CRASH or syncs_commits]
     options = Options(
         seed,
         brokers=brokers,
@@ -141,7 +141,7 @@ def options_of(seed: int, **given: Any) -> Options:
         stored_at_end=rng.random() < 0.5,
         # Few kinds of faults at a time, so that each run has its own character; sometimes none.
         # Few runs allow crashes of machines, so most of those should have some.
-        faults=tuple(each for each in possible if rng.random() < rng.choice((0.15, 0.4)) + 0.3 * (each == _CRASH)),
+        faults=tuple(each for each in possible if rng.random() < rng.choice((0.15, 0.4)) + 0.3 * (each == CRASH)),
         nested=random.Random(f"names of {seed}").random() < 0.4,
         append_streams=shares_streams(seed),
         durability=durability,

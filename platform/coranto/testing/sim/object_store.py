@@ -57,6 +57,8 @@ class SimObjectStore:
     def __init__(self, network: Network, rng: random.Random) -> None:
         self.faults = StoreFaults()
         self.objects: dict[str, StoredObject] = {}
+        self.lost: list[Fragment] = []
+        """Fragments that `lose` has taken away."""
         self.markers: dict[str, float] = {}
         """The time at which each marker of a journal's folder was put."""
         self.notes: dict[str, tuple[float, bytes]] = {}
@@ -111,6 +113,11 @@ class SimObjectStore:
     def remove(self, fragment: Fragment) -> None:
         self._refuse()
         self.objects.pop(fragment.content_path, None)
+
+    def lose(self, fragment: Fragment) -> None:
+        """Lose a stored fragment, as a store that lies does. It may be stored again."""
+        del self.objects[fragment.content_path]
+        self.lost.append(fragment)
 
     def put_note(self, path: str, content: bytes) -> None:
         self._refuse()
