@@ -57,6 +57,7 @@ from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.spark.reading_ahead import InputAhead, NextInput, PlannedInput
 from coranto_consumers.spark.task_errors import errors_of_tasks
+from coranto_consumers.spark.transaction_bounds import MessageBound, Pace, TooManyMessages
 from coranto_consumers.spark.unread import UnreadContent, known_sources
 
 
@@ -67,8 +68,11 @@ class SparkConsumer:
     `IcebergStore`. A transaction reads at most about `max_transaction_bytes` of new content, and as much again of each
     journal for producers' transactions that were open before. The messages of longer ones are delivered in several
     transactions (`long_transactions.py`). While one commits, the next one is read, so Spark keeps the rows of up to
-    two. A task reads at most about `max_partition_bytes`. `spark` may be a function that starts a session; it is called
-    when there is something to read. `on_progress` is called once the plan is known, and after each transaction.
+    two. With `max_transaction_messages` it also reads at most about so many new messages, by the mean length of those
+    before (`transaction_bounds.py`). A service (`run_until_stopped`) that has caught up goes on at the earliest
+    `min_transaction_seconds` after it began to. A task reads at most about `max_partition_bytes`. `spark` may be a
+    function that starts a session; it is called when there is something to read. `on_progress` is called once the plan
+    is known, and after each transaction.
     `uuid_pointer` is the JSON pointer to a message's UUID. `framing` is that of messages which are not lines of JSON
     (`framings.py`). Use an instance from one thread only. Instances with the same application name fence each other
     off, on any machine.
@@ -90,6 +94,8 @@ class SparkConsumer:
         spark: SparkSession | Callable[[], SparkSession],
         *,
         max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES,
+        max_transaction_messages: int | None = None,
+        min_transaction_seconds: float = 0.0,
         max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
         on_progress: Callable[[ConsumeReport], None] | None = None,
         hooks: Hooks | None = None,
@@ -100,6 +106,8 @@ class SparkConsumer:
     ) -> None:
         options = ConsumerOptions(
             max_transaction_bytes=max_transaction_bytes,
+            max_transaction_messages=max_transaction_messages,
+            min_transaction_seconds=min_transaction_seconds,
             max_partition_bytes=max_partition_bytes,
             misfits=misfits,
             fail_on_data_loss=fail_on_data_loss,
@@ -115,6 +123,8 @@ class SparkConsumer:
         self._hooks = hooks or Hooks()
         self._store = output_store(store, self._hooks.commit)
         self._max_transaction_bytes = max_transaction_bytes
+        self._bound = MessageBound(max_transaction_bytes, max_transaction_messages)
+        self._min_transaction_seconds = min_transaction_seconds
         self._on_progress = on_progress or (lambda report: None)
         self._reader: InputReader | None = None
         self._transactions = OutputTransactions(
@@ -153,7 +163,11 @@ class SparkConsumer:
         with SyncJournalClient.of(self._config) as client, errors_of_tasks(), InputAhead[Input]() as ahead:
             report, sources = self._begin(client)
             caught_up: Mapping[str, int] | None = None
+            pace = Pace(self._min_transaction_seconds)
             while not stop():
+                if not pace.is_due:
+                    wait()
+                    continue
                 # What there is may have been looked at already, and read, while the last transaction committed.
                 present = ahead.extents()
                 if present is None or heads_of(present) == caught_up:
@@ -161,6 +175,7 @@ class SparkConsumer:
                 if heads_of(present) == caught_up:
                     wait()
                     continue
+                pace.took()
                 report, sources = self._catch_up(client, ahead, report, sources, present, stop)
                 caught_up = heads_of(present)
             return report
@@ -211,7 +226,7 @@ class SparkConsumer:
                 else:
                     self._on_progress(report)
                 continue
-            if not (ranges := unread.plan(sources, self._max_transaction_bytes)):
+            if not (ranges := unread.plan(sources, self._bound.max_bytes)):
                 break
             self._hooks.reached(Step.PLANNED)
             is_last = most is not None and report.transactions + 1 >= most
@@ -229,6 +244,9 @@ class SparkConsumer:
                 unread.long.meet(met.found)
                 tell_of_long(met.found, sources, self._max_transaction_bytes)
                 continue
+            except TooManyMessages:
+                self._bound.settle()
+                continue
             unread.processed(ranges, sources)
             self._on_progress(report)
         return report, sources
@@ -244,10 +262,11 @@ class SparkConsumer:
         after: Mapping[str, Source],
     ) -> None:
         """Begin to read what follows the ranges of a transaction, which will leave sources in the states `after`."""
-        if following := unread.plan_next(ranges, after, self._max_transaction_bytes):
+        self._bound.settle()
+        if following := unread.plan_next(ranges, after, self._bound.max_bytes):
             reading = self._reading(client, following, after, begins)
             ahead.begin(lambda: NextInput(PlannedInput.of(following, after), reading))
-        elif is_endless and unread.is_clear:
+        elif is_endless and unread.is_clear and not self._min_transaction_seconds:
             ahead.begin(partial(self._look_beyond, client, dict(unread.heads), after))
 
     def _look_beyond(
@@ -258,7 +277,7 @@ class SparkConsumer:
         if heads_of(present) == heads:
             return None
         known = known_sources(present, sources)
-        ranges = UnreadContent(heads_of(present)).plan(known, self._max_transaction_bytes)
+        ranges = UnreadContent(heads_of(present)).plan(known, self._bound.max_bytes)
         if not ranges:
             return None
         reading = self._reading(client, ranges, known, begins_of(present))
@@ -298,6 +317,7 @@ class SparkConsumer:
         cuts = cuts_of(client, [each.journal for each in ranges if each.length > WORTHWHILE_BYTES])
         pruning = Pruning(time.time(), first_offsets=begins)
         with self._input_reader().read(ranges, sources, cuts, pruning, self._max_transaction_bytes) as read:
+            self._bound.see(ranges, read.rows)
             yield read
 
     def _replay(

@@ -14,6 +14,14 @@ from coranto_consumers.spark.framings import ReadFraming, chosen_framing, parse_
 DEFAULT_TRANSACTION_BYTES: Final = 256 << 20
 DEFAULT_PARTITION_BYTES: Final = 32 << 20
 _OF_WINDOWS: Final = ("max_partition_bytes", "misfits", "uuid_pointer", "framing")
+_PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+    "max_transaction_bytes": ((int,), "a whole number"),
+    "max_transaction_messages": ((int, type(None)), "a whole number"),
+    "min_transaction_seconds": ((int, float), "a number"),
+    "max_partition_bytes": ((int,), "a whole number"),
+    "fail_on_data_loss": ((bool,), "true or false"),
+    "uuid_pointer": ((str,), "a text"),
+}
 _POLICIES: Final = {"fail": MisfitPolicy.FAIL, "nulls": MisfitPolicy.NULLS}
 
 
@@ -22,6 +30,8 @@ class ConsumerOptions:
     """The options of a `SparkConsumer`, which says what each means. Making them raises InvalidInput for bad values."""
 
     max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES
+    max_transaction_messages: int | None = None
+    min_transaction_seconds: float = 0.0
     max_partition_bytes: int = DEFAULT_PARTITION_BYTES
     misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL
     fail_on_data_loss: bool = True
@@ -34,6 +44,15 @@ class ConsumerOptions:
             value = getattr(self, name)
             if value < 1:
                 raise InvalidInput(f"{value} is not a positive number of bytes, such as {example}", field=name)
+        if self.max_transaction_messages is not None and self.max_transaction_messages < 1:
+            raise InvalidInput(
+                f"{self.max_transaction_messages} is not a positive number of messages; leave it out for no such bound",
+                field="max_transaction_messages",
+            )
+        if not 0 <= self.min_transaction_seconds < float("inf"):
+            raise InvalidInput(
+                f"{self.min_transaction_seconds} is not a number of seconds from 0 on", field="min_transaction_seconds"
+            )
         chosen_framing(self.framing, self.uuid_pointer)
 
     @classmethod
@@ -55,9 +74,8 @@ class ConsumerOptions:
         if isinstance(framing := values.get("framing"), Mapping):
             options = {str(name).lower(): str(value) for name, value in framing.items()}
             values["framing"] = parse_framing(options, tolerant=False)
-        for name, kind in (("max_transaction_bytes", int), ("max_partition_bytes", int), ("fail_on_data_loss", bool)):
-            if name in values and type(values[name]) is not kind:
-                wanted = "true or false" if kind is bool else "a whole number"
+        for name, (kinds, wanted) in _PLAIN.items():
+            if name in values and type(values[name]) not in kinds:
                 raise InvalidInput(f"{values[name]!r} is not {wanted}", field=name)
         return cls(**values)
 

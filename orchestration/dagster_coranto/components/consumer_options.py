@@ -21,6 +21,12 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
     max_transaction_bytes: int | None = Field(
         default=None, gt=0, description="Most bytes of new content that a transaction reads."
     )
+    max_transaction_messages: int | None = Field(
+        default=None, gt=0, description="About the most new messages that a transaction reads, beside its bytes."
+    )
+    min_transaction_seconds: float | None = Field(
+        default=None, ge=0, description="The least time between transactions of a service that has caught up."
+    )
     max_partition_bytes: int | None = Field(default=None, gt=0, description="Most bytes that a task of Spark reads.")
     misfits: Literal["fail", "nulls"] | DeadLettersModel | None = Field(
         default=None,

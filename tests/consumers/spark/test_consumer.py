@@ -5,6 +5,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 from pyspark.sql import SparkSession
@@ -244,6 +245,24 @@ def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark,
     envelopes = [each for name in ALERTS for each in iter_messages(JsonLines(), name, [world.broker.content(name)], 0)]
     assert len({envelope.producer for envelope in envelopes}) == 1
     assert report.lag_bytes == len(b'{"unfinished')
+
+
+def test_transactions_are_bounded_by_messages_and_a_service_by_time(spark, world, sqlite_url, monkeypatch):
+    world.publish(24)
+    reports, idle = [], []
+    taken = takes_ahead(monkeypatch)
+    limits = {"max_transaction_messages": 10, "min_transaction_seconds": 3600, "on_progress": reports.append}
+    runner = consumer(spark, world, sqlite_url, **limits)
+
+    report = runner.run_until_stopped(lambda: len(idle) == 3, wait=lambda: (world.publish(1), idle.append(1)))
+
+    read = [after.rows - before.rows for before, after in pairwise(reports)]
+    assert len(read) >= 3
+    assert max(read) <= 20
+    assert sum(taken) >= len(read) - 2, "but for the first, and one that may be planned again, they were read ahead"
+    assert report.messages == 24, "an hour has not passed since it began to take these"
+    assert consumer(spark, world, sqlite_url).run_until_caught_up().messages == 3
+    world.check(sqlite_url)
 
 
 class Crash(Exception):

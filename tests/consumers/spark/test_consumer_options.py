@@ -55,6 +55,10 @@ def test_plain_values_say_options():
     [
         ({"max_bytes": 1}, "max_bytes: there is no such option of a consumer; there are fail_on_data_loss, framing"),
         ({"max_transaction_bytes": 0}, "max_transaction_bytes: 0 is not a positive number"),
+        ({"max_transaction_messages": 0}, "max_transaction_messages: 0 is not a positive number of messages"),
+        ({"min_transaction_seconds": -1}, "min_transaction_seconds: -1 is not a number of seconds from 0 on"),
+        ({"min_transaction_seconds": float("nan")}, "min_transaction_seconds: nan is not a number of seconds"),
+        ({"min_transaction_seconds": "5"}, "min_transaction_seconds: '5' is not a number"),
         ({"max_partition_bytes": "many"}, "max_partition_bytes: 'many' is not a whole number"),
         ({"fail_on_data_loss": "no"}, "fail_on_data_loss: 'no' is not true or false"),
         ({"misfits": "ignore"}, "misfits: 'ignore' is neither fail nor nulls, nor a place"),
