@@ -8,7 +8,9 @@ import pytest
 from coranto.client import ClientConfig
 from coranto.client.loop import LoopThread
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.streams.model.stream import Segment, spec_of
 from coranto.testing.fake_broker import FakeBroker
+from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.testing import MariadbServer, PostgresServer, why_no_mariadb
 
 
@@ -68,6 +70,18 @@ class Broker:
     def create(self, *names: str, content_type: str = JSON_LINES) -> None:
         for name in names:
             self.fake.create(name, labels=label_set([(CONTENT_TYPE, content_type)]))
+
+    def set_segment(self, stream: str, segment: Segment) -> None:
+        """Create or change the journal of a stream's segment."""
+        template = pb.JournalSpec(labels=label_set([(CONTENT_TYPE, JSON_LINES)]))
+        spec = spec_of(stream, segment, template)
+        if segment.journal in self.fake.journals:
+            self.fake.journals[segment.journal].spec.CopyFrom(spec)
+        else:
+            self.fake.create(spec.name, flags=spec.flags, labels=spec.labels)
+
+    def delete(self, journal: str) -> None:
+        del self.fake.journals[journal]
 
     def write(self, journal: str, content: bytes) -> None:
         self._loop.run(self.fake.write(journal, content))

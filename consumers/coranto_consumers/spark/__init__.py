@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.iceberg import IcebergStore
     from coranto_consumers.spark.metrics import SparkConsumerMetrics
     from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
+    from coranto_consumers.spark.selections import stream_selector
     from coranto_consumers.spark.session import new_session
     from coranto_consumers.spark.source import register
     from coranto_consumers.spark.stopping import StopOnSignals
@@ -40,6 +41,7 @@ _HOMES = {
     **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.progress"),
     **dict.fromkeys(("SparkConsumerMetrics",), "coranto_consumers.spark.metrics"),
     **dict.fromkeys(("StopOnSignals",), "coranto_consumers.spark.stopping"),
+    **dict.fromkeys(("stream_selector",), "coranto_consumers.spark.selections"),
     **dict.fromkeys(("new_session",), "coranto_consumers.spark.session"),
     **dict.fromkeys(("register",), "coranto_consumers.spark.source"),
     **dict.fromkeys(("error_of_task", "errors_of_tasks"), "coranto_consumers.spark.task_errors"),
@@ -82,6 +84,7 @@ __all__ = [
     "exactly_once",
     "new_session",
     "register",
+    "stream_selector",
 ]
 
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -44,7 +44,7 @@ from coranto_consumers.spark.consumer_options import (
     ConsumerOptions,
 )
 from coranto_consumers.spark.dead_letters import DeadLetters
-from coranto_consumers.spark.discovery import ContentExtent, begins_of, cuts_of, extents, find_journals, heads_of
+from coranto_consumers.spark.discovery import ContentExtent, begins_of, contents, cuts_of, heads_of, list_journals
 from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions
@@ -56,9 +56,10 @@ from coranto_consumers.spark.output_transactions import OutputTransactions, offs
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.spark.reading_ahead import InputAhead, NextInput, PlannedInput
+from coranto_consumers.spark.segments import gone_segments, not_read
 from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.spark.transaction_bounds import MessageBound, Pace, TooManyMessages
-from coranto_consumers.spark.unread import UnreadContent, known_sources
+from coranto_consumers.spark.unread import UnreadContent, ends_of
 
 
 class SparkConsumer:
@@ -141,8 +142,8 @@ class SparkConsumer:
           otherwise,
         * InvalidInput for outputs that do not fit a table or journal,
         * SqlStoreError or CommitOutcomeUnknown for a failing store,
-        * OffsetJump for content that is gone, and CorruptData when a journal is not the one that was processed before,
-          unless `fail_on_data_loss` is False,
+        * OffsetJump for content that is gone, StreamTruncated for a segment of a stream, and CorruptData when a journal
+          is not the one that was processed before, unless `fail_on_data_loss` is False,
         * errors of the client for unreachable brokers.
 
         After any of them, the next run goes on from the last commit.
@@ -150,7 +151,8 @@ class SparkConsumer:
         with SyncJournalClient.of(self._config) as client, errors_of_tasks(), InputAhead[Input]() as ahead:
             report, sources = self._begin(client)
             report, _ = self._catch_up(client, ahead, report, sources, self._present(client), most=max_transactions)
-            return replace(report, heads=heads_of(extents(client, list(report.heads))))
+            heads = heads_of(self._present(client))
+            return replace(report, heads={journal: heads[journal] for journal in report.heads if journal in heads})
 
     def run_until_stopped(
         self, stop: Callable[[], bool], *, wait: Callable[[], object] = lambda: time.sleep(1.0)
@@ -162,7 +164,7 @@ class SparkConsumer:
         """
         with SyncJournalClient.of(self._config) as client, errors_of_tasks(), InputAhead[Input]() as ahead:
             report, sources = self._begin(client)
-            caught_up: Mapping[str, int] | None = None
+            caught_up: Mapping[str, object] | None = None
             pace = Pace(self._min_transaction_seconds)
             while not stop():
                 if not pace.is_due:
@@ -170,18 +172,18 @@ class SparkConsumer:
                     continue
                 # What there is may have been looked at already, and read, while the last transaction committed.
                 present = ahead.extents()
-                if present is None or heads_of(present) == caught_up:
+                if present is None or ends_of(present) == caught_up:
                     present = self._present(client)
-                if heads_of(present) == caught_up:
+                if ends_of(present) == caught_up:
                     wait()
                     continue
                 pace.took()
                 report, sources = self._catch_up(client, ahead, report, sources, present, stop)
-                caught_up = heads_of(present)
+                caught_up = ends_of(present)
             return report
 
     def _present(self, client: SyncJournalClient) -> dict[str, ContentExtent]:
-        return extents(client, find_journals(client, self._application.sources, field="application sources"))
+        return contents(client, list_journals(client, self._application.sources, field="application sources"))
 
     def _begin(self, client: SyncJournalClient) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Run step 1 of the module's description, if the database accepts the application's own SQL."""
@@ -207,26 +209,31 @@ class SparkConsumer:
         most: int | None = None,
     ) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Process what is present, until there is none left, `most` transactions, or `stop`, if the run has no end."""
-        sources, heads, begins = known_sources(present, sources), heads_of(present), begins_of(present)
+        unread, begins, recorded = UnreadContent(present), begins_of(present), sources.keys()
+        report, sources = self._without_gone(report, sources, present)
         for journal, extent in present.items():
-            if lost := lost_before(journal, sources[journal].read_through, extent.begin, extent.head):
+            read = sources[journal].read_through if journal in sources else extent.begin
+            if lost := lost_before(journal, read, extent.begin, extent.head):
                 report, sources = self._pass_by(report, sources, lost, extent.begin)
-        report = replace(report, offsets=offsets_of(heads, sources), heads=heads)
+        sources = unread.known(sources)
+        report = replace(report, offsets=offsets_of(begins, sources), heads=unread.heads)
         self._on_progress(report)
-        unread = UnreadContent(heads)
         while (most is None or report.transactions < most) and not (stop is not None and stop()):
             for lost in unread.holes.due(sources):
                 report, sources = self._pass_by(report, sources, lost)
             if (due := unread.long.due(sources, self._max_transaction_bytes)) is not None:
                 try:
                     with errors_of_tasks():
-                        report, sources = self._replay(client, due, sources, heads, report)
+                        report, sources = self._replay(client, due, sources, unread.heads, report)
                 except OffsetJump as error:
                     self._meet(unread.holes, error)
                 else:
                     self._on_progress(report)
                 continue
+            sources = unread.known(sources)
             if not (ranges := unread.plan(sources, self._bound.max_bytes)):
+                if unread.has_successors(sources.keys() - recorded):
+                    self._transactions.record(sources, report.fence)
                 break
             self._hooks.reached(Step.PLANNED)
             is_last = most is not None and report.transactions + 1 >= most
@@ -248,6 +255,7 @@ class SparkConsumer:
                 self._bound.settle()
                 continue
             unread.processed(ranges, sources)
+            recorded = sources.keys()
             self._on_progress(report)
         return report, sources
 
@@ -263,21 +271,23 @@ class SparkConsumer:
     ) -> None:
         """Begin to read what follows the ranges of a transaction, which will leave sources in the states `after`."""
         self._bound.settle()
+        after = unread.known(after)
         if following := unread.plan_next(ranges, after, self._bound.max_bytes):
             reading = self._reading(client, following, after, begins)
             ahead.begin(lambda: NextInput(PlannedInput.of(following, after), reading))
         elif is_endless and unread.is_clear and not self._min_transaction_seconds:
-            ahead.begin(partial(self._look_beyond, client, dict(unread.heads), after))
+            ahead.begin(partial(self._look_beyond, client, unread.present, after))
 
     def _look_beyond(
-        self, client: SyncJournalClient, heads: Mapping[str, int], sources: Mapping[str, Source]
+        self, client: SyncJournalClient, before: Mapping[str, ContentExtent], sources: Mapping[str, Source]
     ) -> NextInput[Input] | None:
-        """Return what follows once journals are processed up to `heads`, if something was written since."""
+        """Return what follows once what was present before is processed, if something was written since."""
         present = self._present(client)
-        if heads_of(present) == heads:
+        if ends_of(present) == ends_of(before):
             return None
-        known = known_sources(present, sources)
-        ranges = UnreadContent(heads_of(present)).plan(known, self._bound.max_bytes)
+        unread = UnreadContent(present)
+        known = unread.known(sources)
+        ranges = unread.plan(known, self._bound.max_bytes)
         if not ranges:
             return None
         reading = self._reading(client, ranges, known, begins_of(present))
@@ -298,6 +308,19 @@ class SparkConsumer:
                 "A consumer of another name can start on it anew, and one with fail_on_data_loss=False goes on without."
             )
         return replace(report, lost=(*report.lost, lost)), pass_by(sources, lost, begin)
+
+    def _without_gone(
+        self, report: ConsumeReport, sources: Mapping[str, Source], present: Mapping[str, ContentExtent]
+    ) -> tuple[ConsumeReport, Mapping[str, Source]]:
+        """Forget segments that were truncated away. Raises StreamTruncated if one was not read before."""
+        gone = gone_segments(present, sources)
+        for journal in sorted(gone.unread):
+            offset = sources[journal].read_through
+            if self._fail_on_data_loss:
+                raise not_read(journal, offset)
+            report, sources = self._pass_by(report, sources, LostContent(journal, offset, 0, made_again=True))
+        left = {journal: source for journal, source in sources.items() if journal not in gone.read | gone.unread}
+        return report, left
 
     def _input_reader(self) -> InputReader:
         if self._reader is None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from coranto.client import JournalInfo, SyncJournalClient
-from coranto.errors import InvalidInput, JournalSuspended
-from coranto.labels import CONTENT_TYPE, JSON_LINES, NAME, label_selector, value_of
+from coranto.errors import InvalidInput, JournalNotFound, JournalSuspended
+from coranto.labels import CONTENT_TYPE, JSON_LINES, NAME, STREAM, label_selector, value_of
 from coranto.wire import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from coranto.streams.model.stream import Segment
 
 T = TypeVar("T")
 
@@ -19,7 +22,12 @@ _CALLS_AT_ONCE: Final = 16
 
 
 def find_journals(client: SyncJournalClient, wanted: str | Sequence[str], *, field: str) -> tuple[str, ...]:
-    """Return the sorted names of the journals of a label selector or a list of names.
+    """Return the sorted names of the journals of a label selector or a list of names. Raises as `list_journals`."""
+    return tuple(info.name for info in list_journals(client, wanted, field=field))
+
+
+def list_journals(client: SyncJournalClient, wanted: str | Sequence[str], *, field: str) -> tuple[JournalInfo, ...]:
+    """Return the journals of a label selector or a list of names, sorted by name.
 
     Raises InvalidInput, naming `field`, when there are none, a name is unknown, or a journal does not hold JSON lines.
     """
@@ -33,33 +41,31 @@ def find_journals(client: SyncJournalClient, wanted: str | Sequence[str], *, fie
         listing = client.list(label_selector(include=[(NAME, name) for name in wanted]))
         if missing := sorted(set(wanted) - set(listing.names)):
             raise InvalidInput(f"there is no journal {missing[0]}; `coranto journals list` shows them all", field=field)
-    for info in listing.journals:
-        _require_json_lines(info, field)
-    return tuple(sorted(listing.names))
+    return _checked(listing.journals, field)
 
 
-def match_journals(client: SyncJournalClient, pattern: str, *, field: str) -> tuple[str, ...]:
-    """Return the sorted names of the journals whose whole names match a regular expression.
+def select_journals(
+    client: SyncJournalClient, names: Sequence[str] | None, pattern: str, selector: str
+) -> tuple[JournalInfo, ...]:
+    """Return the journals that options select, sorted by name: by a pattern, by names, or by a label selector.
 
-    Raises InvalidInput, naming `field`, when there are none, or a journal does not hold JSON lines.
+    A pattern is a regular expression for whole names. Raises InvalidInput as `list_journals` does.
     """
+    if not pattern:
+        return list_journals(client, selector if names is None else names, field="options")
+    field = "option subscribePattern"
     found = [info for info in client.list("").journals if re.fullmatch(pattern, info.name)]
     if not found:
         raise InvalidInput(
             f"no journal has a name like {pattern!r}; `coranto journals list` shows them all", field=field
         )
+    return _checked(found, field)
+
+
+def _checked(found: Iterable[JournalInfo], field: str) -> tuple[JournalInfo, ...]:
     for info in found:
         _require_json_lines(info, field)
-    return tuple(sorted(info.name for info in found))
-
-
-def select_journals(
-    client: SyncJournalClient, names: Sequence[str] | None, pattern: str, selector: str
-) -> tuple[str, ...]:
-    """Return the sorted names of the journals that options select: by a pattern, by names, or by a label selector."""
-    if pattern:
-        return match_journals(client, pattern, field="option subscribePattern")
-    return find_journals(client, selector if names is None else names, field="options")
+    return tuple(sorted(found, key=lambda info: info.name))
 
 
 def _require_json_lines(info: JournalInfo, field: str) -> None:
@@ -80,6 +86,8 @@ class ContentExtent:
     head: int
     created: int = 0
     """The etcd revision that created the journal; 0 means unknown."""
+    segment: Segment | None = None
+    """The segment of a stream that the journal is. Its content begins where the stream was truncated, if it was."""
 
 
 def begins_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
@@ -92,8 +100,32 @@ def heads_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
     return {journal: extent.head for journal, extent in present.items()}
 
 
-def extents(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, ContentExtent]:
-    """Return what the journals hold, by one call for all of them. Raises the client's error for one that is unknown."""
+def contents(client: SyncJournalClient, journals: Iterable[JournalInfo]) -> dict[str, ContentExtent]:
+    """Return what listed journals hold. Segments of streams that were truncated away since are left out.
+
+    Raises CorruptData if the labels of a segment contradict each other, and the client's errors.
+    """
+    names, segments = [], {}
+    for info in journals:
+        names.append(info.name)
+        if value_of(info.spec.labels, STREAM):
+            from coranto.streams.model.stream import decode_segment  # Not for those who read no stream.
+
+            segments[info.name] = decode_segment(info)
+    found = extents(client, names, absent_ok=segments.keys())
+    for name in segments.keys() & found.keys():
+        begin = max(found[name].begin, segments[name].begin)
+        found[name] = replace(found[name], begin=begin, segment=segments[name])
+    return found
+
+
+def extents(
+    client: SyncJournalClient, journals: Sequence[str], *, absent_ok: Collection[str] = ()
+) -> dict[str, ContentExtent]:
+    """Return what the journals hold, by one call for all of them, in the order given.
+
+    Raises the client's error for one that is unknown, unless it is in `absent_ok`; then it is left out.
+    """
     if not journals:
         return {}
     told = client.heads(label_selector(include=[(NAME, name) for name in journals])).by_name
@@ -103,14 +135,20 @@ def extents(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, Con
         if each.status == pb.OK and each.listed
     }
 
-    def ask(name: str) -> ContentExtent:
-        head = head_of(client, name)
+    def ask(name: str) -> ContentExtent | None:
+        try:
+            head = head_of(client, name)
+        except JournalNotFound:
+            if name not in absent_ok:
+                raise
+            return None
         created = told[name].create_revision if name in told else 0
         return ContentExtent(earliest(fragment_begins(client, name), head), head, created)
 
     unclear = [name for name in journals if name not in clear]
-    clear |= zip(unclear, _at_once(ask, unclear), strict=True)
-    return {name: clear[name] for name in journals}
+    asked = zip(unclear, _at_once(ask, unclear), strict=True)
+    clear |= {name: extent for name, extent in asked if extent is not None}
+    return {name: clear[name] for name in journals if name in clear}
 
 
 def cuts_of(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, list[int]]:

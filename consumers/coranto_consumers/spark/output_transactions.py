@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -77,6 +77,10 @@ class OutputTransactions:
         )
         return report, read.sources
 
+    def record(self, sources: Mapping[str, Source], fence: int) -> None:
+        """Commit the states of sources alone, with nothing to acknowledge. Raises as the store's `commit` does."""
+        self.store.commit(self.application.name, fence, [], Checkpoint(dict(sources), {}), lambda: None)
+
     def _write(self, client: SyncJournalClient, read: Input, fence: int) -> tuple[list[Any], Published]:
         """Let tasks stage and publish the application's output for committed messages, and dead letters."""
         made = [self.application.outputs(read.committed)] if read.messages else []
@@ -92,6 +96,8 @@ class OutputTransactions:
         return staged, published
 
 
-def offsets_of(journals: Iterable[str], sources: Mapping[str, Source]) -> dict[str, int]:
-    """Return the offsets through which journals are processed."""
-    return {journal: sources[journal].read_through for journal in journals}
+def offsets_of(before: Mapping[str, int], sources: Mapping[str, Source]) -> dict[str, int]:
+    """Return the offsets through which journals are processed: those of `before`, or what sources tell by now."""
+    return {
+        journal: sources[journal].read_through if journal in sources else offset for journal, offset in before.items()
+    }

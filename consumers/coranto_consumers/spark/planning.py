@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from coranto.client import Moment, SyncJournalClient
+from coranto.client import JournalInfo, Moment, SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.labels import label_selector
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.bounds import EARLIEST, LATEST
-from coranto_consumers.spark.discovery import ContentExtent, cuts_of, extents, find_journals, match_journals
+from coranto_consumers.spark.discovery import ContentExtent, contents, cuts_of, select_journals
 from coranto_consumers.spark.losses import LostContent, lost_before, warn_of
 from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
+from coranto_consumers.spark.segments import when_sealed
 
 _SAMPLE_BYTES: Final = 64 << 10
 
@@ -24,11 +25,11 @@ Plan = tuple[dict[str, list[Range]], list[tuple[NumberedRange, ...]]]
 def plan_read(client: SyncJournalClient, options: SourceOptions) -> Plan:
     """Return the ranges of each journal, numbered from 0, and the ranges that each task reads.
 
-    Raises InvalidInput for offsets that the journals do not have, and the errors of lost content.
+    Raises InvalidInput for offsets that the journals do not have, StreamChanged for a stream whose split or merge does
+    not end, and the errors of lost content.
     """
-    journals = _journals(client, options)
-    options = _at_moment(client, journals, options)
-    found = extents(client, journals)
+    found = _contents(client, options)
+    options = _at_moment(client, found, options)
     wholes = [_whole(client, journal, extent, options) for journal, extent in found.items()]
     wholes = [whole for whole in wholes if whole.length]
     if not isinstance(options.framing, JsonLines):
@@ -47,10 +48,19 @@ def plan_read(client: SyncJournalClient, options: SourceOptions) -> Plan:
     return ranges, [tuple(numbers[part] for part in each) for each in shares]
 
 
-def _at_moment(client: SyncJournalClient, journals: Sequence[str], options: SourceOptions) -> SourceOptions:
+def _contents(client: SyncJournalClient, options: SourceOptions) -> dict[str, ContentExtent]:
+    """Return what the journals hold. If a read ends where they do, it has no event without those before it."""
+    if options.ending is not None or options.as_of is not None:
+        return contents(client, _journals(client, options))
+    return when_sealed(lambda: contents(client, _journals(client, options)), options.client.patience)
+
+
+def _at_moment(
+    client: SyncJournalClient, journals: Mapping[str, ContentExtent], options: SourceOptions
+) -> SourceOptions:
     """Return options with the offsets of the moment that they ask for. Raises ContentGone if its content is not there.
 
-    Journals that are not named had no content then.
+    Journals that are not named had no content then. What a stream was truncated of is not its content.
     """
     asked = options.as_of
     if asked is None:
@@ -62,7 +72,11 @@ def _at_moment(client: SyncJournalClient, journals: Sequence[str], options: Sour
     else:
         ends = dict(client.moment(label_selector(include=[("name", journal) for journal in journals]), asked).ends)
     given = options.starting or {}
-    begins = {journal: min(max(given.get(journal, 0), 0), ends[journal]) for journal in journals}
+    firsts = {journal: extent.segment.begin if extent.segment else 0 for journal, extent in journals.items()}
+    begins = {
+        journal: min(start if (start := given.get(journal, EARLIEST)) >= 0 else first, ends[journal])
+        for journal, first in firsts.items()
+    }
     if options.fail_on_data_loss:
         client.require_content(Moment(ends, begins))
     return replace(options, starting=begins, ending=ends, as_of=None)
@@ -79,18 +93,15 @@ def _unsplit(wholes: Sequence[Range], options: SourceOptions) -> Plan:
     return {whole.journal: [whole] for whole in wholes}, [(NumberedRange(0, whole),) for whole in wholes]
 
 
-def _journals(client: SyncJournalClient, options: SourceOptions) -> tuple[str, ...]:
-    if options.pattern:
-        journals = match_journals(client, options.pattern, field="option subscribePattern")
-    else:
-        wanted = options.selector if options.journals is None else options.journals
-        journals = find_journals(client, wanted, field="options")
+def _journals(client: SyncJournalClient, options: SourceOptions) -> tuple[JournalInfo, ...]:
+    listed = select_journals(client, options.journals, options.pattern, options.selector)
+    journals = [info.name for info in listed]
     for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
         if offsets is not None and set(offsets) != set(journals):
             raise InvalidInput(
                 f"must name exactly the journals that are read: {', '.join(journals)}", field=f"option {name}"
             )
-    return journals
+    return listed
 
 
 def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, options: SourceOptions) -> Range:

@@ -38,7 +38,8 @@ class SelectedJournals:
             raise InvalidInput(
                 f"exactly one of {', '.join(OPTIONS)} must be given, not {', '.join(names) or 'none'}", field="options"
             )
-        selector = _stream(given) if "stream" in given else given.get("selector", "")
+        stream = given.get("stream")
+        selector = given.get("selector", "") if stream is None else stream_selector(stream, field="option stream")
         return cls(_journals(given), _pattern(given), selector)
 
 
@@ -70,12 +71,12 @@ def _pattern(given: Mapping[str, str]) -> str:
     return text
 
 
-def _stream(given: Mapping[str, str]) -> str:
-    """Return the selector of the segments of the stream that an option names."""
+def stream_selector(stream: str, *, field: str = "stream") -> str:
+    """Return the label selector of a stream's segments, such as for `Application.sources`. Raises InvalidInput."""
     from coranto.streams.model.stream import segments_selector  # Not for each worker.
 
     try:
-        validate_journal(given["stream"])
+        validate_journal(stream)
     except InvalidInput as error:
-        raise InvalidInput(error.message, field="option stream") from error
-    return format_selector(segments_selector(given["stream"]))
+        raise InvalidInput(error.message, field=field) from error
+    return format_selector(segments_selector(stream))

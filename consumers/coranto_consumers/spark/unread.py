@@ -1,29 +1,50 @@
-"""The content that a run has left to read: journals up to the heads of its beginning, but for what it has met. Pure."""
+"""The content that a run has left to read: journals up to the heads of its beginning, but for what it has met. Pure.
+
+Segments of streams are read when those before them are (`segments.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from coranto.messages.checkpoints import Source
-from coranto_consumers.spark.discovery import ContentExtent
+from coranto_consumers.spark.discovery import ContentExtent, heads_of
 from coranto_consumers.spark.long_transactions import LongTransactions
 from coranto_consumers.spark.losses import Holes
 from coranto_consumers.spark.ranges import Range, plan_transaction
+from coranto_consumers.spark.segments import open_journals
 
 
-def known_sources(present: Mapping[str, ContentExtent], sources: Mapping[str, Source]) -> dict[str, Source]:
-    """Return the states of sources. One that is not known yet is read from its earliest offset."""
-    return {**{journal: Source(extent.begin) for journal, extent in present.items()}, **sources}
+def ends_of(present: Mapping[str, ContentExtent]) -> dict[str, object]:
+    """Return all that tells if there may be more to read than there was: ends of journals, and of segments."""
+    return {journal: (extent.head, extent.segment) for journal, extent in present.items()}
 
 
 class UnreadContent:
-    """The content of journals up to `heads`, as far as it is not read."""
+    """The content of the journals that are present, up to their `heads`, as far as it is not read."""
 
-    def __init__(self, heads: Mapping[str, int]) -> None:
-        self.heads = dict(heads)
+    def __init__(self, present: Mapping[str, ContentExtent]) -> None:
+        self.present = dict(present)
+        self.heads = heads_of(present)
         self.holes = Holes()
         self.long = LongTransactions()
-        self._behind = set(heads)
+        self._behind = set(present)
+        self._ended: dict[str, int] = {}
+        """The heads of journals that end in a line which is not finished."""
+
+    def known(self, sources: Mapping[str, Source]) -> dict[str, Source]:
+        """Return the states of sources, with those that may be read now and were not begun."""
+        begun = {journal: Source(self.present[journal].begin) for journal in self._open(sources) - sources.keys()}
+        return {**begun, **sources}
+
+    def _open(self, sources: Mapping[str, Source]) -> frozenset[str]:
+        read = {journal: source.read_through for journal, source in sources.items()}
+        return open_journals(self.present, {**read, **self._ended})
+
+    def has_successors(self, journals: Collection[str]) -> bool:
+        """Return True if one of the journals is a segment that comes after others."""
+        segments = [self.present[journal].segment for journal in self.present.keys() & set(journals)]
+        return any(segment.predecessors for segment in segments if segment is not None)
 
     def plan(self, sources: Mapping[str, Source], max_bytes: int) -> list[Range]:
         """Return what the next transaction reads, which goes on at the states of `sources`. Empty at the end."""
@@ -34,11 +55,13 @@ class UnreadContent:
         unread = _unread(ranges, after)
         # A journal may end in a line that its writer has not finished. That line is left to the next run.
         ends = {each.journal: each.end for each in ranges}
-        self._behind -= {
+        stuck = {
             journal
             for journal, offset in unread.items()
             if not self.long.found_nothing(journal, offset, ends[journal]) and self.holes.stuck(journal, offset)
         }
+        self._behind -= stuck
+        self._ended.update((name, self.heads[name]) for name in stuck if ends[name] >= self.heads[name])
 
     @property
     def is_clear(self) -> bool:
@@ -56,7 +79,8 @@ class UnreadContent:
 
     def _plan(self, journals: set[str], sources: Mapping[str, Source], max_bytes: int) -> list[Range]:
         ends = self.long.ends(self.holes.ends(self.heads))
-        begins = {journal: sources[journal].read_through for journal in sorted(journals)}
+        known = self.known(sources)
+        begins = {journal: known[journal].read_through for journal in sorted(journals & self._open(known))}
         return plan_transaction({journal: (begin, ends[journal]) for journal, begin in begins.items()}, max_bytes)
 
 

@@ -5,7 +5,8 @@ import pytest
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
-from coranto.streams.model.stream import STREAM_LABEL
+from coranto.streams.model.keys import KeyRange
+from coranto.streams.model.stream import Segment, segment_journal
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import SparkConsumer
 from coranto_consumers.spark.options import SourceOptions
@@ -73,20 +74,21 @@ def test_a_journal_whose_content_is_all_gone_is_read_from_its_head(broker):
 
 
 def test_a_stream_is_its_segments_those_of_splits_included(broker):
-    for journal, stream in {
-        "shop/orders/segment/0": "shop/orders",
-        "shop/orders/segment/1": "shop/orders",
-        "shop/orders/segment/2": "shop/orders",
-        "shop/orders/marks": "",
-        "shop/orders-eu/segment/0": "shop/orders-eu",
-    }.items():
-        labels = [(CONTENT_TYPE, JSON_LINES), *([(STREAM_LABEL, stream)] if stream else [])]
-        broker.fake.create(journal, labels=label_set(labels))
-        broker.write(journal, b'{"n":1}\n')
+    low, high = KeyRange.FULL.split(2)
+    for stream in ("shop/orders", "shop/orders-eu"):
+        for segment in (
+            Segment(0, 0, segment_journal(stream, 0), KeyRange.FULL, sealing=True, sealed_at=8),
+            Segment(1, 1, segment_journal(stream, 1), low, frozenset((0,))),
+            Segment(2, 1, segment_journal(stream, 2), high, frozenset((0,))),
+        ):
+            broker.set_segment(stream, segment)
+            broker.write(segment.journal, b'{"n":1}\n')
+    broker.create("shop/orders/marks")
+    broker.write("shop/orders/marks", b'{"n":1}\n')
     options = {"endpoint": broker.endpoint, "stream": "shop/orders"}
     with SyncJournalClient.of(broker.config) as client:
         ranges, _ = plan_read(client, SourceOptions.parse(options))
-        assert list(ranges) == [f"shop/orders/segment/{n}" for n in range(3)]
+        assert list(ranges) == [segment_journal("shop/orders", n) for n in range(3)]
         with pytest.raises(InvalidInput, match=r"no journal matches .*shop/nothing"):
             plan_read(client, SourceOptions.parse({**options, "stream": "shop/nothing"}))
     assert StreamOptions.parse(options).source.selector == SourceOptions.parse(options).selector

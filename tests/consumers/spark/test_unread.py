@@ -2,10 +2,15 @@
 
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.uuids import ProducerId
+from coranto_consumers.spark.discovery import ContentExtent
 from coranto_consumers.spark.long_transactions import LongTransaction
 from coranto_consumers.spark.losses import LostContent
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.unread import UnreadContent
+
+
+def up_to(**heads: int) -> UnreadContent:
+    return UnreadContent({name: ContentExtent(0, head) for name, head in heads.items()})
 
 
 def planned(unread: UnreadContent, **offsets: int) -> dict[str, tuple[int, int]]:
@@ -14,14 +19,14 @@ def planned(unread: UnreadContent, **offsets: int) -> dict[str, tuple[int, int]]
 
 
 def test_transactions_go_up_to_the_heads_and_no_further():
-    unread = UnreadContent({"a": 150, "b": 20})
+    unread = up_to(a=150, b=20)
     assert planned(unread, a=0, b=0) == {"a": (0, 80), "b": (0, 20)}
     assert planned(unread, a=80, b=20) == {"a": (80, 150)}
     assert planned(unread, a=150, b=20) == {}
 
 
 def test_the_next_transaction_is_foreseen_as_it_is_planned_then():
-    unread = UnreadContent({"a": 150, "b": 40})
+    unread = up_to(a=150, b=40)
     begun = {"a": Source(0), "b": Source(0)}
     ranges = unread.plan(begun, 100)
     after = {"a": Source(58), "b": Source(40)}
@@ -33,7 +38,7 @@ def test_the_next_transaction_is_foreseen_as_it_is_planned_then():
 
 
 def test_a_line_that_is_not_finished_ends_its_journal_also_in_what_is_foreseen():
-    unread = UnreadContent({"a": 10, "b": 300})
+    unread = up_to(a=10, b=300)
     ranges = unread.plan({"a": Source(0), "b": Source(0)}, 100)
     after = {"a": Source(0), "b": Source(90)}
 
@@ -44,7 +49,7 @@ def test_a_line_that_is_not_finished_ends_its_journal_also_in_what_is_foreseen()
 
 
 def test_nothing_is_foreseen_while_lost_content_is_not_passed_by():
-    unread = UnreadContent({"a": 500})
+    unread = up_to(a=500)
     ranges = [Range("a", 0, 100, 500)]
     after = {"a": Source(100)}
     unread.holes.meet(LostContent("a", 150, 180))
@@ -56,7 +61,7 @@ def test_nothing_is_foreseen_while_lost_content_is_not_passed_by():
 
 
 def test_a_long_transaction_is_due_although_empty_content_lies_before_its_acknowledgement():
-    producer, unread = ProducerId(b"\1abcde"), UnreadContent({"a": 500})
+    producer, unread = ProducerId(b"\1abcde"), up_to(a=500)
     before = {"a": Source(398, {producer: ProducerState(1, 0)})}
     met = LongTransaction("a", producer, 400)
     unread.long.meet([met])

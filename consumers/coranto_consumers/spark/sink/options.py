@@ -100,7 +100,8 @@ class SinkOptions:
 
     def journals(self, client: SyncJournalClient) -> tuple[str, ...]:
         """Return the journals to write to. Raises InvalidInput if there are none."""
-        return select_journals(client, self.target.journals, self.target.pattern, self.target.selector)
+        target = self.target
+        return tuple(info.name for info in select_journals(client, target.journals, target.pattern, target.selector))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from typing import Final
 
 from coranto.client import SyncJournalClient
 from coranto.errors import CorruptData, OffsetJump
-from coranto_consumers.spark.discovery import ContentExtent, extents, select_journals
+from coranto_consumers.spark.discovery import ContentExtent, contents, select_journals
 from coranto_consumers.spark.fetching import shared_cache
 from coranto_consumers.spark.options import SourceOptions
+from coranto_consumers.spark.segments import when_sealed
 from coranto_consumers.spark.streaming.offsets import Position
 
 _IDLE_SECONDS: Final = 0.1
@@ -38,8 +39,8 @@ class QueryJournals:
     def ask(self) -> dict[str, ContentExtent]:
         """Ask for the journals and what they hold."""
         options = self._options
-        names = select_journals(self.client, options.journals, options.pattern, options.selector)
-        self.heads = extents(self.client, names)
+        journals = select_journals(self.client, options.journals, options.pattern, options.selector)
+        self.heads = contents(self.client, journals)
         self._asked = time.monotonic()
         return self.heads
 
@@ -49,6 +50,10 @@ class QueryJournals:
         if since < _IDLE_SECONDS:
             time.sleep(_IDLE_SECONDS - since)
         return self.ask()
+
+    def ask_for_all(self) -> dict[str, ContentExtent]:
+        """Ask like `ask`, until all of it can be read now. Raises StreamChanged (`when_sealed`)."""
+        return when_sealed(self.ask, self._options.client.patience)
 
     def close(self) -> None:
         if self._client is not None:

@@ -18,6 +18,7 @@ from coranto_consumers.spark.discovery import ContentExtent, fragment_begins
 from coranto_consumers.spark.long_transactions import LongTransaction
 from coranto_consumers.spark.losses import LostContent, warn_of
 from coranto_consumers.spark.ranges import Range
+from coranto_consumers.spark.segments import gone_segments, not_read
 from coranto_consumers.spark.streaming.journals import QueryJournals, require
 from coranto_consumers.spark.streaming.losses import beginning_at, lost_at, without_lost_part
 from coranto_consumers.spark.streaming.offsets import MAX_LISTED, Position, Positions, begin_of, loads
@@ -48,6 +49,16 @@ class QueryPlanner:
     def keep(self, journal: str, state: ReadState) -> None:
         """Keep the state behind a batch, for the next one."""
         self._states[journal] = state
+
+    def without_gone(self, begun: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, Position]:
+        """Return positions without segments that were truncated away. Raises if one was not read before."""
+        gone = gone_segments(heads, begun)
+        for name in sorted(gone.unread):
+            if self._options.source.fail_on_data_loss:
+                raise not_read(name, begun[name].offset)
+            if (lost := lost_at(name, begun[name], None)) is not None:
+                self._warn_once(lost)
+        return {name: position for name, position in begun.items() if name not in gone.read | gone.unread}
 
     def entry(self, begun: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, ReadState]:
         """Return the state of each journal before the next batch. Raises if a journal is not the one that was read."""

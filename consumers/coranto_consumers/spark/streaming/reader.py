@@ -28,11 +28,12 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
-from coranto_consumers.spark.discovery import ContentExtent
+from coranto_consumers.spark.discovery import ContentExtent, heads_of
 from coranto_consumers.spark.fetching import shared_cache
 from coranto_consumers.spark.framings import name_of
 from coranto_consumers.spark.ranges import plan_transaction
 from coranto_consumers.spark.rows import BatchBuilder, RowLayout
+from coranto_consumers.spark.segments import open_journals
 from coranto_consumers.spark.streaming.journals import QueryJournals
 from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
 from coranto_consumers.spark.streaming.options import StreamOptions
@@ -65,6 +66,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._target: dict[str, ContentExtent] | None = None
         self._waiting_since: float | None = None
+        self._ended: dict[str, int] = {}
+        """The heads of journals that end in a line which is not finished."""
         self._planner = QueryPlanner(options, self._journals, commits=layout.has_commits)
         self._planned: tuple[str, list[StreamPartition]] = "", []
 
@@ -95,7 +98,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found = {}
             else:
                 heads = self._journals.ask()
-                found = dict.fromkeys(heads) if starting is None else starting
+                found = dict.fromkeys(open_journals(heads, heads_of(heads))) if starting is None else starting
                 if unknown := sorted(found.keys() - heads.keys()):
                     raise InvalidInput(
                         f"names {unknown[0]}, which is not among the journals that are read: "
@@ -112,7 +115,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         with told_to_driver():
-            self._target = self._journals.ask()
+            self._target = self._journals.ask_for_all()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the journals' heads, for the query's progress."""
@@ -124,15 +127,18 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._next(start, limit)
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begun = loads(start)
         heads = self._target or self._journals.ask_again()
+        begun = self._planner.without_gone(loads(start), heads)
         states = self._planner.entry(begun, heads)
         limited = not isinstance(limit, ReadAllAvailable)
-        behind = {name: (states[name].position.offset, heads[name].head) for name in states}
+        offsets = {name: state.position.offset for name, state in states.items()}
+        readable = open_journals(heads, {**offsets, **self._ended})
+        behind = {name: (offset, heads[name].head) for name, offset in offsets.items() if name in readable}
         least = _LEAST_LINE_BYTES if name_of(self._options.source.framing) == "json" else 1
         if limited and self._waits(sum(head - offset for offset, head in behind.values()) // least, behind):
             return start
         ranges = plan_transaction(behind, self._options.max_bytes if limited else 1 << 62)
+        planned = {each.journal: each for each in ranges}
         batches = self._planner.plan(ranges, states, heads, limited)
         if limited and self._waits(sum(batch.rows for batch in batches.values()), behind):
             return start
@@ -144,7 +150,11 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 after = replace(batch.state.position, created=heads[name].created)
                 end[name] = after if state.position.created else replace(after, since=state.position.offset)
                 self._planner.keep(name, replace(batch.state, position=end[name]))
-            elif name not in begun:
+                self._ended.pop(name, None)
+                continue
+            if batch is not None and planned[name].end >= heads[name].head:
+                self._ended[name] = heads[name].head
+            if name not in begun and name in readable:
                 end[name] = replace(state.position, created=heads[name].created, since=state.position.offset)
                 self._planner.keep(name, replace(state, position=end[name]))
         found = dumps(end)

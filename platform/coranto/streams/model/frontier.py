@@ -11,13 +11,13 @@ stream's metadata are known, and can be applied wherever the frontier is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from coranto.errors import InvalidInput, StreamTruncated
 from coranto.streams.model.positions import SegmentPosition, StreamPosition
-from coranto.streams.model.stream import Stream
+from coranto.streams.model.stream import Segment, Stream
 
 Graph: TypeAlias = Mapping[int, frozenset[int]]
 """The predecessors of each existing segment, by number. Predecessors themselves may be gone."""
@@ -47,6 +47,34 @@ def descendants(graph: Graph, numbers: Iterable[int]) -> set[int]:
         if graph[number] & named or graph[number] & found:
             found.add(number)
     return found
+
+
+def readable(segments: Mapping[int, Segment], read: Mapping[int, int]) -> frozenset[int]:
+    """Return the segments that may be read, given the offsets through which segments are read.
+
+    These are the segments whose predecessors are all read to their final offsets, or gone. For readers that know an
+    offset of each segment, and keep no `Frontier`: it is the frontier's open segments, and those before them. A segment
+    that was begun too early has to wait, and so have those after it.
+    """
+    found: set[int] = set()
+    complete: set[int] = set()
+    for number in sorted(segments):  # A successor's number is always larger than its predecessors'.
+        segment = segments[number]
+        if segment.predecessors & segments.keys() <= complete:
+            found.add(number)
+            end = segment.sealed_at
+            if end is not None and max(segment.begin, read.get(number, 0)) >= end:
+                complete.add(number)
+    return frozenset(found)
+
+
+def has_read_what_is_gone(segments: Mapping[int, Segment], begun: Collection[int]) -> bool:
+    """Return True if a reader has read all segments that are gone, given those that it has begun.
+
+    The segments where what is left of the stream begins share the key space, so any that is gone comes before one of
+    them. A reader begins a segment only when it has read all before it.
+    """
+    return all(number in begun for number, each in segments.items() if not each.predecessors & segments.keys())
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ _STATE_LABELS = frozenset(
     }
 )
 _SUFFIX_BYTES: Final = 80  # The bytes that the names of journals add to their stream's name.
-_MAX_NUMBER: Final = 10**8 - 1
+_NUMBER_DIGITS: Final = 8
 
 StreamCut: TypeAlias = Mapping[int, int]
 """A place in a stream: an offset by segment number. Content below the offset is before the cut.
@@ -91,7 +91,13 @@ def validate_stream(name: str) -> str:
 
 
 def segment_journal(stream: str, number: int) -> str:
-    return f"{stream}/segment/{number:08d}"
+    return f"{stream}/segment/{number:0{_NUMBER_DIGITS}d}"
+
+
+def stream_of(journal: str) -> str:
+    """Return the stream of which a journal is a segment by its name; empty if it is none."""
+    stream, _, number = journal.rpartition("/segment/")
+    return stream if len(number) == _NUMBER_DIGITS and number.isascii() and number.isdigit() else ""
 
 
 def transactions_journal(stream: str) -> str:
