@@ -60,7 +60,7 @@ def _straggling(rows):
         context = TaskContext.get()
         yield from batches
         if (context.partitionId(), context.attemptNumber()) == (0, 0):
-            time.sleep(8)
+            time.sleep(4)
 
     # With less than two tasks there is none to overtake.
     return rows.repartition(2).mapInArrow(late, rows.schema)

@@ -41,6 +41,9 @@ SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # What a killed executor had is asked for three times, and would be each five seconds.
+    "spark.shuffle.io.retryWait": "200ms",
+    "spark.locality.wait": "0s",
 }
 NO_CONNECT = "" if find_spec("grpc_status") else "pyspark[connect] is not installed: install coranto[spark]"
 
