@@ -54,7 +54,7 @@ def ui(cluster_dir: Path) -> Iterator[DagsterUi]:
     assert materialize(Job(limit=FLIGHTS), ["journal_specs", "flights/events"], log_level="WARNING")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)  # Where workspace.yaml is.
-        with DagsterUi(cluster_dir, daemon=None) as running:
+        with DagsterUi(cluster_dir, daemon=None, stop_seconds=2) as running:
             yield running
 
 
