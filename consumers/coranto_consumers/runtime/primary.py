@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from coranto import labels
 from coranto.client import AppendResult, JournalClient
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput, JournalNotFound
+from coranto.fragments import forks
 from coranto.messages import Checkpoint, ProducerClock, ProducerId, Source
 from coranto.specs.validation import duration_seconds
 from coranto.wire import consumer_pb2 as pc
@@ -114,6 +115,7 @@ class Primary:
                     field="new_store",
                 )
             checkpoint = await store.restore_checkpoint(self._shard.fqn)
+            await self._require_unread(checkpoint.sources.keys())
             if self._restored is not None:
                 await self._restored()
             self._input = self._consuming(checkpoint.sources)
@@ -317,6 +319,14 @@ class Primary:
             self._input.passed_over.clear()
 
     # -- Effects -------------------------------------------------------------------------------------------------------
+
+    async def _require_unread(self, known: Collection[str]) -> None:
+        """Raise InvalidInput if a new source is a fork of a journal in the checkpoint that is no source any more."""
+        journals = {source.journal for source in self._shard.spec.sources}
+        left, new = set(known) - journals, sorted(journals - set(known))
+        if left and new:
+            listing = await self._client.list(labels.label_selector(include=[(labels.NAME, name) for name in new]))
+            forks.require_unread((info.spec for info in listing.journals), left)
 
     def _watch_producers(self, sources: Mapping[str, Source]) -> ProducerWatch:
         journals = [source.journal for source in self._shard.spec.sources]

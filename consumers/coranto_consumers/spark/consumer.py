@@ -44,7 +44,15 @@ from coranto_consumers.spark.consumer_options import (
     ConsumerOptions,
 )
 from coranto_consumers.spark.dead_letters import DeadLetters
-from coranto_consumers.spark.discovery import ContentExtent, begins_of, contents, cuts_of, heads_of, list_journals
+from coranto_consumers.spark.discovery import (
+    ContentExtent,
+    begins_of,
+    contents,
+    cuts_of,
+    heads_of,
+    list_journals,
+    require_unread,
+)
 from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions
@@ -140,7 +148,8 @@ class SparkConsumer:
         * Fenced when another instance has started (stop then; nothing was committed),
         * CorruptMessage for a message that is no JSON or does not fit the application's schema, unless `misfits` says
           otherwise,
-        * InvalidInput for outputs that do not fit a table or journal,
+        * InvalidInput for outputs that do not fit a table or journal, and for a source that is a fork of a journal in
+          the checkpoint which is no source any more,
         * SqlStoreError or CommitOutcomeUnknown for a failing store,
         * OffsetJump for content that is gone, StreamTruncated for a segment of a stream, and CorruptData when a journal
           is not the one that was processed before, unless `fail_on_data_loss` is False,
@@ -209,6 +218,7 @@ class SparkConsumer:
         most: int | None = None,
     ) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Process what is present, until there is none left, `most` transactions, or `stop`, if the run has no end."""
+        require_unread(client, present, sources)
         unread, begins, recorded = UnreadContent(present), begins_of(present), sources.keys()
         report, sources = self._without_gone(report, sources, present)
         for journal, extent in present.items():
@@ -339,7 +349,9 @@ class SparkConsumer:
         # Small ranges are not split, so nobody needs to know where their fragments begin.
         cuts = cuts_of(client, [each.journal for each in ranges if each.length > WORTHWHILE_BYTES])
         pruning = Pruning(time.time(), first_offsets=begins)
-        with self._input_reader().read(ranges, sources, cuts, pruning, self._max_transaction_bytes) as read:
+        reader = self._input_reader()
+        reader.packs = self._store.packs
+        with reader.read(ranges, sources, cuts, pruning, self._max_transaction_bytes) as read:
             self._bound.see(ranges, read.rows)
             yield read
 

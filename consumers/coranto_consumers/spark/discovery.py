@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from coranto.client import JournalInfo, SyncJournalClient
 from coranto.errors import InvalidInput, JournalNotFound, JournalSuspended
+from coranto.fragments import forks
 from coranto.labels import CONTENT_TYPE, JSON_LINES, NAME, STREAM, label_selector, value_of
 from coranto.wire import protocol_pb2 as pb
 
@@ -76,6 +77,18 @@ def _require_json_lines(info: JournalInfo, field: str) -> None:
             "leave the journal out",
             field=field,
         )
+
+
+def require_unread(client: SyncJournalClient, journals: Iterable[str], known: Collection[str]) -> None:
+    """Check that journals which a checkpoint does not know are no forks of journals that it knows instead of them.
+
+    It costs no call unless the checkpoint knows journals that are no sources any more. Raises InvalidInput.
+    """
+    present = set(journals)
+    left, new = set(known) - present, sorted(present - set(known))
+    if left and new:
+        listing = client.list(label_selector(include=[(NAME, name) for name in new]))
+        forks.require_unread((info.spec for info in listing.journals), left)
 
 
 @dataclass(frozen=True, slots=True)

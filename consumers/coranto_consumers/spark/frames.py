@@ -20,6 +20,7 @@ from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.spark.client_options import client_options
 from coranto_consumers.spark.framings import ReadFraming, name_of, options_of
 from coranto_consumers.spark.options import Isolation
+from coranto_consumers.spark.packed import PACKED, PackedInput, PackedRows, PackTask
 from coranto_consumers.spark.parsers import parser_of
 from coranto_consumers.spark.parsing import is_parsed
 from coranto_consumers.spark.placing import numbered_partitions
@@ -83,6 +84,12 @@ class PlannedRows(NamedTuple):
         count = len(self.task.partitions)
         return numbered_partitions(spark, count, self.places).mapInArrow(self.task, self.schema)
 
+    def packed_by_tasks(self, spark: SparkSession) -> PackedRows:
+        """Return the same rows, to be kept as whole Arrow batches."""
+        task = PackTask(self.task, _PIECE, SUMMARY_PIECE, _TEXT)
+        count = len(self.task.partitions)
+        return PackedRows(numbered_partitions(spark, count, self.places).mapInArrow(task, PACKED), self.schema)
+
     def read_here(self) -> Any:
         """Return the rows as an Arrow table, read by this process."""
         return pa.Table.from_batches(self.task.read(), to_arrow_schema(self.schema, timezone="UTC"))
@@ -118,6 +125,18 @@ def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSumma
     """Return the summaries of a plan's ranges."""
     found = rows.where(F.col(_PIECE) == SUMMARY_PIECE).select(_TEXT).collect()
     return _by_range([row[0] for row in found], plan)
+
+
+def packed_summaries(rows: PackedRows, plan: ReadPlan) -> dict[Range, RangeSummary]:
+    """Return the summaries of a plan's ranges from its packed rows."""
+    return _by_range(rows.summaries(), plan)
+
+
+def packed_input(
+    packed: PackedRows, committed: DataFrame, limits: Sequence[PieceLimit], commits: Sequence[PieceCommit] | None
+) -> PackedInput | None:
+    """Return committed messages as packed rows. None if they have a column that is not among those."""
+    return None if commits is not None else PackedInput(packed, committed, tuple(limits), _PIECE, "_clock")
 
 
 def summaries_in(table: Any, plan: ReadPlan) -> dict[Range, RangeSummary]:

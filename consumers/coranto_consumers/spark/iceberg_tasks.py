@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from coranto_consumers.spark.packed import UnpackTask
 from coranto_consumers.spark.task_errors import told_to_driver
 from coranto_consumers.spark.tasks import Batches, as_stream, partition_number, share_of
 from coranto_consumers.stores.iceberg.writing import FileWriter
@@ -31,10 +32,12 @@ class WriteFilesTask:
     writer: FileWriter
     carried_bytes: int
     merged: bool = False
+    unpack: UnpackTask | None = None
+    """Makes batches of rows of what the task gets, if those are packed."""
 
     def __call__(self, batches: Batches) -> Batches:
         with told_to_driver():
-            yield from self._write(batches)
+            yield from self._write(batches if self.unpack is None else self.unpack(batches))
 
     def _write(self, batches: Batches) -> Batches:
         held: list[Any] = []

@@ -23,6 +23,8 @@ from coranto_consumers.spark.frames import (
     COMMITTED_AT,
     choose_committed,
     collect_summaries,
+    packed_input,
+    packed_summaries,
     parse_values,
     parsed_by_workers,
     parsed_values,
@@ -33,6 +35,7 @@ from coranto_consumers.spark.frames import (
 from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.long_transactions import LongTransaction, find_long, sequence_part
+from coranto_consumers.spark.packed import PackedInput, PackedRows
 from coranto_consumers.spark.placing import FragmentPlaces, executors_of
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range, ReadPlan, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
@@ -60,6 +63,8 @@ class Input:
     """Journal, offset and line of messages that do not fit and are not among `committed`, if there are any."""
     misfits: int = 0
     """The number of messages that do not fit."""
+    packed: PackedInput | None = None
+    """The messages as packed rows, if they are kept as such."""
 
 
 class MetLongTransactions(Exception):
@@ -83,7 +88,10 @@ class InputReader:
         misfits: MisfitPolicy = MisfitPolicy.FAIL,
         framing: ReadFraming | None = None,
         name: str = "journals",
+        packs: bool = False,
     ) -> None:
+        self.packs = packs
+        """True to keep rows as whole Arrow batches, for outputs that take them so."""
         self._name = name
         self._misfits = misfits
         self._framing = framing or JsonLines()
@@ -113,8 +121,10 @@ class InputReader:
         errors.
         """
         with ExitStack() as persisted:
-            rows, results, summaries = self._sequenced(persisted, ranges, sources, cuts, pruning, max_replay_bytes)
-            yield from self._inputs(persisted, rows, results, summaries, sources)
+            rows, results, summaries, packed = self._sequenced(
+                persisted, ranges, sources, cuts, pruning, max_replay_bytes
+            )
+            yield from self._inputs(persisted, rows, results, summaries, sources, packed)
 
     @contextmanager
     def read_part(
@@ -124,10 +134,10 @@ class InputReader:
         journal, source = long.journal, sources[long.journal]
         begins = {journal: {long.producer.hex(): source.producers[long.producer].begin}}
         with ExitStack() as persisted:
-            _, found = self._kept(persisted, self._plan([long.acknowledgement(head)], {}))
+            _, found, _ = self._kept(persisted, self._plan([long.acknowledgement(head)], {}))
             [acknowledgement] = found.values()
             plan = self._plan([long.part(source, max_bytes)], {}, first_number=1, replay=begins)
-            rows, parts = self._kept(persisted, plan)
+            rows, parts, _ = self._kept(persisted, plan)
             result = sequence_part(long, source, acknowledgement, parts)
             summaries = [replace(summary, rows=0) for summary in parts.values()]
             yield from self._inputs(persisted, rows, {journal: result}, summaries, sources)
@@ -139,6 +149,7 @@ class InputReader:
         results: Mapping[str, Sequenced],
         summaries: Sequence[RangeSummary],
         sources: Mapping[str, Source],
+        packed: PackedRows | None = None,
     ) -> Iterator[Input]:
         """Yield the one input that rows and their summaries make. `persisted` keeps the rows."""
         count = sum(summary.rows for summary in summaries)
@@ -149,7 +160,9 @@ class InputReader:
         after = _after(sources, results)
         if self._by_workers and not any(summary.left for summary in summaries) and None not in counts:
             messages = sum(each or 0 for each in counts)
-            yield Input(parsed_values(chosen, self._schema), messages, count, after)
+            committed = parsed_values(chosen, self._schema)
+            found = None if packed is None else packed_input(packed, committed, limits, commits)
+            yield Input(committed, messages, count, after, packed=found)
             return
         with persisting(parse_values(chosen, self._schema)) as parsed:
             with described(self._spark, f"{self._name}: parses what workers left to Spark"):
@@ -170,7 +183,7 @@ class InputReader:
     ) -> dict[str, Source]:
         """Return the sources' states after ranges, which are read as by `read`, with no use for their messages."""
         with ExitStack() as persisted:
-            _, results, _ = self._sequenced(persisted, ranges, sources, cuts, pruning)
+            _, results, _, _ = self._sequenced(persisted, ranges, sources, cuts, pruning)
             return _after(sources, results)
 
     def _sequenced(
@@ -181,9 +194,12 @@ class InputReader:
         cuts: Mapping[str, Sequence[int]],
         pruning: Pruning,
         max_replay_bytes: int | None = None,
-    ) -> tuple[DataFrame, dict[str, Sequenced], list[RangeSummary]]:
-        """Return the rows of ranges, kept until `persisted` closes, what is committed of them, and all summaries."""
-        rows, summaries = self._kept(persisted, self._plan(ranges, cuts))
+    ) -> tuple[DataFrame, dict[str, Sequenced], list[RangeSummary], PackedRows | None]:
+        """Return the rows of ranges, kept until `persisted` closes, what is committed of them, and all summaries.
+
+        The last value has all of these rows, too, if they are kept packed.
+        """
+        rows, summaries, packed = self._kept(persisted, self._plan(ranges, cuts))
         seen = list(summaries.values())
         parts = _by_journal(summaries)
         results = {
@@ -197,8 +213,8 @@ class InputReader:
                 raise MetLongTransactions(long)
         if any(result.replay for result in results.values()):
             replays = self._plan_replays(results, cuts, first_number=len(summaries))
-            again, found_again = self._kept(persisted, replays)
-            rows = rows.unionByName(again)
+            again, found_again, _ = self._kept(persisted, replays)
+            rows, packed = rows.unionByName(again), None
             replayed = _by_journal(found_again)
             seen += (replace(summary, rows=0) for summary in found_again.values())
             for journal, found in replayed.items():
@@ -208,19 +224,25 @@ class InputReader:
         for journal, result in results.items():
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
             watch.look(result.source, pruning.now)
-        return rows, results, seen
+        return rows, results, seen, packed
 
-    def _kept(self, persisted: ExitStack, plan: ReadPlan) -> tuple[DataFrame, dict[Range, RangeSummary]]:
-        """Return the rows of a plan, kept until `persisted` closes, and the ranges' summaries."""
+    def _kept(
+        self, persisted: ExitStack, plan: ReadPlan
+    ) -> tuple[DataFrame, dict[Range, RangeSummary], PackedRows | None]:
+        """Return the rows of a plan, kept until `persisted` closes, the ranges' summaries, and how rows are packed."""
         tolerant = self._misfits is not MisfitPolicy.FAIL
         planned = planned_rows(self._client, plan, self._schema, self._framing, tolerant=tolerant)
         if len(plan.slices) == 1 and sum(part.length for part in plan.numbers) <= WORTHWHILE_BYTES:
             # A job of Spark takes longer than reading so little here.
             table = planned.read_here()
-            return self._spark.createDataFrame(table, planned.schema).coalesce(1), summaries_in(table, plan)
-        rows = persisted.enter_context(persisting(planned.by_tasks(self._spark)))
+            return self._spark.createDataFrame(table, planned.schema).coalesce(1), summaries_in(table, plan), None
         with described(self._spark, f"{self._name}: reads {sum(part.length for part in plan.numbers):,} bytes"):
-            return rows, collect_summaries(rows, plan)
+            if self.packs and self._by_workers and not self._commits:
+                packed = planned.packed_by_tasks(self._spark)
+                persisted.enter_context(persisting(packed.kept))
+                return packed.rows(), packed_summaries(packed, plan), packed
+            rows = persisted.enter_context(persisting(planned.by_tasks(self._spark)))
+            return rows, collect_summaries(rows, plan), None
 
     def _plan(
         self,

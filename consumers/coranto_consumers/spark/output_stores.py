@@ -17,6 +17,7 @@ from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application import Outputs, SqlOutput, TableOutput
 from coranto_consumers.spark.outputs import Staged, stage_sql_output, stage_table_output
+from coranto_consumers.spark.packed import PackedInput
 from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.sql import Restored, SqlStore
 from coranto_consumers.stores.staged_sql import StagedSql
@@ -27,6 +28,9 @@ W = TypeVar("W")
 
 class OutputStore(ABC, Generic[W]):
     """A store of outputs, used by one driver. `shard` is the consumer's name, and `W` what it keeps of written rows."""
+
+    packs = False
+    """True if outputs may be written from packed rows, so that these are worth keeping (`packed.py`)."""
 
     @property
     @abstractmethod
@@ -60,8 +64,11 @@ class OutputStore(ABC, Generic[W]):
         """Have tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for other columns."""
         raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
 
-    def write_all(self, made: Sequence[Outputs], shard: str, fence: int) -> list[W]:
-        """Write the rows of outputs for tables, and behind them those for SQL. Raises InvalidInput."""
+    def write_all(self, made: Sequence[Outputs], shard: str, fence: int, packed: PackedInput | None = None) -> list[W]:
+        """Write the rows of outputs for tables, and behind them those for SQL. Raises InvalidInput.
+
+        `packed` has the input, for stores that use it.
+        """
         written = [self.write(output, shard, fence) for outputs in made for output in outputs.tables]
         return written + [self.write_sql(output, shard, fence) for outputs in made for output in outputs.sql]
 

@@ -88,7 +88,7 @@ class OutputTransactions:
             made.append(dead_letter_outputs(self.misfits, read.dead))
         if not made:
             return [], Published()
-        staged = self.store.write_all(made, self.application.name, fence)
+        staged = self.store.write_all(made, self.application.name, fence, read.packed)
         self.hooks.reached(Step.STAGED)
         journals = [output for outputs in made for output in outputs.journals]
         published = publish_journal_outputs(journals, client, self.ids)

@@ -18,7 +18,7 @@ journal of that name is never content of a fork below its shared end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -125,6 +125,22 @@ def holds_of(spec: pb.JournalSpec) -> Mapping[str, int]:
     Raises InvalidInput for a label that is not such a hold.
     """
     return _pairs(spec, labels.FORK_HOLD, spec.labels)
+
+
+def require_unread(specs: Iterable[pb.JournalSpec], left: Collection[str]) -> None:
+    """Check that journals are no forks of those in `left`: a consumer has read these, and does not read them any more.
+
+    A consumer that was promoted, and still has the forks as its sources, would read their content once more. Raises
+    InvalidInput.
+    """
+    for spec in specs:
+        source = labels.value_of(spec.labels, labels.FORK_OF)
+        if source in left:
+            raise InvalidInput(
+                f"is a fork of {source}, which the consumer has read up to its checkpoint, so all of that would count "
+                f"once more: make {source} its source, or start a consumer of another name on the fork",
+                field=f"source {spec.name}",
+            )
 
 
 def is_held(holds: Mapping[str, int], fork: str, begin: int) -> bool:

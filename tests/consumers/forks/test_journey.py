@@ -179,6 +179,8 @@ async def test_a_changed_application_is_compared_and_takes_over(
     with pytest.raises(InvalidInput, match="'totals-live' is no forked consumer"):
         await promote_consumer(client, store, "totals-live", "totals-later")
 
+    with pytest.raises(InvalidInput, match=f"is a fork of {SOURCES[0]}, which the consumer has read"):
+        await run(new, "totals-live", client, forked("totals-new"))
     await run(old, "totals-old", client, SOURCES)
     await run(new, "totals-live", client, SOURCES)
     with pytest.raises(InvalidInput, match="is promoted already"):

@@ -4,11 +4,12 @@ import pytest
 
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
-from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.labels import CONTENT_TYPE, FORK_OF, JSON_LINES, label_set
 from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.stream import Segment, segment_journal
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import SparkConsumer
+from coranto_consumers.spark.discovery import require_unread
 from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.streaming.options import StreamOptions
@@ -98,3 +99,14 @@ def test_a_stream_is_its_segments_those_of_splits_included(broker):
 def test_a_stream_has_a_name_of_a_journal(name):
     with pytest.raises(InvalidInput, match="option stream: "):
         SourceOptions.parse({"endpoint": "127.0.0.1:1", "stream": name})
+
+
+def test_forks_of_journals_that_were_read_are_no_sources_in_their_place(broker):
+    broker.create("live/a", "live/b")
+    broker.fake.create("new/a", labels=label_set([(CONTENT_TYPE, JSON_LINES), (FORK_OF, "live/a")]))
+    with SyncJournalClient.of(broker.config) as client:
+        with pytest.raises(InvalidInput, match=r"source new/a: is a fork of live/a.* make live/a its source"):
+            require_unread(client, ["live/b", "new/a"], ["live/a", "live/b"])
+        require_unread(client, ["live/a", "new/a"], ["live/a"])
+        require_unread(client, ["new/a"], ["live/a", "new/a"])
+        require_unread(client, ["new/a"], ["live/b"])

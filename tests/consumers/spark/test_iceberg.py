@@ -9,10 +9,11 @@ from pyspark.sql import functions as F
 from sqlalchemy import BigInteger, Column, Date, MetaData, Table
 
 from coranto.errors import Fenced, InvalidInput
-from coranto_consumers.spark import Hooks, IcebergStore, Outputs, Replace, SparkConsumer, Step, TableOutput
+from coranto_consumers.spark import Hooks, IcebergStore, Outputs, Replace, SparkConsumer, Step, TableOutput, inputs
 from coranto_consumers.spark import iceberg as spark_iceberg
+from coranto_consumers.spark.iceberg_tasks import WriteFilesTask
 from coranto_consumers.stores.iceberg.state import state_of
-from tests.consumers.spark.test_consumer import LOG, TOTALS, Crash, CrashAt, Delays, LoggedDelays, World
+from tests.consumers.spark.test_consumer import LOG, SOURCES, TOTALS, Crash, CrashAt, Delays, LoggedDelays, World
 from tests.consumers.stores.iceberg.rest_server import carried_out, lost, rest_server
 
 pytestmark = pytest.mark.integration
@@ -114,15 +115,35 @@ def test_a_run_commits_two_tables_and_the_checkpoint_together(spark, world, new_
 
 def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, lake, monkeypatch):
     steps = (Step.FENCED, Step.STAGED, Step.PUBLISHED, Step.MERGED, Step.COMMITTED, Step.ACKNOWLEDGED)
+    unpacked = []
+
+    def written(*task):
+        unpacked.append(task[-1])
+        return WriteFilesTask(*task)
+
+    monkeypatch.setattr(spark_iceberg, "WriteFilesTask", written)
     for number, step in enumerate(steps):
         if number == len(steps) // 2:
             monkeypatch.setattr(spark_iceberg, "CARRIED_TO_APPEND", 0)
             monkeypatch.setattr(spark_iceberg, "CARRIED_TO_MERGE", 0)
+            monkeypatch.setattr(inputs, "WORTHWHILE_BYTES", 0)  # So tasks read, and pack what they read.
         world.publish(15)
         with pytest.raises(Crash):
             run(spark, world, lake.store(), CrashAt(step), max_transaction_bytes=1_500)
     assert run(spark, world, lake.store()).fence == len(steps) + 1
+    unpacked.clear()
+    rows, good, pending = world.rows(20), world.publisher(), world.publisher()
+    for row in rows:
+        good.add(SOURCES[0], row)
+    for row in world.rows(3):
+        pending.add(SOURCES[0], row)
+    pending.flush()
+    good.commit()
+    world.committed += rows
+    run(spark, world, lake.store())
     lake.check(world, spark)
+    assert [task and task.columns for task in unpacked] == [None, {"n": "n"}], "only plain columns are unpacked"
+    assert unpacked[1].limits, "what is pending stays out"
 
 
 class Trap(Hooks):
