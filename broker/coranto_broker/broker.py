@@ -292,14 +292,19 @@ class Broker:
         route = resolution.header.route
         metadata = self.peers.metadata(Capability.REPLICATE, resolution.spec.name)
         streams: list[ReplicaStream] = []
+        peers: list[PeerStream] = []
         for index, member in enumerate(route.members):
             if index == route.primary:
                 streams.append(LocalStream(spool, resolution.require_replica))
             else:
-                streams.append(PeerStream(self.peers.stub_at(route.endpoints[index]), member, metadata))
+                peers.append(self.peers.replicate(route.endpoints[index], member, resolution.spec.name, metadata))
+                streams.append(peers[-1])
         names = [f"{member.zone}#{member.suffix}" for member in route.members]
         renew_at = self.clock.monotonic() + RENEW_SECONDS if metadata is not None else math.inf
-        return Pipeline(resolution.header, spool, streams, names, renew_at, reading)
+        pipeline = Pipeline(resolution.header, spool, streams, names, renew_at, reading)
+        for peer in peers:
+            peer.replace = pipeline.replace
+        return pipeline
 
     def proposed(self, way: Way, appends: int) -> None:
         if way is not Way.STREAMED:

@@ -161,6 +161,8 @@ async def _drive(
                 if first is not None:
                     response.header.CopyFrom(first)
                     response.takes_readable = response.takes_content_with_proposal = response.tells_synced = True
+                    if broker.frames is not None:
+                        response.frames.CopyFrom(broker.frames)
                     first = None
                 await context.write(response)
             elif response.status != pb.OK:

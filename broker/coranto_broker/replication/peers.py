@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,11 +22,14 @@ from coranto.security.call_tokens import CallTokens, Metadata
 from coranto.security.certificates import ChannelCertificates
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import Capability
+from coranto.transport.calls import FrameCall
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto.wire.frames_pb2 import FramePort
 from coranto_broker.replication.pipeline import Ask, ReplicationFailed
+from coranto_broker.replication.ready_calls import ReadyCalls
 from coranto_broker.rpc.rolled_back import RolledBack
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -42,6 +46,9 @@ FIRST_PATIENCE_SECONDS = 30.0
 
 JOINED_BYTES = 1 << 16
 """Content of at most this many bytes goes in the message of its proposal. Larger content is not worth the copy."""
+BUSY_PROPOSALS = 8
+"""Proposals within a second, from which on it pays to move a stream to frames."""
+
 READABLE_SECONDS = 0.002
 """The time for which the news of what is readable waits for a proposal to go with."""
 
@@ -73,6 +80,8 @@ class Peers:
         self._certificates = ChannelCertificates(tls)
         self._channels = Channels(self._open, self._credentials, self._draining)
         self._append_streams: dict[grpc.aio.Channel, AppendStreams] = {}
+        self._framed: weakref.WeakSet[FrameCall[Any]] = weakref.WeakSet()
+        self._ready = ReadyCalls(lambda endpoint: frame_dialer(endpoint, tls))
 
     def stub(self, header: pb.Header) -> pb_grpc.JournalAsyncStub:
         """Return a stub of the broker that `header` names, or of any member of its Route if it names none."""
@@ -115,6 +124,18 @@ class Peers:
             raise Unavailable(_GONE)
         stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(self._channels.get(endpoint))
         return stub
+
+    def replicate(
+        self, endpoint: str, member: pb.ProcessSpec.ID, journal: str, metadata: Metadata | None
+    ) -> PeerStream:
+        """Begin to replicate to the broker at an endpoint, over frames if a call stands ready for that."""
+        ready = self._ready.take(endpoint, journal)
+        if ready is not None:
+            self._framed.add(ready)
+            return PeerStream(ready, member)
+        stream = PeerStream(self.stub_at(endpoint).Replicate(metadata=metadata), member)
+        stream.on_busy = lambda port: self._ready.prepare(endpoint, journal, port, metadata, stream.better_way_is_ready)
+        return stream
 
     def heads_stub_at(self, endpoint: str) -> heads_grpc.JournalsAsyncStub:
         """Return a stub for the heads of the broker at an endpoint. Raises Unavailable as `stub_at` does."""
@@ -167,7 +188,9 @@ class Peers:
             raise Unavailable("this broker is shutting down; ask another one") from None
 
     async def close(self) -> None:
-        await asyncio.gather(*(streams.close() for streams in self._append_streams.values()))
+        await asyncio.gather(*(streams.close() for streams in self._append_streams.values()), self._ready.close())
+        for call in list(self._framed):
+            call.cancel()
         await self._channels.close()
 
 
@@ -182,11 +205,17 @@ class PeerStream:
     they come: those of all peers are then received at the same time, whichever is awaited first.
     """
 
-    def __init__(
-        self, stub: pb_grpc.JournalAsyncStub, member: pb.ProcessSpec.ID, metadata: Metadata | None = None
-    ) -> None:
+    def __init__(self, call: Any, member: pb.ProcessSpec.ID) -> None:
+        """`call` is a Replicate call that has begun, over gRPC or frames."""
         self._member = member
-        self._call: Any = stub.Replicate(metadata=metadata)
+        self._call = call
+        self.on_busy: Callable[[FramePort], None] | None = None
+        """Called with the peer's port for frames, if it has one, while proposals come fast."""
+        self.replace: Callable[[], None] = lambda: None
+        """Has the pipeline replaced by another one, which has a better way to the peer."""
+        self._port: FramePort | None = None
+        self._busy = 0
+        self._busy_since = 0.0
         self._takes_readable = self._takes_joined = False
         self.tells_synced = False
         self._readable: int | None = None  # The offset that the peer is to be told, soon or with the next proposal.
@@ -225,6 +254,8 @@ class PeerStream:
         proposal.fill(request.proposal)
         request.acknowledge = acknowledge
         self._requested += acknowledge
+        if self._port is not None:
+            self._count_proposal(self._port)
         request.registers.CopyFrom(registers)
         if header is not None:
             request.header.CopyFrom(header)
@@ -255,7 +286,23 @@ class PeerStream:
         self._takes_readable = self._takes_readable or response.takes_readable
         self.tells_synced = self.tells_synced or response.tells_synced
         self._takes_joined = self._takes_joined or response.takes_content_with_proposal
+        if self.on_busy is not None and response.HasField("frames"):
+            self._port = response.frames
         return response
+
+    def better_way_is_ready(self) -> None:
+        """Have the pipeline replaced, unless this stream has ended by then."""
+        if not self._failed and not self._closing:
+            self.replace()
+
+    def _count_proposal(self, port: FramePort) -> None:
+        """Look for a better way to the peer if BUSY_PROPOSALS come within a second, at most once a second."""
+        now = asyncio.get_running_loop().time()
+        if now - self._busy_since > 1.0:
+            self._busy, self._busy_since = 0, now
+        self._busy += 1
+        if self._busy == BUSY_PROPOSALS and self.on_busy is not None:
+            self.on_busy(port)
 
     def close_send(self) -> None:
         self._closing = True

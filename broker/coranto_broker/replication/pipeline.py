@@ -326,6 +326,10 @@ class Pipeline:
             return self._send_error
         return next(iter(self._receive_errors.values()))
 
+    def replace(self) -> None:
+        """Have the next append make another pipeline in place of this one."""
+        self.renew_at = -math.inf
+
     def is_usable(self, monotonic: float) -> bool:
         """Return True if no replica has failed, and the pipeline need not be replaced yet."""
         return self.error is None and monotonic < self.renew_at

@@ -11,6 +11,7 @@ import hmac
 import os
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -112,6 +113,7 @@ class FrameServer:
         self._key = os.urandom(16)
         self._budget = FrameBudget(MAX_HELD_BYTES)
         self._serving: set[asyncio.Task[None]] = set()
+        self._under_way: Counter[str] = Counter()
         self._unopened = 0
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -120,6 +122,10 @@ class FrameServer:
     def connections(self) -> int:
         """The number of connections."""
         return len(self._serving)
+
+    def under_way(self, method: str) -> int:
+        """Return the number of calls of a method that are under way."""
+        return self._under_way[method]
 
     def start(self, host: str, port: int, contexts: Reloaded[ssl.SSLContext] | None) -> FramePort:
         """Listen on a port (0: any free one), and return what clients are told of it. Raises ClusterError."""
@@ -181,7 +187,12 @@ class FrameServer:
             finally:
                 self._unopened -= 1
             if call is not None:
-                await self._run(connection, *call)
+                name, method, context = call
+                self._under_way[name] += 1
+                try:
+                    await self._run(connection, method, context)
+                finally:
+                    self._under_way[name] -= 1
             async with asyncio.timeout(LINGER_SECONDS):
                 await connection.closed()
         except TimeoutError:
@@ -191,7 +202,7 @@ class FrameServer:
 
     async def _open(
         self, connection: FrameConnection, accepted: socket.socket, tls: ssl.SSLContext | None
-    ) -> tuple[FrameMethod, FrameContext] | None:
+    ) -> tuple[str, FrameMethod, FrameContext] | None:
         """Return the call that a connection is for, or None if there is none."""
         try:
             async with asyncio.timeout(OPENING_SECONDS):
@@ -214,7 +225,8 @@ class FrameServer:
             end(connection, grpc.StatusCode.UNIMPLEMENTED, f"{opening.method[:80]!r} is not served over frames")
         else:
             connection.opened(self._max_message_bytes)
-            return method, FrameContext(connection, opening, method.parse)
+            await connection.write(FrameKind.OPENED, b"")
+            return opening.method, method, FrameContext(connection, opening, method.parse)
         return None
 
     async def _run(self, connection: FrameConnection, method: FrameMethod, context: FrameContext) -> None:

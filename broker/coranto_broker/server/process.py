@@ -67,6 +67,11 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
         """The number of connections for frames."""
         return self._frames.connections if self._frames is not None else 0
 
+    @property
+    def replications_over_frames(self) -> int:
+        """The number of peers' calls of Replicate that come over frames."""
+        return self._frames.under_way("Replicate") if self._frames is not None else 0
+
     def readiness(self) -> dict[str, bool]:
         found = super().readiness()
         return found | {"spools": found["started"] and not self.broker.unreadable_spools}
@@ -111,7 +116,7 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
         if settings.frame_port >= 0:
             methods = frame_methods(self._service)
             frames = self._frames = FrameServer(methods, max_message_bytes=settings.max_message_bytes)
-            self._exits.push_async_callback(frames.stop, self.grace_seconds)
+            self._exits.push_async_callback(frames.stop, self.grace_seconds / 3)  # Then gRPC has its time.
             contexts = server_contexts(settings, PROTOCOL)
             self.broker.frames = frames.start(settings.host, settings.frame_port, contexts)
         if settings.http_port is not None:

@@ -180,7 +180,10 @@ def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
 
 def frame_methods(service: JournalService) -> Mapping[str, FrameMethod]:
     """Return the calls of a broker's services that may also come over frames."""
-    return {"AppendStream": FrameMethod(_reader(append_stream_pb2.AppendBatch), service.AppendStream)}
+    return {
+        "AppendStream": FrameMethod(_deserializer("AppendStream", append_stream_pb2.AppendBatch), service.AppendStream),
+        "Replicate": FrameMethod(_deserializer("Replicate", pb.ReplicateRequest), service.Replicate),
+    }
 
 
 def make_server(broker: Broker, service: JournalService | None = None) -> grpc.aio.Server:

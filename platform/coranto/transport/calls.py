@@ -52,18 +52,31 @@ class FrameCall(Generic[MessageT]):
         if not await self._connection.write(FrameKind.END, b""):
             raise self._lost()
 
+    @property
+    def is_open(self) -> bool:
+        """True while the connection stands."""
+        return self._ended is None and not self._over and self._connection.problem is None
+
+    async def opened(self) -> None:
+        """Wait until the broker has taken the call. Raises its refusal."""
+        await self._next(FrameKind.OPENED)
+
     async def read(self) -> Any:
         """Return the next message, or `grpc.aio.EOF` once the broker has ended the call in order."""
         if self._over:
             return grpc.aio.EOF
         if self._ended is not None:
             raise self._ended
+        return await self._next(FrameKind.MESSAGE)
+
+    async def _next(self, kind: FrameKind) -> Any:
+        """Return what a frame of this kind holds, or EOF. Raises the call's status."""
         frame = await self._connection.read()
         if frame is None:
             raise self._lost()
         try:
-            if frame.kind == FrameKind.MESSAGE:
-                return self._parse(frame.payload)
+            if frame.kind == kind:
+                return self._parse(frame.payload) if kind == FrameKind.MESSAGE else None
             if frame.kind == FrameKind.END:
                 return self._end(FrameEnd.FromString(frame.payload))
         except DecodeError:
@@ -113,23 +126,32 @@ class FrameDialer:
     async def open(
         self, method: str, port: FramePort, metadata: Metadata | None, parse: Callable[[bytes], MessageT]
     ) -> FrameCall[MessageT]:
-        """Connect to a broker's `port`, and open a call. The broker may yet refuse it, which `read` then raises.
+        """Connect to a broker's `port`, and open a call. The call itself may be refused later, as `read` then tells.
 
-        Raises AioRpcError UNAVAILABLE when no connection can be made within CONNECT_SECONDS.
+        Raises AioRpcError: the broker's refusal, or UNAVAILABLE when there is no answer within CONNECT_SECONDS.
         """
         opening = FrameOpening(method=method, key=port.key, user_agent=self._user_agent)
         opening.authorization = next((value for name, value in metadata or () if name == HEADER), "")
+        connection: FrameConnection | None = None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 connection = await self._connect(port.port)
+                await connection.write(FrameKind.OPENING, opening.SerializeToString())
+                call = FrameCall(connection, parse)
+                await call.opened()
         except TimeoutError:
-            reason = f"no connection within {CONNECT_SECONDS:.0f} s"
+            if connection is not None:
+                connection.abort("there was no answer")
+            reason = f"no answer within {CONNECT_SECONDS:.0f} s"
             raise _error(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {reason}") from None
         except (OSError, ssl.SSLError, InvalidInput) as error:
             raise _error(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {error}") from error
+        except asyncio.CancelledError:
+            if connection is not None:
+                connection.abort("the call was given up")
+            raise
         connection.watch()
-        await connection.write(FrameKind.OPENING, opening.SerializeToString())
-        return FrameCall(connection, parse)
+        return call
 
     async def _connect(self, port: int) -> FrameConnection:
         _, connection = await asyncio.get_running_loop().create_connection(

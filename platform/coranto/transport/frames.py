@@ -25,13 +25,14 @@ class FrameError(CorantoError):
 
 
 class FrameKind(enum.IntEnum):
-    """The kinds of frames. A connection begins with the client's OPENING, and is over after the broker's END."""
+    """The kinds of frames. The client begins with OPENING, the broker with OPENED or, to refuse the call, with END."""
 
     OPENING = 1
-    MESSAGE = 2
-    END = 3
-    PING = 4
-    PONG = 5
+    OPENED = 2
+    MESSAGE = 3
+    END = 4
+    PING = 5
+    PONG = 6
 
 
 class Frame(NamedTuple):

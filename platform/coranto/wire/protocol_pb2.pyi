@@ -6,6 +6,7 @@ Gazette's `protocol` package, so that clients and brokers of either kind underst
 """
 
 from collections import abc as _abc
+from coranto.wire import frames_pb2 as _frames_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
@@ -892,6 +893,7 @@ class ReplicateResponse(_message.Message):
     TELLS_SYNCED_FIELD_NUMBER: _builtins.int
     SYNCED_FIELD_NUMBER: _builtins.int
     HELD_FROM_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     status: Global___Status.ValueType
     takes_readable: _builtins.bool
     """Not of Gazette: in its first response, whether a replica takes messages that hold nothing but `readable`."""
@@ -909,6 +911,10 @@ class ReplicateResponse(_message.Message):
     def fragment(self) -> Global___Fragment: ...
     @_builtins.property
     def registers(self) -> Global___LabelSet: ...
+    @_builtins.property
+    def frames(self) -> _frames_pb2.FramePort:
+        """Not of Gazette: in its first response, where a replica serves the same call over frames."""
+
     def __init__(
         self,
         *,
@@ -921,10 +927,11 @@ class ReplicateResponse(_message.Message):
         tells_synced: _builtins.bool = ...,
         synced: _builtins.bool = ...,
         held_from: _builtins.int | None = ...,
+        frames: _frames_pb2.FramePort | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "header", b"header", "held_from", b"held_from", "registers", b"registers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "frames", b"frames", "header", b"header", "held_from", b"held_from", "registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "header", b"header", "held_from", b"held_from", "registers", b"registers", "status", b"status", "synced", b"synced", "takes_content_with_proposal", b"takes_content_with_proposal", "takes_readable", b"takes_readable", "tells_synced", b"tells_synced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "frames", b"frames", "header", b"header", "held_from", b"held_from", "registers", b"registers", "status", b"status", "synced", b"synced", "takes_content_with_proposal", b"takes_content_with_proposal", "takes_readable", b"takes_readable", "tells_synced", b"tells_synced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__held_from: _TypeAlias = _typing.Literal["held_from"]  # noqa: Y015
     _WhichOneofArgType__held_from: _TypeAlias = _typing.Literal["_held_from", b"_held_from"]  # noqa: Y015

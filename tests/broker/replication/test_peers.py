@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
-from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.replication import peers
 from coranto_broker.replication.peers import (
     FIRST_PATIENCE_SECONDS,
@@ -68,7 +67,7 @@ class Stub:
 
 
 def stream_over(call: Call) -> PeerStream:
-    return PeerStream(cast("pb_grpc.JournalAsyncStub", Stub(call)), pb.ProcessSpec.ID(zone="a", suffix="b"))
+    return PeerStream(call, pb.ProcessSpec.ID(zone="a", suffix="b"))
 
 
 async def opened(call: Call, answer: pb.ReplicateResponse) -> PeerStream:

@@ -31,7 +31,7 @@ from coranto_broker.server import frames as of_frames
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.process import BrokerChild
-from coranto_broker.testing.running import eventually
+from coranto_broker.testing.running import GRACE_SECONDS, eventually
 from tests.platform.security.files import Files, authority
 
 pytestmark = pytest.mark.integration
@@ -176,6 +176,54 @@ async def test_frames_need_the_same_certificates_and_tokens_as_grpc(
         # New certificates are of use to a client at once.
         held["client"].issue(ours, ours)
         assert isinstance(await first(FrameDialer("127.0.0.1", held["client"].tls), metadata), AppendAnswers)
+
+
+async def test_replication_moves_to_frames_under_load_and_goes_on_without_a_peer(
+    broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path
+) -> None:
+    """With certificates and tokens: a journal that is appended to fast, then a peer that breaks its connections."""
+    files = Files(tmp_path / "files")
+    issuer = authority()
+    files.issue(issuer, issuer)
+    secured = broker_settings.model_copy(update={**files.settings, "auth_keys": SecretStr(KEY)})
+    async with contextlib.AsyncExitStack() as stack:
+        brokers = [
+            await stack.enter_async_context(
+                BrokerProcess(secured.model_copy(update={"id": f"broker-{n}", "data_dir": tmp_path / f"data-{n}"}))
+            )
+            for n in range(3)
+        ]
+        for process in brokers:
+            process.grace_seconds = GRACE_SECONDS
+        config = ClientConfig(brokers[0].endpoint, tls=files.tls, auth=Keys.parse(KEY))
+        client = await stack.enter_async_context(JournalClient.of(config))
+        replicated = spec(J)
+        replicated.replication = 3
+        await created(client, replicated)
+
+        def replicating() -> int:
+            """Return the number of replications that come over frames."""
+            return sum(process.replications_over_frames for process in brokers)
+
+        content: list[bytes] = []
+
+        async def appended() -> bool:
+            content.append(b"<%d>" % len(content))
+            await client.append(J, content[-1])
+            return replicating() == 2
+
+        await eventually(appended)
+        for process in brokers:  # The connections break, and the peers tell no port for some time.
+            for call in list(process.broker.peers._framed):
+                call.cancel()
+        await eventually(lambda: replicating() == 0)
+        for _ in range(20):
+            content.append(b"<%d>" % len(content))
+            await client.append(J, content[-1])
+        found = await client.read_all(J, 0, await client.head(J))
+        assert [found.count(each) for each in content] == [1] * len(content)
+        # The same journal is not moved again at once.
+        assert replicating() == 0
 
 
 async def test_appends_stay_with_grpc_where_frames_do_not_get_through(

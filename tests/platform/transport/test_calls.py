@@ -32,6 +32,7 @@ async def called(serve: Serve, *, name: str = "") -> AsyncIterator[FrameCall[App
         async def run() -> None:
             frame = await connection.read()
             assert frame is not None
+            await connection.write(FrameKind.OPENED, b"")
             await serve(connection, frame)
 
         serving.append(asyncio.ensure_future(run()))

@@ -1,0 +1,104 @@
+"""Calls over frames to peers that stand ready to replicate a journal, for its next pipeline.
+
+A pipeline begins over gRPC. If its appends come fast, a connection to each peer that serves frames is made in the
+background, and the pipeline is replaced once it stands. So no append waits for a connection, and journals that are
+rarely appended to hold none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc.aio
+import structlog
+
+from coranto.security.call_tokens import Metadata
+from coranto.transport.calls import FrameCall, FrameDialer
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire.frames_pb2 import FramePort
+
+READY_SECONDS: Final = 10.0
+"""The time for which a call stands ready. If no pipeline has taken it by then, it is closed."""
+
+AGAIN_SECONDS: Final = 60.0
+"""The least time between two tries for the same journal, and after a failure for the same peer."""
+
+_MOST_REMEMBERED: Final = 4096
+_log = structlog.get_logger(__name__)
+_Key = tuple[str, str]
+
+
+class ReadyCalls:
+    """Replicate calls over frames, by the peer's endpoint and the journal."""
+
+    def __init__(self, dialer_of: Callable[[str], FrameDialer | None]) -> None:
+        """`dialer_of` makes the dialer to an endpoint; None: it cannot be reached over frames."""
+        self._dialer_of = dialer_of
+        self._ready: dict[_Key, tuple[FrameCall[Any], asyncio.TimerHandle]] = {}
+        self._again: OrderedDict[str | _Key, float] = OrderedDict()
+        self._unreachable: set[str] = set()
+        self._dialing: set[asyncio.Task[None]] = set()
+
+    def take(self, endpoint: str, journal: str) -> FrameCall[Any] | None:
+        """Return a call that stands ready, which the caller owns from now on, or None."""
+        found = self._ready.pop((endpoint, journal), None)
+        if found is None:
+            return None
+        found[1].cancel()
+        return found[0] if found[0].is_open else None
+
+    def prepare(
+        self, endpoint: str, journal: str, port: FramePort, metadata: Metadata | None, ready: Callable[[], None]
+    ) -> None:
+        """Open a call in the background, and then call `ready`. Does nothing if that was tried a short time ago."""
+        now, key = asyncio.get_running_loop().time(), (endpoint, journal)
+        if now < max(self._again.get(endpoint, -math.inf), self._again.get(key, -math.inf)):
+            return
+        self._wait(key)
+        dialer = self._dialer_of(endpoint)
+        if dialer is not None:
+            task = asyncio.create_task(self._open(dialer, key, port, metadata, ready), name=f"frames to {endpoint}")
+            self._dialing.add(task)
+            task.add_done_callback(self._dialing.discard)
+
+    async def close(self) -> None:
+        """Close the calls that nobody has taken."""
+        for task in self._dialing:
+            task.cancel()
+        await asyncio.gather(*self._dialing, return_exceptions=True)
+        for key in list(self._ready):
+            self._expire(key)
+
+    async def _open(
+        self, dialer: FrameDialer, key: _Key, port: FramePort, metadata: Metadata | None, ready: Callable[[], None]
+    ) -> None:
+        endpoint = key[0]
+        try:
+            call = await dialer.open("Replicate", port, metadata, pb.ReplicateResponse.FromString)
+        except grpc.aio.AioRpcError as error:
+            self._wait(endpoint)
+            if endpoint not in self._unreachable:
+                self._unreachable.add(endpoint)
+                _log.info("replication.frames_unreachable", endpoint=endpoint, port=port.port, reason=error.details())
+            return
+        self._unreachable.discard(endpoint)
+        self._expire(key)
+        self._ready[key] = call, asyncio.get_running_loop().call_later(READY_SECONDS, self._expire, key)
+        ready()
+
+    def _wait(self, about: str | _Key) -> None:
+        """Try nothing with it again for AGAIN_SECONDS."""
+        self._again[about] = asyncio.get_running_loop().time() + AGAIN_SECONDS
+        self._again.move_to_end(about)
+        while len(self._again) > _MOST_REMEMBERED:
+            self._again.popitem(last=False)
+
+    def _expire(self, key: _Key) -> None:
+        found = self._ready.pop(key, None)
+        if found is not None:
+            found[1].cancel()
+            found[0].cancel()

@@ -1,0 +1,118 @@
+"""Calls over frames that stand ready for a pipeline: made in the background, once a while, and never kept unused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from coranto.client.call_ends import ended_with
+from coranto.wire.frames_pb2 import FramePort
+from coranto_broker.replication import ready_calls
+from coranto_broker.replication.ready_calls import ReadyCalls
+
+PEER, J = "http://peer:8080", "test/journal"
+PORT = FramePort(port=1, key=b"key")
+
+
+class Call:
+    def __init__(self) -> None:
+        self.is_open = True
+
+    def cancel(self) -> None:
+        self.is_open = False
+
+
+class Dialer:
+    """A peer that takes calls, or refuses them."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.tries = 0
+        self.refuses = False
+
+    async def open(self, *_: object) -> Call:
+        self.tries += 1
+        await asyncio.sleep(0)
+        if self.refuses:
+            raise ended_with(grpc.StatusCode.UNAVAILABLE, "no answer within 5 s")
+        self.calls.append(Call())
+        return self.calls[-1]
+
+
+async def prepare(ready: ReadyCalls, journal: str = J) -> list[bool]:
+    told: list[bool] = []
+    ready.prepare(PEER, journal, PORT, None, lambda: told.append(True))
+    await asyncio.gather(*ready._dialing)
+    return told
+
+
+@pytest.fixture
+async def dialer() -> Dialer:
+    return Dialer()
+
+
+async def test_a_call_is_made_once_told_and_taken_once(dialer: Dialer) -> None:
+    made: Any = dialer
+    ready = ReadyCalls(lambda _: made)
+    assert ready.take(PEER, J) is None
+    assert await prepare(ready) == [True]
+    assert ready.take(PEER, "another/journal") is None
+    assert ready.take(PEER, J) is made.calls[0]
+    assert ready.take(PEER, J) is None
+    # For the same journal not again at once, for another one it may be.
+    assert await prepare(ready) == []
+    assert await prepare(ready, "another/journal") == [True]
+    await ready.close()
+    assert [call.is_open for call in dialer.calls] == [True, False]
+
+
+async def test_a_call_that_nobody_takes_or_that_has_ended_is_closed(
+    dialer: Dialer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Any = dialer
+    ready = ReadyCalls(lambda _: made)
+    assert await prepare(ready) == [True]
+    dialer.calls[0].cancel()
+    assert ready.take(PEER, J) is None
+    monkeypatch.setattr(ready_calls, "READY_SECONDS", 0.0)
+    assert await prepare(ready, "another/journal") == [True]
+    for _ in range(100):
+        await asyncio.sleep(0.001)
+        if not dialer.calls[1].is_open:
+            break
+    assert not dialer.calls[1].is_open
+    assert ready.take(PEER, "another/journal") is None
+
+
+async def test_a_peer_that_cannot_be_reached_is_told_once_and_left_alone_for_a_while(
+    dialer: Dialer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: Any = dialer
+    ready = ReadyCalls(lambda _: made)
+    dialer.refuses = True
+    for number in range(5):
+        assert await prepare(ready, f"test/{number}") == []
+    assert dialer.tries == 1
+    ready._again.clear()  # Time has gone by.
+    assert await prepare(ready) == []
+    assert dialer.tries == 2
+    told = capsys.readouterr().out
+    assert told.count("replication.frames_unreachable") == 1
+    assert "no answer within 5 s" in told
+    ready._again.clear()
+    dialer.refuses = False
+    assert await prepare(ready) == [True]
+    monkeypatch.setattr(ready_calls, "_MOST_REMEMBERED", 2)
+    for number in range(5):
+        await prepare(ready, f"test/{number}")
+    assert len(ready._again) == 2
+    await ready.close()
+
+
+async def test_an_endpoint_without_a_host_is_not_dialled() -> None:
+    ready = ReadyCalls(lambda _: None)
+    assert await prepare(ready) == []
+    assert ready.take(PEER, J) is None
