@@ -30,7 +30,7 @@ class BrokerSettings(MemberSettings):
         default=0,
         ge=-1,
         le=65535,
-        description="Port of the frame transport, beside gRPC, for small appends; 0 chooses a free one, -1: none.",
+        description="Port of the frame transport, beside gRPC, for small appends and replication; 0: any, -1: none.",
     )
     id: str = Field(default="broker-0", description="Name of this broker, unique within its zone.")
     data_dir: Path = Field(default=Path(".coranto/broker-0"), description="Folder for spools; of one broker only.")

@@ -210,9 +210,12 @@ async def test_replication_moves_to_frames_under_load_and_goes_on_without_a_peer
         async def appended() -> bool:
             content.append(b"<%d>" % len(content))
             await client.append(J, content[-1])
-            return replicating() == 2
+            return sum(len(process.broker.peers._framed) for process in brokers) == 2
 
         await eventually(appended)
+        for _ in range(20):
+            await appended()
+        assert replicating() == 2
         for process in brokers:  # The connections break, and the peers tell no port for some time.
             for call in list(process.broker.peers._framed):
                 call.cancel()
