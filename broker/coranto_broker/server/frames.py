@@ -187,10 +187,10 @@ class FrameServer:
             finally:
                 self._unopened -= 1
             if call is not None:
-                name, method, context = call
+                name, method, called = call
                 self._under_way[name] += 1
                 try:
-                    await self._run(connection, method, context)
+                    await self._run(connection, method, called)
                 finally:
                     self._under_way[name] -= 1
             async with asyncio.timeout(LINGER_SECONDS):
