@@ -70,7 +70,7 @@ class FrameCall(Generic[MessageT]):
         return await self._next(FrameKind.MESSAGE)
 
     async def _next(self, kind: FrameKind) -> Any:
-        """Return what a frame of this kind holds, or EOF. Raises the call's status."""
+        """Return the content of the next frame, which must be of this kind, or EOF. Raises the call's status."""
         frame = await self._connection.read()
         if frame is None:
             raise self._lost()
