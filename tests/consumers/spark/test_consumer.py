@@ -4,7 +4,7 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import pytest
@@ -39,6 +39,7 @@ from coranto_consumers.spark.reading_ahead import InputAhead
 from coranto_consumers.spark.tasks import StageTask
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
+from tests.consumers.conftest import DATABASES
 
 pytestmark = pytest.mark.integration
 
@@ -346,26 +347,60 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url,
     assert report.fence == len(Step) + 1
 
 
-def test_an_instance_that_was_superseded_is_refused(spark, world, store_url):
+class TakenOver(Hooks):
+    """Another instance starts and catches up while this one is at a step. Then this one goes on."""
+
+    def __init__(self, step: Step, successor: Callable[[], None]) -> None:
+        self.step = step
+        self.successor = [successor]
+
+    def reached(self, step: Step) -> None:
+        if step is self.step and self.successor:
+            self.successor.pop()()
+
+
+@pytest.mark.parametrize("database", DATABASES[1:])
+def test_an_instance_that_was_superseded_is_refused(spark, world, database, new_store):
+    store_url = new_store(database)
     world.publish(20)
-
-    class TakenOver(Hooks):
-        """Another instance starts and catches up while this one is about to commit."""
-
-        def reached(self, step: Step) -> None:
-            if step is Step.PUBLISHED:
-                run()
 
     def run(hooks: Hooks | None = None) -> None:
         SparkConsumer(LoggedDelays(), world.broker.config, store_url, spark, hooks=hooks).run_until_caught_up()
 
     with pytest.raises(Fenced, match="delays: fence 1 was raised"):
-        run(TakenOver())
+        run(TakenOver(Step.PUBLISHED, run))
 
     # What the superseded instance published stays pending for ever; its staged rows go with the next start.
     world.publish(20)
     run()
     check_logged(world, store_url)
+
+
+def test_an_instance_is_refused_wherever_it_was_superseded(spark, world, sqlite_url, monkeypatch):
+    """Each instance is superseded at another step, by the one that is superseded at the next."""
+    monkeypatch.setattr(spark_outputs, "CARRIED_TO_APPEND", 0)
+    monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
+    refused = []
+
+    def run(steps: list[Step]) -> None:
+        world.publish(4)
+        if not steps:
+            consumer(spark, world, sqlite_url).run_until_caught_up()
+            return
+        hooks = TakenOver(steps[0], lambda: run(steps[1:]))
+        with pytest.raises(Fenced):
+            # It has more to do after its first transaction.
+            consumer(spark, world, sqlite_url, hooks=hooks, max_transaction_bytes=700).run_until_caught_up()
+        refused.append(steps[0])
+
+    # At MERGED an instance holds the store's lock, so that its successor waits for its commit.
+    steps = [step for step in Step if step is not Step.MERGED]
+    run(steps)
+
+    assert refused == steps[::-1]
+    world.publish(4)
+    assert consumer(spark, world, sqlite_url).run_until_caught_up().fence == len(steps) + 2
+    world.check(sqlite_url)
 
 
 def test_sql_that_the_database_does_not_accept_ends_a_consumer_before_it_takes_over(spark, world, sqlite_url):
