@@ -19,7 +19,7 @@ from coranto.messages.uuids import ZERO_UUID, UuidParts
 from coranto_consumers.spark.framings import ReadFraming, Records
 from coranto_consumers.spark.ranges import Range
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
 _OVERRUN_BYTES = 4 << 10
 """The first bytes that are read behind a range. More would more often be in the next fragment, which nobody needs."""
 _MAX_CLOCK = (1 << 63) - 1
@@ -50,6 +50,8 @@ class Lines:
     """The lines whose UUID cannot be read; None without any. They count as messages without a UUID."""
     commits: Int64s | None = None
     """The offsets at which the messages became committed, if they were asked for."""
+    headed: Mask | None = None
+    """The lines of JSON whose first field holds the UUID and nothing else (`LineColumns.headed`)."""
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -73,6 +75,7 @@ class Lines:
             self.content.filter(pa.array(mask)),
             None if self.unreadable is None else self.unreadable[mask],
             None if self.commits is None else self.commits[mask],
+            None if self.headed is None else self.headed[mask],
         )
 
 
@@ -119,6 +122,7 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
         lines.uuids.flags,
         whole,
         unreadable,
+        headed=lines.headed,
     )
 
 
@@ -221,30 +225,33 @@ def read_blocks(
     # The byte before a border shows if the border is within a line or between lines.
     start = part.begin if part.aligned else part.begin - 1
     skipping = not part.aligned
-    held = bytearray()
+    pieces: list[bytes | memoryview] = []  # Joined only once: to copy content costs more than to find its lines.
+    size = 0
     offset = start
     for chunk in _contiguous(content, part.journal, start, part.end):
-        held += chunk
+        view = memoryview(chunk)
         if skipping:
-            newline = held.find(b"\n")
-            if newline < 0:
-                offset += len(held)
-                held.clear()
+            line = chunk.find(b"\n") + 1
+            offset += line or len(chunk)
+            if not line:
                 continue
-            del held[: newline + 1]
-            offset += newline + 1
-            skipping = False
-        if len(held) >= block_bytes and (cut := held.rfind(b"\n") + 1):
-            yield offset, bytes(memoryview(held)[:cut])
-            del held[:cut]
-            offset += cut
-    if skipping or not held:
-        return
-    if not held.endswith(b"\n"):
-        _finish_line(content, part, held, offset, max_line_bytes)
-        del held[held.rfind(b"\n") + 1 :]
+            view, skipping = view[line:], False
+        cut = chunk.rfind(b"\n") + 1 - (len(chunk) - len(view))
+        if size + len(view) >= block_bytes and cut > 0:
+            block = b"".join([*pieces, view[:cut]])
+            yield offset, block
+            offset += len(block)
+            pieces, size, view = [], 0, view[cut:]
+        if len(view):
+            pieces.append(view)
+            size += len(view)
+    held = b"".join(pieces)
+    if held and not held.endswith(b"\n"):
+        whole = bytearray(held)
+        _finish_line(content, part, whole, offset, max_line_bytes)
+        held = bytes(whole[: whole.rfind(b"\n") + 1])
     if held:
-        yield offset, bytes(held)
+        yield offset, held
 
 
 def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: int, max_bytes: int) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from coranto.errors import CorruptMessage, InvalidInput
-from coranto.messages.column_parser import is_text
+from coranto.messages.column_parser import is_text, without_heads
 from coranto.messages.columnar import Int64s, Mask, UInt64s
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.framings import FixedRecords, ReadFraming
@@ -141,6 +141,9 @@ class BatchBuilder:
         self._layout = layout
         self._schema: Any = to_arrow_schema(layout.schema, timezone="UTC")
         self._parser = parser_of(layout.framing, layout.message)
+        self._head_bytes = 0
+        if isinstance(layout.framing, JsonLines) and not set(layout.framing.path[:1]) & set(layout.message.names):
+            self._head_bytes = layout.framing.head_bytes
         self.left = 0
         """The number of lines so far that are left to Spark's parser."""
 
@@ -188,7 +191,7 @@ class BatchBuilder:
         columns: dict[str, Any] = {}
         misfits: Mask
         if layout.message.fields:
-            table, misfits = parser.parse(lines.content)
+            table, misfits = parser.parse(self._fields(lines))
             if lines.unreadable is not None:
                 misfits |= lines.unreadable
             columns = {name: table.column(name).combine_chunks() for name in layout.message.names}
@@ -210,6 +213,12 @@ class BatchBuilder:
         if layout.text:
             columns[layout.text] = self._texts(lines, misfits)
         return columns, misfits
+
+    def _fields(self, lines: Lines) -> Any:
+        """Return the content of the lines, without fields that are known to hold the UUID only."""
+        if lines.headed is None or not self._head_bytes:
+            return lines.content
+        return without_heads(lines.content, lines.headed, self._head_bytes)
 
     def _one_by_one(self, lines: Lines, columns: dict[str, Any], doubtful: Mask) -> tuple[dict[str, Any], Mask]:
         """Give doubtful lines the values that Spark gives them. Return the mask of lines that do not fit."""

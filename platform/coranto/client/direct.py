@@ -30,7 +30,9 @@ from coranto.errors import CorruptFragment, StoreError
 from coranto.fragments.codecs import check_file_length, check_plausible, decompress_into
 from coranto.fragments.fragment import Fragment
 
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 4 << 20
+"""The size of pieces that are delivered. Readers join smaller ones again."""
+_FILE_PIECE_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 64 << 20
 _HTTP_TIMEOUT_SECONDS = 60.0
 MIN_BYTES_PER_SECOND: Final = 1 << 15
@@ -49,7 +51,7 @@ class DirectReader:
         return scheme in ("http", "https") or (scheme == "file" and self._file_root is not None)
 
     async def read(self, fragment: Fragment, url: str, begin: int, end: int) -> AsyncGenerator[bytes]:
-        """Yield the content of `fragment` at journal offsets [begin, end), in pieces of at most 1 MiB.
+        """Yield the content of `fragment` at journal offsets [begin, end), in pieces of at most 4 MiB.
 
         Raises StoreError when the URL cannot be read, and CorruptFragment when its content is not the fragment's.
         """
@@ -66,7 +68,7 @@ class DirectReader:
             what = f"cannot read fragment {fragment.content_path} from {_shown(url)}"
             raise StoreError(f"{what}: {error}", kind=f"{what}: {_kind(error)}") from error
 
-    def _fill(self, fragment: Fragment, url: str, content: mmap.mmap) -> None:
+    def _fill(self, fragment: Fragment, url: str, content: bytearray | mmap.mmap) -> None:
         _unpack(fragment, url, self._file(fragment, url), content)
 
     def _unkept(self, fragment: Fragment, url: str) -> bytearray | mmap.mmap:
@@ -123,7 +125,7 @@ def _pieces(fragment: Fragment, source: Any) -> Iterator[bytes]:
     """Yield the bytes of a file or response. Raises CorruptFragment if it is too long, and OSError if too slow."""
     taken, due = 0, time.monotonic() + _HTTP_TIMEOUT_SECONDS
     # `read` would wait for a whole piece, even if it comes very slowly.
-    while piece := source.read1(_PIECE_BYTES):
+    while piece := source.read1(_FILE_PIECE_BYTES):
         taken += len(piece)
         check_file_length(fragment.length, taken)
         if time.monotonic() > due + taken / MIN_BYTES_PER_SECOND:

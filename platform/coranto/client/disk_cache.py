@@ -24,6 +24,8 @@ DEFAULT_CACHE_BYTES: Final = 8 << 30
 _CONTENT: Final = ".content"
 _PARTIAL: Final = ".partial"
 _LOCK: Final = ".lock"
+_IN_MEMORY_BYTES: Final = 64 << 20
+"""Content up to this length is made in memory."""
 _ROOM: Final = "room"
 """The file whose lock has who makes room."""
 _LEAST_FREE: Final = 0.1
@@ -41,10 +43,11 @@ class DiskCache:
     folder: Path
     max_bytes: int = DEFAULT_CACHE_BYTES
 
-    def content(self, fragment: Fragment, fill: Callable[[mmap.mmap], None]) -> mmap.mmap | None:
+    def content(self, fragment: Fragment, fill: Callable[[bytearray | mmap.mmap], None]) -> mmap.mmap | None:
         """Return the fragment's content, mapped for reading only. None if there is no room for it.
 
-        `fill` writes and verifies the content, if no process did before. Its errors are raised, and nothing is kept.
+        `fill` is given room to write the content to, and verifies it, if no process did before. Its errors are raised,
+        and nothing is kept.
         """
         if not fragment.length:
             return None
@@ -147,6 +150,15 @@ def _allocated(path: Path, length: int) -> bool:
     return True
 
 
-def _fill(path: Path, length: int, fill: Callable[[mmap.mmap], None]) -> None:
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), length) as content:
-        fill(content)
+def _fill(path: Path, length: int, fill: Callable[[bytearray | mmap.mmap], None]) -> None:
+    with path.open("r+b", buffering=0) as file:
+        if length > _IN_MEMORY_BYTES:
+            with mmap.mmap(file.fileno(), length) as content:
+                fill(content)
+            return
+        # To write a file at once takes half of the time of writing it page by page.
+        made = bytearray(length)
+        fill(made)
+        written = file.write(made)
+        if written != length:
+            raise OSError(f"{written} of {length} bytes were written to {path}")

@@ -91,6 +91,26 @@ class LineParser:
         return together.take(pa.array(place, mask=doubtful))
 
 
+def without_heads(content: Any, headed: Mask, head_bytes: int) -> Any:
+    """Return lines without the first field of those that `headed` marks, which has `head_bytes` with its comma.
+
+    `content` is an Arrow binary array. To parse the field of a UUID, which nobody asks for, takes a sixth of the time.
+    """
+    _, borders, data = content.buffers()
+    ends = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1]
+    parts = np.empty(3 * len(content) + 1, dtype=np.int32)  # Of each line: its brace, what is left out, the rest.
+    parts[:-1:3] = ends[:-1]
+    parts[1::3] = ends[:-1] + 1
+    parts[2::3] = ends[:-1] + np.where(headed, 1 + head_bytes, 1)
+    parts[-1] = ends[-1]
+    kept = np.ones(3 * len(content), dtype=np.bool_)
+    kept[1::3] = False
+    split = pa.Array.from_buffers(pa.binary(), len(kept), [None, pa.py_buffer(parts), data])
+    _, borders, data = split.filter(pa.array(kept)).buffers()
+    ends = np.frombuffer(borders, dtype=np.int32)[: 2 * len(content) + 1 : 2].copy()
+    return pa.Array.from_buffers(pa.binary(), len(content), [None, pa.py_buffer(ends), data])
+
+
 def _joined(content: Any) -> Any:
     """Return the bytes of adjacent values as one buffer."""
     _, borders, data = content.buffers()
@@ -108,7 +128,7 @@ def _unlike_objects(content: Any) -> Mask:
     doubtful: Mask = ends - starts < _SHORTEST
     whole = np.flatnonzero(~doubtful)
     doubtful[whole] = (characters[starts[whole]] != ord("{")) | (characters[ends[whole] - 2] != ord("}"))
-    text = memoryview(data).tobytes() if any(_found(characters, word) for word in _WORDS) else b""
+    text = memoryview(data).tobytes() if _have_words(characters) else b""
     for at in _words(text):
         doubtful[np.searchsorted(ends, at, side="right")] = True
     try:
@@ -118,12 +138,16 @@ def _unlike_objects(content: Any) -> Mask:
     return doubtful
 
 
-def _found(characters: NDArray[np.uint8], word: bytes) -> bool:
-    """Return True if a word occurs anywhere. Few places have its first letter, so only these are looked at."""
-    places = np.flatnonzero(characters[: max(len(characters) - len(word) + 1, 0)] == word[0])
-    for at, letter in enumerate(word[1:], 1):
-        places = places[characters[places + at] == letter]
-    return bool(len(places))
+def _have_words(characters: NDArray[np.uint8]) -> bool:
+    """Return True if a word occurs anywhere. Pairs of letters are compared at once, at even places and at odd ones."""
+    for first, shifted in enumerate((characters, characters[1:].copy())):
+        pairs = shifted[: len(shifted) & ~1].view("<u2")
+        for word in _WORDS:
+            places = first + 2 * np.flatnonzero(pairs == int.from_bytes(word[:2], "little"))
+            thirds = characters[places[places + 2 < len(characters)] + 2]
+            if (thirds == word[2]).any():
+                return True
+    return False
 
 
 def _words(text: bytes) -> Iterator[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from coranto.errors import CorruptMessage, InvalidInput
@@ -18,13 +17,22 @@ from coranto.messages.framing import JsonLines
 
 UUID_CHARACTERS: Final = 36
 
-_INVALID: Final = 0xFF
-_NIBBLES: Final = np.full(256, _INVALID, dtype=np.uint8)
-_NIBBLES[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16)
-_NIBBLES[np.frombuffer(b"ABCDEF", dtype=np.uint8)] = np.arange(10, 16)
-_DASHES: Final = np.array([8, 13, 18, 23])
-_DIGITS: Final = np.array([at for at in range(UUID_CHARACTERS) if at not in (8, 13, 18, 23)])
-_BLOCK: Final = 1 << 14  # Rows that are parsed together: a block's bytes fit in the processor's cache.
+_BLOCK: Final = 1 << 12  # Rows that are parsed together: their words fit in the processor's cache.
+_WORDS: Final = 5
+"""The words of eight bytes that hold a UUID's text, the quote behind it, and three more characters."""
+_ALONE: Final = np.uint64(int.from_bytes(b'"},"', "little"))
+"""The characters behind a UUID that is alone in its object, if another field follows."""
+
+_U8, _U24, _U32, _U48 = (np.uint64(bits) for bits in (8, 24, 32, 48))
+_U8_MASK: Final = np.uint64(0xFF)
+_U32_MASK: Final = np.uint64(0xFFFFFFFF)
+_ONES: Final = np.uint64(0x0101010101010101)
+_NIBBLES: Final = np.uint64(0x0F0F0F0F0F0F0F0F)
+_DASHES: Final = tuple(
+    (np.uint64(int.from_bytes(text.replace(b"-", b"\xff"), "little")), np.uint64(int.from_bytes(text, "little")))
+    for text in (b"-\0\0\0\0-\0\0", b"\0\0-\0\0\0\0-")
+)
+"""The mask of the dashes in the second and the third word of a UUID's text, and the dashes there."""
 
 
 class UuidColumns(NamedTuple):
@@ -45,6 +53,9 @@ class LineColumns(NamedTuple):
     """The length of these lines in bytes. The content behind it is the beginning of a line."""
     unreadable: tuple[int, ...] = ()
     """The lines whose UUID cannot be read, for a tolerant framing. Their parts are zero."""
+    headed: Mask | None = None
+    """The lines that begin as `JsonLines` writes them, with an object of the UUID alone (`JsonLines.head_bytes`), and
+    have other fields. None if UUIDs are not within such an object."""
 
     def offsets(self, begin_offset: int) -> Int64s:
         """Return the journal offsets at which the lines begin, for content from `begin_offset` on."""
@@ -62,30 +73,34 @@ def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offs
     starts[:1] = 0
     starts[1:] = ends[:-1] + 1
 
-    prefix = np.frombuffer(framing.uuid_prefix, dtype=np.uint8)
+    prefix = framing.uuid_prefix
     head = len(prefix) + UUID_CHARACTERS + 1
     count = len(starts)
     columns = UuidColumns(
         np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint16)
     )
-    if not framing.uuid_prefix:
+    if not prefix:
         return LineColumns(starts, ends, columns, int(ends[-1]) + 1 if count else 0)
-    by_hand = ends - starts < head
-    candidates = np.flatnonzero(~by_hand)
-    if len(candidates):
-        windows = sliding_window_view(characters, head)
-        for block in range(0, len(candidates), _BLOCK):
-            rows = candidates[block : block + _BLOCK]
-            heads = windows[starts[rows]]
-            usual = (heads[:, : len(prefix)] == prefix).all(axis=1) & (heads[:, -1] == ord('"'))
-            parsed, valid = _parse(heads[:, len(prefix) : -1])
+    usual: Mask = np.zeros(count, dtype=np.bool_)
+    headed: Mask = np.zeros(count, dtype=np.bool_)
+    # A line may be shorter than what is looked at, as long as the content goes on behind it.
+    fitting = np.flatnonzero((ends - starts >= head) & (starts <= len(content) - len(prefix) - 8 * _WORDS))
+    if len(fitting):
+        prefixes = np.ndarray((len(content) - len(prefix) + 1,), f"S{len(prefix)}", content, strides=(1,))
+        texts = np.ndarray((len(content) - 8 * _WORDS + 1,), f"V{8 * _WORDS}", content, strides=(1,))
+        for block in range(0, len(fitting), _BLOCK):
+            rows = slice(block, block + _BLOCK) if len(fitting) == count else fitting[block : block + _BLOCK]
+            begins = starts[rows]
+            words = texts[begins + len(prefix)].view("<u8").reshape(-1, _WORDS)
+            parsed, valid = _parse(words)
             columns.producers[rows] = parsed.producers
             columns.clocks[rows] = parsed.clocks
             columns.flags[rows] = parsed.flags
-            by_hand[rows] = ~(usual & valid)
+            usual[rows] = valid & (prefixes[begins] == prefix)
+            headed[rows] = words[:, -1] >> _U32 == _ALONE
 
     unreadable = []
-    for row in np.flatnonzero(by_hand).tolist():
+    for row in np.flatnonzero(~usual).tolist():
         try:
             producer, clock, flags = framing.uuid_of(content[starts[row] : ends[row]])
         except InvalidInput as error:
@@ -97,16 +112,28 @@ def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offs
         columns.producers[row] = producer_number(producer)
         columns.clocks[row] = clock
         columns.flags[row] = flags
-    return LineColumns(starts, ends, columns, int(ends[-1]) + 1 if count else 0, tuple(unreadable))
+    consumed = int(ends[-1]) + 1 if count else 0
+    found = headed & usual if len(framing.path) == 2 else None
+    return LineColumns(starts, ends, columns, consumed, tuple(unreadable), found)
 
 
-def _parse(texts: NDArray[np.uint8]) -> tuple[UuidColumns, Mask]:
-    """Return the parts of UUID texts, and the mask of valid ones. The parts of invalid ones mean nothing."""
-    nibbles = _NIBBLES[texts[:, _DIGITS]]
-    valid: Mask = (nibbles != _INVALID).all(axis=1) & (texts[:, _DASHES] == ord("-")).all(axis=1)
-    packed = (nibbles[:, ::2] << 4) | nibbles[:, 1::2]
-    words = np.ascontiguousarray(packed).view(">u8").astype(np.uint64)
-    high, low = words[:, 0], words[:, 1]
+def _parse(texts: NDArray[np.uint64]) -> tuple[UuidColumns, Mask]:
+    """Return the parts of UUID texts in lower case, and the mask of valid ones with a quote behind them.
+
+    A text is the words of a row, whose first characters are their lowest bytes. The parts of invalid ones mean nothing.
+    """
+    first, second, third, fourth, last = texts.T
+    (second_mask, second_dashes), (third_mask, third_dashes) = _DASHES
+    valid: Mask = (second & second_mask == second_dashes) & (third & third_mask == third_dashes)
+    valid &= (last >> _U32) & _U8_MASK == ord('"')
+    digits = np.empty((4, len(texts)), dtype=np.uint64)
+    digits[0] = first
+    digits[1] = ((second >> _U8) & _U32_MASK) | ((second >> _U48) << _U32) | (third << _U48)
+    digits[2] = ((third >> _U24) & _U32_MASK) | (fourth << _U32)
+    digits[3] = (fourth >> _U32) | (last << _U32)
+    numbers, are_digits = _numbers(digits)
+    valid &= are_digits.all(axis=0)
+    high, low = (numbers[0] << _U32) | numbers[1], (numbers[2] << _U32) | numbers[3]
     is_zero = (high | low) == 0
     valid &= (((high >> np.uint64(12)) & np.uint64(0xF)) == 1) & ((low >> np.uint64(62)) == 2) | is_zero
     clocks = (
@@ -117,3 +144,17 @@ def _parse(texts: NDArray[np.uint8]) -> tuple[UuidColumns, Mask]:
     )
     flags = ((low >> np.uint64(48)) & np.uint64(0x3FF)).astype(np.uint16)
     return UuidColumns(low & np.uint64((1 << 48) - 1), clocks, flags), valid
+
+
+def _numbers(digits: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], Mask]:
+    """Return the numbers that words of eight hexadecimal digits in lower case say, and the mask of such words."""
+    letters = (digits >> np.uint64(6)) & _ONES  # 1 in the bytes of letters, 0 in those of digits.
+    low = digits & _NIBBLES
+    values = low + letters * np.uint64(9)
+    # A digit is 0x3_ and has a value up to 9, a letter in lower case is 0x6_ and has a value from 10 to 15.
+    are_digits: Mask = (digits ^ low) == (letters + _ONES) * np.uint64(0x30)
+    are_digits &= ((values + _ONES * np.uint64(6)) & (_ONES << np.uint64(4))) == letters << np.uint64(4)
+    are_digits &= values & (_ONES << np.uint64(4)) == 0
+    values = ((values << np.uint64(4)) | (values >> _U8)) & np.uint64(0x00FF00FF00FF00FF)
+    values = ((values << _U8) | (values >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
+    return ((values << np.uint64(16)) | (values >> _U32)) & _U32_MASK, are_digits

@@ -183,6 +183,8 @@ class JsonLines:
         self._close = '"' + "}" * (len(self.path) - 1) if self.path else ""
         self.uuid_prefix: bytes = self._open.encode()
         """The bytes of a line before its UUID; empty when lines have none."""
+        self.head_bytes = len(self._open) - 1 + 36 + len(self._close) + 1 if self.path else 0
+        """The length of the first field of a marshalled line, with the comma behind it: the field with the UUID."""
 
     def __repr__(self) -> str:
         return f"JsonLines({self.pointer!r}, require_uuid={self.require_uuid})"

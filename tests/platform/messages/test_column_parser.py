@@ -8,7 +8,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coranto.messages.column_parser import LineParser, is_text
+from coranto.messages.column_parser import LineParser, is_text, without_heads
+from coranto.messages.columnar_lines import read_json_lines
+from coranto.messages.framing import JsonLines
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string()), ("f", pa.float64())])
 GOOD = st.fixed_dictionaries(
@@ -50,6 +52,38 @@ def test_each_line_has_its_own_values_or_is_doubtful(lines):
             alone = parser.parse_one(line)
             assert alone is not None
             assert alone.num_rows == 1
+
+
+UUID = "83fc2f81-cc5f-11e9-8002-010203040506"
+HEAD = f'{{"_meta":{{"uuid":"{UUID}"}},'.encode()
+HEADS = (
+    HEAD,
+    HEAD.replace(b'"}', b'" }'),
+    HEAD.replace(b'"}', b'","n":7}'),
+    HEAD.replace(b'"}', b'"'),
+    HEAD.upper().replace(b"_META", b"_meta").replace(b"UUID", b"uuid"),
+    HEAD + b'"n":5,',
+    HEAD + b" ",
+    b"{",
+)
+TAILS = (b'"n":1}', b'"n":1,"s":"x"}', b'"_meta":{"uuid":7},"f":0.5}', b'"n":}', b'"n":1', b"}", b"n}", b'":1}', b"")
+
+
+@given(
+    st.lists(st.builds(bytes.__add__, st.sampled_from(HEADS), st.sampled_from(TAILS)), max_size=100), st.integers(0, 9)
+)
+def test_lines_have_the_same_values_without_the_field_of_the_uuid(lines, skipped):
+    content = pa.array([line + b"\n" for line in lines], pa.binary()).slice(skipped)
+    whole = b"".join(content.to_pylist())
+    found = read_json_lines(JsonLines(tolerant=True), "j", whole, 0)
+    shorter = without_heads(content, found.headed, JsonLines().head_bytes)
+    assert shorter.to_pylist() == [
+        b"{" + line[len(HEAD) :] if line.startswith(HEAD + b'"') else line for line in content.to_pylist()
+    ]
+    parser = LineParser(SCHEMA)
+    (table, doubtful), (expected, expected_doubtful) = parser.parse(shorter), parser.parse(content)
+    assert doubtful.tolist() == expected_doubtful.tolist()
+    assert table.equals(expected)
 
 
 def test_words_for_numbers_are_doubtful_behind_any_whitespace():
