@@ -22,9 +22,11 @@ PATIENCE_S: Final = 5.0
 _LOOK_AGAIN_S: Final = 0.25
 
 
-async def list_journals(client: JournalClient, rows: Iterable[Row]) -> dict[str, JournalInfo]:
-    """Return the journals that checkpoints name, by the name that the checkpoint has. Missing ones are left out."""
-    names = {name for row in rows for name in (*row.checkpoint.sources, *row.checkpoint.ack_intents)}
+async def list_journals(
+    client: JournalClient, rows: Iterable[Row], others: Iterable[str] = ()
+) -> dict[str, JournalInfo]:
+    """Return the journals that checkpoints name, and others, by these names. Missing ones are left out."""
+    names = {name for row in rows for name in (*row.checkpoint.sources, *row.checkpoint.ack_intents)} | set(others)
     if not names:
         return {}
     # Names may carry metadata behind a semicolon, which brokers strip.

@@ -18,11 +18,12 @@ from coranto.audit.sealing import Seal
 from coranto.audit.witness import BrokerWitness
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData
+from coranto.messages.checkpoints import Source
 from coranto_consumers.audit.acknowledgements import PATIENCE_S, AcknowledgementCheck, list_journals
 from coranto_consumers.audit.evidence import Evidence, EvidenceSource, Row
 from coranto_consumers.audit.expectations import Expectation, Measure, Number, agree, number
 from coranto_consumers.audit.memory import Known, KnownShard, Memory
-from coranto_consumers.audit.sources import FramingOf, SourceAudit, SourceCheck, framing_of
+from coranto_consumers.audit.sources import FramingOf, SourceAudit, SourceCheck, framing_of, segments_let_go
 from coranto_consumers.audit.witnessed import WitnessedMemory
 
 
@@ -107,7 +108,8 @@ class ConsumerCheck:
         # A shard that an earlier audit knew may have lost its row.
         self._shards = tuple(dict.fromkeys([*self._shards, *known.shards]))
         evidence = await self._read()
-        journals = await list_journals(self._client, evidence.rows.values())
+        before = [journal for shard in known.shards.values() for journal in shard.sources]
+        journals = await list_journals(self._client, evidence.rows.values(), before)
         for shard in self._shards:
             await self._examine(progress, shard, evidence, known.shards.get(shard), journals)
         self.sound, self.values = progress.shards, evidence.values
@@ -144,7 +146,8 @@ class ConsumerCheck:
             "offsets": [f"{journal}={offset}" for journal, offset in sorted(offsets.items())],
         }
         progress.result.subjects[shard] = facts
-        for journal in sorted(set(known.sources if known else ()) - set(offsets)):
+        let_go = segments_let_go(known.sources if known else (), offsets, journals)
+        for journal in sorted(set(known.sources if known else ()) - set(offsets) - let_go):
             progress.find(
                 Kind.CHECKPOINT_SET_BACK,
                 subject,
@@ -152,7 +155,10 @@ class ConsumerCheck:
                 f"{known.sources[journal].read_through if known else 0}: the checkpoint was set back or replaced",
                 journal=journal,
             )
-        audits = await self._look_at_sources(subject, shard, row, known, journals)
+        expected = dict(row.checkpoint.sources)
+        if known is not None:
+            expected.update((each, Source(known.sources[each].read_through)) for each in let_go)
+        audits = await self._look_at_sources(subject, shard, expected, known, journals)
         messages = 0
         for audit in audits.values():
             progress.result.findings += audit.findings
@@ -224,13 +230,13 @@ class ConsumerCheck:
         self,
         subject: Subject,
         shard: str,
-        row: Row,
+        sources: Mapping[str, Source],
         known: KnownShard | None,
         journals: Mapping[str, JournalInfo],
     ) -> dict[str, SourceAudit]:
         begins = self._min_offsets.get(shard, {})
         audits: dict[str, SourceAudit] = {}
-        for journal, expected in sorted(row.checkpoint.sources.items()):
+        for journal, expected in sorted(sources.items()):
             check = SourceCheck(
                 self._client,
                 self._framing_of,

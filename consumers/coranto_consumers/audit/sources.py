@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -53,6 +53,23 @@ class SourceAudit:
     totals: dict[str, Number] = field(default_factory=dict)
     totals_problem: str = ""
     """The reason why `totals` are not those of all messages that the consumer has consumed; empty if they are."""
+
+
+def segments_let_go(
+    known: Collection[str], sources: Collection[str], journals: Mapping[str, JournalInfo]
+) -> frozenset[str]:
+    """Return the sources that an earlier audit knew, and that a checkpoint without them has rightly let go.
+
+    These are segments that do not exist any more, of streams of which the checkpoint has other segments: a Spark
+    consumer that has read them forgets them when the stream is truncated.
+    """
+    missing = set(known) - set(sources) - journals.keys()
+    if not missing:
+        return frozenset()
+    from coranto.streams.model.stream import stream_of  # That imports much, and is rarely needed.
+
+    streams = {stream_of(journal) for journal in sources} - {""}
+    return frozenset(journal for journal in missing if stream_of(journal) in streams)
 
 
 @dataclass(frozen=True, slots=True)

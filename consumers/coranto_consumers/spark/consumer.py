@@ -57,7 +57,7 @@ from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions
 from coranto_consumers.spark.long_transactions import LongTransaction
-from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by
+from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by, warn_of
 from coranto_consumers.spark.open_transactions import LastingTransactions, tell_of_long
 from coranto_consumers.spark.output_stores import OutputStore, output_store
 from coranto_consumers.spark.output_transactions import OutputTransactions, offsets_of
@@ -220,7 +220,7 @@ class SparkConsumer:
         """Process what is present, until there is none left, `most` transactions, or `stop`, if the run has no end."""
         require_unread(client, present, sources)
         unread, begins, recorded = UnreadContent(present), begins_of(present), sources.keys()
-        report, sources = self._without_gone(report, sources, present)
+        report, sources = self._let_go_of_segments(report, sources, present)
         for journal, extent in present.items():
             read = sources[journal].read_through if journal in sources else extent.begin
             if lost := lost_before(journal, read, extent.begin, extent.head):
@@ -319,18 +319,19 @@ class SparkConsumer:
             )
         return replace(report, lost=(*report.lost, lost)), pass_by(sources, lost, begin)
 
-    def _without_gone(
+    def _let_go_of_segments(
         self, report: ConsumeReport, sources: Mapping[str, Source], present: Mapping[str, ContentExtent]
-    ) -> tuple[ConsumeReport, Mapping[str, Source]]:
+    ) -> tuple[ConsumeReport, dict[str, Source]]:
         """Forget segments that were truncated away. Raises StreamTruncated if one was not read before."""
         gone = gone_segments(present, sources)
         for journal in sorted(gone.unread):
-            offset = sources[journal].read_through
+            lost = LostContent(journal, sources[journal].read_through, 0, made_again=True)
             if self._fail_on_data_loss:
-                raise not_read(journal, offset)
-            report, sources = self._pass_by(report, sources, LostContent(journal, offset, 0, made_again=True))
-        left = {journal: source for journal, source in sources.items() if journal not in gone.read | gone.unread}
-        return report, left
+                raise not_read(journal, lost.begin)
+            warn_of(lost)
+            report = replace(report, lost=(*report.lost, lost))
+        left = sources.keys() - gone.read - gone.unread
+        return report, {journal: source for journal, source in sources.items() if journal in left}
 
     def _input_reader(self) -> InputReader:
         if self._reader is None:

@@ -11,6 +11,7 @@ from coranto.audit import Kind, Report, Severity
 from coranto.client import Suspend
 from coranto.client.committed import async_committed_reader
 from coranto.errors import JournalSuspended
+from coranto.labels import CONTENT_TYPE, JSON_LINES
 from coranto.messages import Checkpoint, JsonLines, ProducerId, ProducerState, Source
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.testing import running_shard
@@ -345,6 +346,24 @@ async def test_a_source_that_was_deleted_and_created_again_is_found(scene, clust
     assert Kind.JOURNAL_GONE in kinds(await scene.audit(expect=()))
     await scene.audit(expect=(), accept=True)
     assert kinds(await scene.audit(expect=())) == set()
+
+
+async def test_a_truncated_segment_may_leave_the_checkpoint_and_one_that_exists_may_not(scene, cluster):
+    await scene.publish(10)
+    await scene.consume()
+    old, new = (f"shop/orders/segment/0000000{n}" for n in range(2))
+    now = checkpoint_of(scene)
+    write_checkpoint(scene, Checkpoint({**now.sources, old: Source(17), new: Source(0)}, now.ack_intents))
+    await cluster.create(new, labels={CONTENT_TYPE: JSON_LINES})
+    assert kinds(await scene.audit(expect=(), accept=True)) == {Kind.JOURNAL_GONE}
+
+    write_checkpoint(scene, Checkpoint({**now.sources, new: Source(0)}, now.ack_intents))
+    assert kinds(await scene.audit(expect=())) == set()
+
+    write_checkpoint(scene, now)
+    report = await scene.audit(expect=())
+    assert kinds(report) == {Kind.CHECKPOINT_SET_BACK}
+    assert {each.facts["journal"] for each in report.errors} == {old, new}, "nothing of the stream is left in it"
 
 
 async def test_an_expectation_that_cannot_be_examined_is_an_error(scene):
