@@ -9,8 +9,7 @@ import typer
 
 from coranto.cli.output import Output, print_table
 from coranto_consumers.cli.audit import Store
-from coranto_consumers.comparison import TableComparison, TableOf, compare_tables
-from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.comparison import TableComparison, compare_tables, table_at
 
 DIFFERENT: Final = 1
 """The exit code of a comparison of tables that are not equal."""
@@ -45,11 +44,9 @@ def compare(
 
     The exit code is 0 if both have rows, and the same ones, and 1 if not or if one could not be read whole.
     """
-    mine = SqlStore(store)
-    other = SqlStore(right_store) if right_store else mine
     found = compare_tables(
-        TableOf(mine, left),
-        TableOf(other, right),
+        table_at(store, left),
+        table_at(right_store or store, right),
         key,
         ignore=ignore or (),
         tolerance=tolerance,

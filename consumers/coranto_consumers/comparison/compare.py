@@ -1,28 +1,51 @@
-"""The comparison of two tables of SQL stores."""
+"""The comparison of two tables, of SQL stores or Iceberg catalogs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from coranto.errors import InvalidInput
 from coranto.telemetry import ProgressReport, progress
 from coranto_consumers.comparison.merging import RowMerger
 from coranto_consumers.comparison.report import TableComparison
-from coranto_consumers.comparison.tables import SortedTable, opened
+from coranto_consumers.comparison.tables import SortedRows, SortedTable, opened, reading
+from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.sql import SqlStore
+
+if TYPE_CHECKING:
+    from coranto_consumers.stores.iceberg.urls import IcebergHome
 
 _SAID_AFTER: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class TableOf:
-    """A table of a store. `name` may begin with a schema and a dot."""
+    """A table of a store. `name` may begin with a schema and a dot; that of an Iceberg table has its namespace."""
 
-    store: SqlStore
+    store: SqlStore | IcebergHome
     name: str
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The store and the table, for telling tables apart."""
+        return self.store.url if isinstance(self.store, SqlStore) else f"{ICEBERG}{self.store.catalog.name}", self.name
+
+
+def table_at(store: str, name: str) -> TableOf:
+    """Return a table of the store of a URL: a database's, or one like iceberg://CATALOG/namespace.table.
+
+    An Iceberg table without a namespace is in that of the URL's. Raises InvalidInput, and SqlStoreError.
+    """
+    if not store.startswith(ICEBERG):
+        return TableOf(SqlStore(store), name)
+    from coranto_consumers.stores.iceberg.urls import IcebergHome  # It takes the extra `lake`.
+
+    home = IcebergHome.at(store)
+    return TableOf(home, name if "." in name else f"{home.table.rpartition('.')[0]}.{name}")
 
 
 def compare_tables(
@@ -37,7 +60,8 @@ def compare_tables(
     """Compare two tables by the columns of a key, and all others but those of `ignore`.
 
     Floats may differ by `tolerance`, relatively or absolutely; all else is compared exactly. `examples` is the most of
-    each kind of difference that is kept. Memory does not grow with the tables: databases sort them. Raises InvalidInput
+    each kind of difference that is kept. Memory does not grow with the tables: databases sort them. An Iceberg table is
+    read as of its present snapshot, and sorted by DuckDB. Raises InvalidInput
     for tables and columns that do not exist and for keys without an order, SqlStoreError and CorruptData for a table
     that could not be read whole.
     """
@@ -45,10 +69,9 @@ def compare_tables(
         raise InvalidInput("name the columns by which rows are told apart", field="keys")
     if not 0 <= tolerance < math.inf:
         raise InvalidInput(f"{tolerance} is not a tolerance; give 0 or more, such as 1e-9", field="tolerance")
-    if left.store.url == right.store.url and left.name == right.name:
+    if left.place == right.place:
         raise InvalidInput(f"{left.name} is to be compared with itself; name another table, or store", field="right")
-    with opened(left.store, right.store) as (one, other):
-        mine, others = SortedTable(left.store, one, left.name), SortedTable(right.store, other, right.name)
+    with _opened(left, right) as (mine, others):
         for table in (mine, others):
             if missing := [name for name in keys if name not in table.columns]:
                 raise InvalidInput(
@@ -77,6 +100,25 @@ def compare_tables(
         tuple(name for name in others.columns if name not in mine.columns and name not in ignore),
         tolerance,
     )
+
+
+@contextmanager
+def _opened(left: TableOf, right: TableOf) -> Iterator[tuple[SortedRows, SortedRows]]:
+    """Give both tables, each in one state; two of one database in the same one, where it can read both at once."""
+    with ExitStack() as exits:
+        if isinstance(left.store, SqlStore) and isinstance(right.store, SqlStore):
+            one, other = exits.enter_context(opened(left.store, right.store))
+            yield SortedTable(left.store, one, left.name), SortedTable(right.store, other, right.name)
+        else:
+            yield _alone(exits, left), _alone(exits, right)
+
+
+def _alone(exits: ExitStack, table: TableOf) -> SortedRows:
+    if isinstance(table.store, SqlStore):
+        return SortedTable(table.store, exits.enter_context(reading(table.store)), table.name)
+    from coranto_consumers.comparison.iceberg import opened_iceberg  # It takes the extra `lake`.
+
+    return exits.enter_context(opened_iceberg(table.store, table.name))
 
 
 def _said(rows: Iterator[Sequence[Any]], report: ProgressReport) -> Iterator[Sequence[Any]]:

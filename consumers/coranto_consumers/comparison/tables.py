@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, Text, Uuid, cast, func, inspect, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,12 +26,13 @@ def opened(left: SqlStore, right: SqlStore) -> Iterator[tuple[Connection, Connec
     one result at a time.
     """
     with ExitStack() as exits:
-        one = exits.enter_context(_reading(left))
-        yield one, one if left.url == right.url and not left.is_mysql else exits.enter_context(_reading(right))
+        one = exits.enter_context(reading(left))
+        yield one, one if left.url == right.url and not left.is_mysql else exits.enter_context(reading(right))
 
 
 @contextmanager
-def _reading(store: SqlStore) -> Iterator[Connection]:
+def reading(store: SqlStore) -> Iterator[Connection]:
+    """Give a connection to a store, with a transaction that reads one state of its database."""
     try:
         with store.engine.connect() as connection:
             connection.execution_options(**{READS_ONLY: True})
@@ -45,6 +46,25 @@ def _reading(store: SqlStore) -> Iterator[Connection]:
             yield connection
     except SQLAlchemyError as error:
         raise store.failure("a table could not be read", error) from error
+
+
+class SortedRows(Protocol):
+    """A table, as of one state of its store."""
+
+    name: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns, in the table's order."""
+
+    def count(self) -> int:
+        """Return the number of rows."""
+
+    def rows(self, keys: Sequence[str], columns: Sequence[str], count: int) -> Iterator[Sequence[Any]]:
+        """Yield the rows with the columns of the key and others, sorted by the key.
+
+        Raises SqlStoreError if there are not `count`, and CorruptData for a value that is none of its column's type.
+        """
 
 
 class SortedTable:

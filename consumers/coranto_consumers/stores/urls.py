@@ -39,6 +39,12 @@ def parse_store_url(text: str) -> URL:
             return _with_database(url).set(drivername="postgresql+psycopg")
         case "mysql" | "mariadb" if driver in ("", "pymysql"):
             return _mysql(_with_database(url))
+        case "iceberg":
+            raise InvalidInput(
+                f"names Iceberg tables, and this takes a database: a URL such as {ACCEPTED}. docs/lake.md tells what "
+                "Iceberg stores are for",
+                field="store_url",
+            )
         case _:
             raise InvalidInput(f"{url.drivername!r} is not supported; a store URL is {ACCEPTED}", field="store_url")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from sqlalchemy import (
     Boolean,
@@ -25,9 +26,10 @@ from sqlalchemy import (
 
 from coranto.cli import main
 from coranto.errors import CorruptData, InvalidInput, SqlStoreError
-from coranto_consumers.comparison import TableOf, compare_tables
+from coranto_consumers.comparison import TableOf, compare_tables, table_at
 from coranto_consumers.comparison.tables import SortedTable
 from coranto_consumers.stores.sql import SqlStore
+from tests.consumers.stores.iceberg.named_catalog import named_catalog
 
 NAMES = ["", "A", "B", "_", "a", "a ", "b", "aa", "ä", "Z", "z", "é", "日本", "\U0001f600", "a-b", "ab", "A b", "a\tb"]
 """Texts that languages sort otherwise than by code points."""
@@ -173,3 +175,41 @@ def test_the_command_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["equal"] is False
     assert main([*command[:3], "gone", *command[4:]]) == 1
     assert "there is no table gone" in capsys.readouterr().err
+
+
+def test_iceberg_tables_are_compared_with_each_other_and_with_those_of_databases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalog, url = named_catalog(tmp_path, monkeypatch), f"sqlite:///{tmp_path}/store.db"
+    fill(SqlStore(url), "totals", rows())
+    kinds = {"n": pa.int32(), "price": pa.decimal128(12, 2), "at": pa.timestamp("us", "UTC"), "done": pa.bool_()}
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in ("name", *kinds)]).append(
+        pa.field("mean", pa.float64())
+    )
+    content = [{**each, "at": each["at"].replace(tzinfo=dt.UTC)} for each in rows()]  # type: ignore[attr-defined]
+    old, new = (catalog.create_table(f"shop.{name}", schema) for name in ("old", "new"))
+    catalog.create_table("shop.empty", schema)
+    for part in (content[20:], content[:20]):  # Two files, in another order than that of keys.
+        old.append(pa.Table.from_pylist(part, schema))
+    new.append(pa.Table.from_pylist([{**content[0], "price": Decimal("99.99")}, *content[1:-1]], schema))
+    lake = "iceberg://lake/shop.old"
+    compare = ["consumer", "compare", "--store", lake, "--key", "name", "-k", "n"]
+    assert main([*compare, "shop.old", "totals", "--right-store", url]) == 0
+    assert "equal: 54 rows, in 6 columns" in capsys.readouterr().out
+    assert main([*compare, "old", "new", "-o", "json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [each["right"] for each in report["examples"]["differing"]] == [{"price": "99.99"}]
+    assert (report["left"]["rows"], report["right"]["rows"]) == (54, 53)
+    assert [each["name"] for each in report["examples"]["only_left"]] == [content[-1]["name"]]
+    assert (
+        compare_tables(table_at(lake, "old"), table_at(lake, "empty"), ["name"]).differences()[0]
+        == "shop.empty is empty"
+    )
+    with pytest.raises(InvalidInput, match=r"shop\.old is to be compared with itself"):
+        compare_tables(table_at(lake, "old"), table_at(lake, "shop.old"), ["name"])
+    with pytest.raises(InvalidInput, match=r"there is no table shop\.gone"):
+        compare_tables(table_at(lake, "old"), table_at(lake, "gone"), ["name"])
+    [file] = new.inspect.files()["file_path"].to_pylist()
+    Path(file.removeprefix("file://")).unlink()
+    with pytest.raises(SqlStoreError, match=r"iceberg lake/shop\.old: shop\.new could not be read"):
+        compare_tables(table_at(lake, "old"), table_at(lake, "new"), ["name", "n"])

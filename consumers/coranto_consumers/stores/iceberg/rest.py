@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import requests
 from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import rest as pyiceberg_rest
 from pyiceberg.catalog.rest import RestCatalog, auth
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
@@ -119,6 +120,7 @@ def limit_times(catalog: Catalog) -> None:
     if not isinstance(catalog, RestCatalog):
         return
     limit_tokens()
+    limit_questions()
     for prefix, adapter in list(catalog._session.adapters.items()):
         if not isinstance(adapter, _TimeLimited):
             catalog._session.mount(prefix, _TimeLimited(adapter))
@@ -130,6 +132,23 @@ def limit_tokens() -> None:
     It makes them outside of a catalog's session, by the function `post` of the module `requests`.
     """
     vars(auth)["requests"] = _Requests
+
+
+def limit_questions() -> None:
+    """Have the first question to each REST catalog that is made from now on end after a time, in all of this process.
+
+    pyiceberg asks it for its settings while it is made, in a session that nobody can reach.
+    """
+    vars(pyiceberg_rest)["Session"] = _LimitedSession
+
+
+class _LimitedSession(requests.Session):
+    """A session whose requests end after a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for prefix, adapter in list(self.adapters.items()):
+            self.mount(prefix, _TimeLimited(adapter))
 
 
 class _Requests:

@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 
 from coranto.errors import InvalidInput, SqlStoreError
 from coranto_consumers.stores.iceberg.catalogs import FAILURES
-from coranto_consumers.stores.iceberg.rest import limit_times, limit_tokens
+from coranto_consumers.stores.iceberg.rest import limit_questions, limit_times, limit_tokens
 from coranto_consumers.stores.iceberg.state import names_in, state_of
 from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.sql import Restored
@@ -35,6 +35,7 @@ class IcebergHome:
         if not (url.startswith(ICEBERG) and catalog and slash and "." in table.strip(".")) or "/" in table:
             raise InvalidInput("is not like iceberg://CATALOG/namespace.table", field="store")
         limit_tokens()
+        limit_questions()
         try:
             found = load_catalog(catalog)
         except (ValueError, ImportError) as error:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import requests
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table.metadata import TableMetadataUtil
 
 from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, SqlStoreError
 from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint
-from coranto_consumers.stores.iceberg import IcebergShardStore, rest
+from coranto_consumers.stores.iceberg import IcebergShardStore, limit_questions, rest
 from coranto_consumers.stores.iceberg.owner import IcebergOwner
 from coranto_consumers.stores.iceberg.rest import CommitFate, fate_of, is_transient
 from coranto_consumers.stores.iceberg.urls import IcebergHome
@@ -229,6 +230,19 @@ def test_a_silent_server_of_tokens_does_not_hold_an_owner_for_ever(
         monkeypatch.setattr(rest, "_TIME_LIMIT_S", (1.0, 0.05))
         with pytest.raises(SqlStoreError, match="catalog lake does not answer: ReadTimeout"):
             IcebergHome.at(f"iceberg://lake/{ONE}")
+
+
+def test_a_catalog_that_does_not_tell_its_settings_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It takes connections, and never answers.
+        host, port = silent.getsockname()
+        home = {"type": "rest", "uri": f"http://{host}:{port}"}
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.get_catalog_config", lambda name: home)
+        monkeypatch.setattr(rest, "_TIME_LIMIT_S", (1.0, 0.05))
+        with pytest.raises(SqlStoreError, match="catalog lake does not answer: ReadTimeout"):
+            IcebergHome.at(f"iceberg://lake/{ONE}")
+        limit_questions()
+        with pytest.raises(requests.ReadTimeout):  # One that an application makes itself.
+            RestCatalog("lake", uri=home["uri"])
 
 
 def test_what_reads_a_store_by_its_url_does_not_wait_for_ever(
