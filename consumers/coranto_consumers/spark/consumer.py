@@ -12,7 +12,8 @@ The driver owns each transaction, and executors do the work (`docs/architecture.
    acknowledgements of winning attempts.
 6. **Acknowledge.** Append the acknowledgements, only after the commit.
 
-During steps 5 and 6, the input of the next transaction is read already (`reading_ahead.py`).
+During steps 5 and 6, the input of the next transaction is read already (`reading_ahead.py`). Steps 3 and 4 are one job
+where that is likely to do (`writing_at_once.py`); the input is not read ahead then.
 
 After any failure of a consumer, the next one goes on from the last commit: it reads again, and deletes staged rows.
 Pending messages of the failed transaction are never acknowledged.
@@ -28,7 +29,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import OffsetJump
@@ -36,7 +37,7 @@ from coranto.messages.checkpoints import Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
-from coranto_consumers.spark.application import Application, DeclaresSql
+from coranto_consumers.spark.application import Application, DeclaresSql, Outputs
 from coranto_consumers.spark.committing import acknowledge
 from coranto_consumers.spark.consumer_options import (
     DEFAULT_PARTITION_BYTES,
@@ -68,6 +69,7 @@ from coranto_consumers.spark.segments import gone_segments, not_read
 from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.spark.transaction_bounds import MessageBound, Pace, TooManyMessages
 from coranto_consumers.spark.unread import UnreadContent, ends_of
+from coranto_consumers.spark.writing_at_once import NotAtOnce, WritingAtOnce
 
 
 class SparkConsumer:
@@ -136,6 +138,7 @@ class SparkConsumer:
         self._min_transaction_seconds = min_transaction_seconds
         self._on_progress = on_progress or (lambda report: None)
         self._reader: InputReader | None = None
+        self._writing = WritingAtOnce(self._store.at_once)
         self._transactions = OutputTransactions(
             application, self._store, self._hooks, misfits, LastingTransactions(max_transaction_bytes)
         )
@@ -250,10 +253,16 @@ class SparkConsumer:
             written = (
                 _nothing if is_last else partial(self._read_on, client, ahead, unread, ranges, begins, stop is not None)
             )
-            reading = ahead.take(PlannedInput.of(ranges, sources)) or self._reading(client, ranges, sources, begins)
+            taken = ahead.take(PlannedInput.of(ranges, sources))
+            reading = taken or self._reading(client, ranges, sources, begins)
+            at_once = None
+            if taken is None and self._writing.is_worthwhile(ranges, sources):
+                at_once = partial(self._write_at_once, client, ranges, sources, begins)
+            else:
+                self._writing.took_two_jobs(in_vain=False)
             try:
                 with errors_of_tasks():
-                    report, sources = self._transactions.process(client, reading, report, written)
+                    report, sources = self._transactions.process(client, reading, report, written, at_once)
             except OffsetJump as error:
                 self._meet(unread.holes, error)
                 continue
@@ -283,6 +292,8 @@ class SparkConsumer:
         self._bound.settle()
         after = unread.known(after)
         if following := unread.plan_next(ranges, after, self._bound.max_bytes):
+            if self._writing.is_worthwhile(following, after):
+                return
             reading = self._reading(client, following, after, begins)
             ahead.begin(lambda: NextInput(PlannedInput.of(following, after), reading))
         elif is_endless and unread.is_clear and not self._min_transaction_seconds:
@@ -298,7 +309,7 @@ class SparkConsumer:
         unread = UnreadContent(present)
         known = unread.known(sources)
         ranges = unread.plan(known, self._bound.max_bytes)
-        if not ranges:
+        if not ranges or self._writing.is_worthwhile(ranges, known):
             return None
         reading = self._reading(client, ranges, known, begins_of(present))
         return NextInput(PlannedInput.of(ranges, known), reading, present)
@@ -347,14 +358,39 @@ class SparkConsumer:
         begins: Mapping[str, int],
     ) -> Iterator[Input]:
         """Run step 3 of the module's description for planned ranges."""
-        # Small ranges are not split, so nobody needs to know where their fragments begin.
-        cuts = cuts_of(client, [each.journal for each in ranges if each.length > WORTHWHILE_BYTES])
         pruning = Pruning(time.time(), first_offsets=begins)
-        reader = self._input_reader()
+        reader, cuts = self._input_reader(), _cuts(client, ranges)
         reader.packs = self._store.packs
         with reader.read(ranges, sources, cuts, pruning, self._max_transaction_bytes) as read:
             self._bound.see(ranges, read.rows)
             yield read
+
+    def _write_at_once(
+        self,
+        client: SyncJournalClient,
+        ranges: Sequence[Range],
+        sources: Mapping[str, Source],
+        begins: Mapping[str, int],
+        write: Callable[[Outputs], list[Any]],
+    ) -> tuple[Input, list[Any]] | None:
+        """Run steps 3 and 4 of the module's description in one job, if that does (`writing_at_once.py`)."""
+
+        def made(committed: DataFrame) -> list[Any]:
+            outputs = self._application.outputs(committed)
+            self._writing.require_one_table(outputs)
+            return write(outputs)
+
+        pruning = Pruning(time.time(), first_offsets=begins)
+        try:
+            done = self._input_reader().read_at_once(ranges, sources, _cuts(client, ranges), pruning, made)
+        except NotAtOnce:
+            return None
+        if done is None:
+            self._writing.took_two_jobs(in_vain=True)
+        else:
+            self._writing.took_one_job()
+            self._bound.see(ranges, done[0].rows)
+        return done
 
     def _replay(
         self,
@@ -369,6 +405,11 @@ class SparkConsumer:
         reader, head = self._input_reader(), heads[long.journal]
         reading = reader.read_part(long, sources, head, self._max_transaction_bytes)
         return self._transactions.process(client, reading, report, _nothing)
+
+
+def _cuts(client: SyncJournalClient, ranges: Sequence[Range]) -> dict[str, list[int]]:
+    # Small ranges are not split, so nobody needs to know where their fragments begin.
+    return cuts_of(client, [each.journal for each in ranges if each.length > WORTHWHILE_BYTES])
 
 
 def _nothing(after: Mapping[str, Source]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -38,6 +39,8 @@ COMMITTED_AT = PARSED_PREFIX + COMMIT_OFFSET
 _TEXT = "_coranto_corrupt"
 """The column with the text of lines that Spark's parser has to look at."""
 _PARSED = "_coranto_parsed"
+_TOLD_SECONDS: Final = 2.0
+"""The time in seconds within which Spark tells what an action has observed, if it does."""
 _LOW, _HIGH, _COMMIT = "_coranto_low", "_coranto_high", "_coranto_commit"
 _PIECE = PARSED_PREFIX + PIECE.name
 _LINE = PARSED_PREFIX + LINE.name
@@ -147,6 +150,36 @@ def summaries_in(table: Any, plan: ReadPlan) -> dict[Range, RangeSummary]:
 def _by_range(texts: Sequence[str], plan: ReadPlan) -> dict[Range, RangeSummary]:
     summaries = {summary.number: summary for summary in map(summary_of_row, texts)}
     return {part: summaries[number] for part, number in plan.numbers.items()}
+
+
+class ExpectedRows:
+    """The messages among sequenced rows as if all were committed, before the ranges' summaries are there to tell.
+
+    The first action over them tells the summaries, too. It may be of any frame that is made of them.
+    """
+
+    def __init__(self, rows: DataFrame) -> None:
+        self._told = Observation()
+        texts = F.collect_list(F.when(F.col(_PIECE) == SUMMARY_PIECE, F.col(_TEXT))).alias(_TEXT)
+        self.messages = rows.observe(self._told, texts).where(F.col(_PIECE) != SUMMARY_PIECE).drop(_PIECE)
+
+    def summaries(self, plan: ReadPlan) -> dict[Range, RangeSummary] | None:
+        """Return the summaries of a plan's ranges, after an action. None if it has not told all of them.
+
+        A plan of Spark tells nothing that has no need for these rows, and not all if it stops before their end.
+        """
+        due = time.monotonic() + _TOLD_SECONDS
+        # To ask for what Spark has not been told waits for ever.
+        while not self._told._jo.future().isCompleted():  # type: ignore[union-attr]  # It was observed.
+            if time.monotonic() > due:
+                return None
+            time.sleep(_TOLD_SECONDS / 1000)
+        texts = self._told.get[_TEXT]
+        # A task that ran again has told its own once more.
+        summaries = {summary.number: summary for summary in map(summary_of_row, texts)}
+        if not set(plan.numbers.values()) <= set(summaries):
+            return None
+        return {part: summaries[number] for part, number in plan.numbers.items()}
 
 
 def choose_committed(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import structlog
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
+from pyspark.sql.utils import is_remote
 
 from coranto.client import ClientConfig
+from coranto.errors import CorantoError
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
@@ -21,6 +25,8 @@ from coranto.messages.uuids import ProducerId
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.frames import (
     COMMITTED_AT,
+    ExpectedRows,
+    PlannedRows,
     choose_committed,
     collect_summaries,
     packed_input,
@@ -43,6 +49,8 @@ from coranto_consumers.spark.sequencing import Sequenced, sequence
 from coranto_consumers.spark.source import register
 
 _SLICES_PER_CORE = 2
+
+W = TypeVar("W")
 
 _log = structlog.get_logger(__name__)
 
@@ -142,6 +150,42 @@ class InputReader:
             summaries = [replace(summary, rows=0) for summary in parts.values()]
             yield from self._inputs(persisted, rows, {journal: result}, summaries, sources)
 
+    def read_at_once(
+        self,
+        ranges: Sequence[Range],
+        sources: Mapping[str, Source],
+        cuts: Mapping[str, Sequence[int]],
+        pruning: Pruning,
+        write: Callable[[DataFrame], W],
+    ) -> tuple[Input, W] | None:
+        """Read ranges in the very job in which `write` writes what is made of their messages.
+
+        That holds only if all messages turn out to be committed, and none is left to Spark's parser. Returns None
+        otherwise, or if something failed: what was written must not count then, and `read` is to decide.
+        """
+        plan = self._plan(ranges, cuts)
+        if not self._by_workers or self._commits or _is_little(plan) or is_remote():
+            return None
+        expected = ExpectedRows(self._planned(plan).by_tasks(self._spark))
+        try:
+            written = write(parsed_values(expected.messages, self._schema))
+            summaries = expected.summaries(plan)
+        except (CorantoError, PySparkException, Py4JError) as error:
+            _log.info("transaction.read_again", consumer=self._name, error=str(error).partition("\n")[0])
+            return None
+        if summaries is None or any(summary.left for summary in summaries.values()):
+            return None
+        parts = _by_journal(summaries)
+        results = {
+            journal: sequence(journal, sources[journal], parts[journal], pruning=pruning) for journal in sorted(parts)
+        }
+        if any(each.limits or each.replay is not None or each.messages is None for each in results.values()):
+            return None
+        self._watch(results, sources, pruning)
+        messages = sum(result.messages or 0 for result in results.values())
+        count = sum(summary.rows for summary in summaries.values())
+        return Input(expected.messages, messages, count, _after(sources, results)), written
+
     def _inputs(
         self,
         persisted: ExitStack,
@@ -220,19 +264,26 @@ class InputReader:
             for journal, found in replayed.items():
                 producers = _replaying(results[journal])
                 results[journal] = sequence(journal, sources[journal], parts[journal], found, producers, pruning)
+        self._watch(results, sources, pruning)
+        return rows, results, seen, packed
+
+    def _watch(self, results: Mapping[str, Sequenced], sources: Mapping[str, Source], pruning: Pruning) -> None:
+        """Warn of what is odd about producers."""
         _warn_of_resets(results)
         for journal, result in results.items():
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
             watch.look(result.source, pruning.now)
-        return rows, results, seen, packed
+
+    def _planned(self, plan: ReadPlan) -> PlannedRows:
+        tolerant = self._misfits is not MisfitPolicy.FAIL
+        return planned_rows(self._client, plan, self._schema, self._framing, tolerant=tolerant)
 
     def _kept(
         self, persisted: ExitStack, plan: ReadPlan
     ) -> tuple[DataFrame, dict[Range, RangeSummary], PackedRows | None]:
         """Return the rows of a plan, kept until `persisted` closes, the ranges' summaries, and how rows are packed."""
-        tolerant = self._misfits is not MisfitPolicy.FAIL
-        planned = planned_rows(self._client, plan, self._schema, self._framing, tolerant=tolerant)
-        if len(plan.slices) == 1 and sum(part.length for part in plan.numbers) <= WORTHWHILE_BYTES:
+        planned = self._planned(plan)
+        if _is_little(plan):
             # A job of Spark takes longer than reading so little here.
             table = planned.read_here()
             return self._spark.createDataFrame(table, planned.schema).coalesce(1), summaries_in(table, plan), None
@@ -305,6 +356,10 @@ def persisting(frame: DataFrame) -> Iterator[DataFrame]:
         yield frame
     finally:
         frame.unpersist()
+
+
+def _is_little(plan: ReadPlan) -> bool:
+    return len(plan.slices) == 1 and sum(part.length for part in plan.numbers) <= WORTHWHILE_BYTES
 
 
 def _after(sources: Mapping[str, Source], results: Mapping[str, Sequenced]) -> dict[str, Source]:

@@ -32,6 +32,9 @@ class OutputStore(ABC, Generic[W]):
     packs = False
     """True if outputs may be written from packed rows, so that these are worth keeping (`packed.py`)."""
 
+    at_once = False
+    """True if rows may be written before it is known that they count: what does not is removed by the next commit."""
+
     @property
     @abstractmethod
     def name(self) -> str:
@@ -86,6 +89,8 @@ class OutputStore(ABC, Generic[W]):
 
 class SqlOutputs(OutputStore[Staged]):
     """A database, as a store of outputs."""
+
+    at_once = True
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coranto.client import SyncJournalClient
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
-from coranto_consumers.spark.application import Application
+from coranto_consumers.spark.application import Application, Outputs
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.inputs import Input
@@ -19,6 +19,12 @@ from coranto_consumers.spark.output_stores import OutputStore
 from coranto_consumers.spark.outputs import Published, publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, PhaseTimes, Step
+
+AtOnce = Callable[[Callable[[Outputs], list[Any]]], tuple[Input, list[Any]] | None]
+"""Reads an input, and gives what an application makes of it to the function that writes it, in one job.
+
+None if that does not do: what was written does not count then.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +44,24 @@ class OutputTransactions:
         reading: AbstractContextManager[Input],
         report: ConsumeReport,
         written: Callable[[Mapping[str, Source]], None],
+        at_once: AtOnce | None = None,
     ) -> tuple[ConsumeReport, dict[str, Source]]:
         """Run steps 3 to 6 for an input.
 
-        `written` is called before step 5, with the states of sources that this will commit.
+        `written` is called before step 5, with the states of sources that this will commit. `at_once` is tried before
+        `reading` is entered.
         """
         times = PhaseTimes()
-        with reading as read:
-            times.ended("reading")
+        done = (
+            None
+            if at_once is None
+            else at_once(lambda made: self.store.write_all([made], self.application.name, report.fence))
+        )
+        with reading if done is None else nullcontext(done[0]) as read:
+            if done is None:
+                times.ended("reading")
             self.hooks.reached(Step.SEQUENCED)
-            staged, published = self._write(client, read, report.fence)
+            staged, published = self._write(client, read, report.fence, None if done is None else done[1])
             times.ended("writing")
             with rolled_back_on_failure(client, published) as committing:
                 written(read.sources)
@@ -81,8 +95,17 @@ class OutputTransactions:
         """Commit the states of sources alone, with nothing to acknowledge. Raises as the store's `commit` does."""
         self.store.commit(self.application.name, fence, [], Checkpoint(dict(sources), {}), lambda: None)
 
-    def _write(self, client: SyncJournalClient, read: Input, fence: int) -> tuple[list[Any], Published]:
-        """Let tasks stage and publish the application's output for committed messages, and dead letters."""
+    def _write(
+        self, client: SyncJournalClient, read: Input, fence: int, staged: list[Any] | None
+    ) -> tuple[list[Any], Published]:
+        """Let tasks stage and publish the application's output for committed messages, and dead letters.
+
+        `staged` is what there is of it already, if that is all.
+        """
+        if staged is not None:
+            self.hooks.reached(Step.STAGED)
+            self.hooks.reached(Step.PUBLISHED)
+            return staged, Published()
         made = [self.application.outputs(read.committed)] if read.messages else []
         if read.dead is not None and isinstance(self.misfits, DeadLetters):
             made.append(dead_letter_outputs(self.misfits, read.dead))

@@ -23,6 +23,7 @@ BUSY_TIMEOUT_MS = 60_000
 
 _WAL_PAUSE_S = 0.01
 _INSUFFICIENT_PRIVILEGE = "42501"
+_CARDINALITY_VIOLATION = "21000"
 
 READS_ONLY = "coranto_reads_only"
 """The execution option of a connection that writes nothing, and so need not wait for writers."""
@@ -58,6 +59,11 @@ def is_transient(error: DBAPIError) -> bool:
 def is_denied(error: DBAPIError) -> bool:
     """Return True if the database denies this role access to something that exists."""
     return _state(error) == _INSUFFICIENT_PRIVILEGE or mysql.code_of(error) == ER.TABLEACCESS_DENIED_ERROR
+
+
+def is_repeated_row(error: DBAPIError) -> bool:
+    """Return True if a statement of PostgreSQL would have changed one row twice."""
+    return _state(error) == _CARDINALITY_VIOLATION
 
 
 def _state(error: DBAPIError) -> str:

@@ -31,7 +31,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 
 from coranto.errors import InvalidInput, SqlStoreError
-from coranto_consumers.stores import deleting
+from coranto_consumers.stores import deleting, replacing
 from coranto_consumers.stores.mysql import NAME
 
 STAGE_COLUMNS = ("coranto_shard", "coranto_fence", "coranto_attempt")
@@ -150,9 +150,11 @@ def stage_table(plan: MergePlan, name: str, *, prefixes: Sequence[str] = (), on_
     """Return the table in which a plan's rows are staged: its columns without constraints, and `STAGE_COLUMNS`.
 
     `prefixes` stand before TABLE. An unlogged table (PostgreSQL) is emptied when the server crashes; `merge_staged`
-    notices missing rows. `on_commit` tells what becomes of a temporary table there.
+    notices missing rows. `on_commit` tells what becomes of a temporary table there, which needs no index, because it
+    has the rows of one attempt.
     """
     shard, fence, attempt = STAGE_COLUMNS
+    indexes = [] if on_commit else [Index(f"{name}_attempt", attempt)]
     return Table(
         name,
         MetaData(),
@@ -161,7 +163,7 @@ def stage_table(plan: MergePlan, name: str, *, prefixes: Sequence[str] = (), on_
         Column(attempt, NAME, nullable=False),
         *(Column(column, plan.table.c[column].type, nullable=True) for column in plan.columns),
         *([Column(plan.delete, Boolean, nullable=True)] if plan.delete else []),
-        Index(f"{name}_attempt", attempt),
+        *indexes,
         prefixes=list(prefixes),
         postgresql_on_commit=on_commit,
     )
@@ -186,8 +188,11 @@ def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts
         _require_rows(plan.table, merged.rowcount, expected)
         return
     require_staged(connection, plan.table, stage, attempts, expected)
+    if _is_replacement(plan) and connection.dialect.name == "postgresql":
+        replacing.replace_by_key(connection, plan.table, plan.columns, plan.keys, stage, chosen)
+        return
     if plan.delete or any(isinstance(rule, Replace) for rule in plan.rules.values()):
-        _refuse_repeated_keys(connection, plan, stage, chosen)
+        replacing.refuse_repeated_keys(connection, plan.table, plan.keys, stage, chosen)
     if plan.delete:
         deleting.delete_by_key(connection, plan.table, plan.keys, stage, plan.delete, chosen)
         chosen = and_(chosen, deleting.kept(stage, plan.delete))
@@ -209,17 +214,9 @@ def _require_rows(table: Table, found: int, expected: int) -> None:
         )
 
 
-def _refuse_repeated_keys(connection: Connection, plan: MergePlan, stage: Table, chosen: ColumnElement[bool]) -> None:
-    keys = [stage.c[key] for key in plan.keys]
-    repeated = connection.execute(
-        select(*keys).where(chosen).group_by(*keys).having(func.count() > 1).limit(1)
-    ).one_or_none()
-    if repeated is not None:
-        raise InvalidInput(
-            f"key {tuple(repeated)!r} was staged more than once, and Replace() cannot tell which row is meant; "
-            "aggregate the rows by key first",
-            field=f"table {plan.table.name}",
-        )
+def _is_replacement(plan: MergePlan) -> bool:
+    """Return True if all that a plan does with a row is to put it in the place of the one with its key."""
+    return not plan.delete and bool(plan.rules) and all(isinstance(rule, Replace) for rule in plan.rules.values())
 
 
 def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: ColumnElement[bool]) -> None:

@@ -127,23 +127,25 @@ def write_in_transaction(connection: Connection, table: Table, batch: Any, owner
         copy_into(connection, table, (*owners, *names), copy_text(owner, columns))
 
 
-def merge_in_transaction(connection: Connection, plan: MergePlan, batch: Any) -> None:
-    """Merge the rows of an Arrow record batch into a plan's table, as part of a transaction.
+def merge_in_transaction(connection: Connection, plan: MergePlan, *batches: Any) -> None:
+    """Merge the rows of Arrow record batches, all of one schema, into a plan's table, as part of a transaction.
 
     They are staged in a table of the session, which nobody else sees. Raises as `merge_staged` does, and the database's
     errors as SQLAlchemy does.
     """
-    if not batch.num_rows:
+    batches = tuple(batch for batch in batches if batch.num_rows)
+    if not batches:
         return
     stage = stage_table(plan, stage_name(plan) + "_own", prefixes=["TEMPORARY"], on_commit="DROP")
     connection.execute(CreateTable(stage, if_not_exists=True))
     owner = ("", 0, "")
-    if connection.dialect.name != "postgresql" or can_copy_all(batch, stage):
-        write_in_transaction(connection, stage, batch, owner)
-    else:
-        owners = dict(zip(STAGE_COLUMNS, owner, strict=True))
-        connection.execute(insert(stage), [{**owners, **row} for row in batch.to_pylist()])
-    merge_staged(connection, plan, stage, (owner[-1],), batch.num_rows)
+    for batch in batches:
+        if connection.dialect.name != "postgresql" or can_copy_all(batch, stage):
+            write_in_transaction(connection, stage, batch, owner)
+        else:
+            owners = dict(zip(STAGE_COLUMNS, owner, strict=True))
+            connection.execute(insert(stage), [{**owners, **row} for row in batch.to_pylist()])
+    merge_staged(connection, plan, stage, (owner[-1],), sum(batch.num_rows for batch in batches))
     connection.execute(delete(stage))
 
 

@@ -1,0 +1,55 @@
+"""Replacing of rows by key. A key may be staged once in a transaction: nobody could tell which row is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, Table, func, select
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql import ColumnElement
+
+from coranto.errors import InvalidInput
+from coranto_consumers.stores.engines import is_repeated_row
+
+
+def refuse_repeated_keys(
+    connection: Connection, table: Table, keys: Sequence[str], stage: Table, chosen: ColumnElement[bool]
+) -> None:
+    """Raise InvalidInput for a key that several of the chosen rows of a stage have."""
+    columns = [stage.c[key] for key in keys]
+    repeated = connection.execute(
+        select(*columns).where(chosen).group_by(*columns).having(func.count() > 1).limit(1)
+    ).one_or_none()
+    if repeated is not None:
+        raise InvalidInput(
+            f"key {tuple(repeated)!r} was staged more than once, and Replace() cannot tell which row is meant; "
+            "aggregate the rows by key first",
+            field=f"table {table.name}",
+        )
+
+
+def replace_by_key(
+    connection: Connection,
+    table: Table,
+    columns: Sequence[str],
+    keys: Sequence[str],
+    stage: Table,
+    chosen: ColumnElement[bool],
+) -> None:
+    """Put chosen rows of a stage in the places of those with their keys, in PostgreSQL.
+
+    It refuses two rows with one key by itself: to group them first takes as long again. Raises InvalidInput for them.
+    Rows are written in key order, so that two consumers that write one table wait for each other instead of
+    deadlocking.
+    """
+    rows = select(*(stage.c[name] for name in columns)).where(chosen).order_by(*(stage.c[key] for key in keys))
+    insert = postgresql.insert(table).from_select(list(columns), rows)
+    values = {name: insert.excluded[name] for name in columns if name not in keys}
+    try:
+        with connection.begin_nested():
+            connection.execute(insert.on_conflict_do_update(index_elements=list(keys), set_=values))
+    except DBAPIError as error:
+        if is_repeated_row(error):
+            refuse_repeated_keys(connection, table, keys, stage, chosen)
+        raise
