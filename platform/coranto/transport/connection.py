@@ -18,6 +18,9 @@ OPENING_BYTES: Final = 1 << 16
 READ_BYTES: Final = 1 << 20
 """Received bytes that nobody has read, beyond which no more are taken from the network."""
 
+FRAME_BYTES: Final = 128
+"""The bytes that a received frame counts beside its payload, so that empty ones are bounded too."""
+
 WRITE_BYTES: Final = 1 << 20
 """Bytes that the network has not taken, beyond which `write` waits."""
 
@@ -84,7 +87,7 @@ class FrameConnection(asyncio.Protocol):
                     self._send(FrameKind.PONG, b"")
             elif frame.kind != FrameKind.PONG:
                 self._frames.append(frame)
-                self._unread += len(frame.payload)
+                self._unread += len(frame.payload) + FRAME_BYTES
         self._account()
         if self._unread > READ_BYTES and not self._reading_paused and self._transport is not None:
             self._reading_paused = True
@@ -146,7 +149,7 @@ class FrameConnection(asyncio.Protocol):
             finally:
                 self._reader = None
         frame = self._frames.popleft()
-        self._unread = max(0, self._unread - len(frame.payload))
+        self._unread = max(0, self._unread - len(frame.payload) - FRAME_BYTES)
         if self._reading_paused and self._unread <= READ_BYTES // 2:
             self._reading_paused = False
             if self._transport is not None and not self._transport.is_closing():

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
 FILE = ROOT / "deploy" / "compose" / "compose.yaml"
 SERVICES: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]
-PORTS = (2379, 2380, 8080, 8081, 8090, 8091, 3000)
+PORTS = (2379, 2380, 8080, 8081, 8082, 8090, 8091, 3000)
 PATIENCE = 300.0
 
 

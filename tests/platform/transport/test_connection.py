@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from coranto.transport import connection as of_connection
-from coranto.transport.connection import READ_BYTES, FrameBudget, FrameConnection
-from coranto.transport.frames import FrameKind
+from coranto.transport.connection import FRAME_BYTES, READ_BYTES, FrameBudget, FrameConnection
+from coranto.transport.frames import FrameKind, encoded
 from coranto.wire.frames_pb2 import FrameEnd
 
 LIMIT = 1 << 20
@@ -64,6 +64,18 @@ async def test_a_slow_reader_stops_the_writer_and_gets_everything_in_the_end() -
         for _ in range(count):
             assert await server.read() == (FrameKind.MESSAGE, PIECE)
         assert await writing == count
+
+
+async def test_empty_frames_that_nobody_reads_are_bounded_too() -> None:
+    async with connected() as (client, server, _):
+        assert client._transport is not None
+        frame = b"".join(encoded(FrameKind.MESSAGE, b""))
+        client._transport.write(frame * 2_000_000)  # 10 MB
+        await eventually(lambda: server._reading_paused)
+        await asyncio.sleep(0.05)
+        assert len(server._frames) <= READ_BYTES // FRAME_BYTES + LIMIT // len(frame)
+        for _ in range(len(server._frames) + 1):
+            assert await server.read() == (FrameKind.MESSAGE, b"")
 
 
 async def test_what_was_received_before_the_end_is_read_and_then_the_reason_is_told() -> None:
@@ -120,4 +132,4 @@ async def test_connections_that_hold_too_much_together_are_ended_and_give_it_bac
         await eventually(lambda: lost)
         assert "hold too much" in str(large.problem)
         assert small.problem is None
-        assert budget.held == len(b"little")
+        assert budget.held == len(b"little") + FRAME_BYTES
