@@ -47,7 +47,7 @@ def script() -> tuple[str, list[str]]:
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     text, promised = script()
     assert text.count("\ndg ") == 5
-    assert len(promised) == 5
+    assert len(promised) == 7
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
     environment |= {
         "CORANTO_PORTS": os.environ["CORANTO_PORTS"],
