@@ -15,10 +15,10 @@ from coranto_consumers.testing_chain.nemesis import HANDS
 from coranto_consumers.testing_chain.run import run_chain
 from coranto_consumers.testing_chain.verdict import differences
 
-SECONDS = 15
-KILLS = 6
+SECONDS = 5
+KILLS = 5
 """Of brokers, and of consumers: harm goes on until then, and until each kind of harm was done."""
-ALERTS = 40
+ALERTS = 20
 
 
 @pytest.mark.system
