@@ -18,10 +18,11 @@ from coranto_consumers.testing import PostgresServer
 from coranto_flights.data import load_flights
 from coranto_flights.proof import prove, prove_alerts, prove_table
 from coranto_flights.signed_audit import KEY, REPORT, audit_and_sign
-from dagster_coranto.flights.materialize import consumer_name
+from dagster_coranto.flights.materialize import consumer_name, materialize
 from dagster_coranto.flights.run import FIRST, SECOND, Demo, _total_bytes
+from dagster_coranto.instance.home import dagster_environment
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500), pytest.mark.usefixtures("spark")]
 
 FLIGHTS = 12_000
 
@@ -86,7 +87,11 @@ def test_the_main_job_holds_and_its_proof_can_fail(
                 if killed := again._consume_and_kill(job, total):
                     break
             assert "kill -9" in killed
-            again._materialize(job, ["carrier_delays", "flights/alerts"])
+            with pytest.MonkeyPatch.context() as environment:
+                for name, value in dagster_environment(data, {}).items():
+                    environment.setenv(name, value)
+                job = replace(job, limit=FLIGHTS)
+                assert materialize(job, ["carrier_delays", "flights/alerts"], log_level="WARNING")
             assert prove_table(url, job.table, flights).holds
             alerts = prove_alerts(config, SECOND.prefix, pd.concat(published, ignore_index=True))
             assert alerts.holds, alerts.detail
