@@ -197,7 +197,7 @@ def test_windows_in_any_order_and_again_have_each_message_once_beside_the_live_c
     assert rows_of(other, EACH) == before, "whatever the order"
 
 
-@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 def test_a_merged_window_replaces_the_rows_of_its_parts(spark, world, store_url):
     made = consumer(spark, world, store_url)
     names = grown(made, world, window_bytes=3_000)
