@@ -15,9 +15,8 @@ from coranto.cli.recover import Approved, PlanFormat, carry_out_loudly, show_pla
 from coranto.client import ClientConfig, JournalClient
 from coranto.recovery import Doctor, Plan, Recovery, make_plan
 from coranto_consumers.cli.audit import AuditTarget, ConsumerName, Etcd, Expected, Prefix, Remembered, Store
-from coranto_consumers.recovery import ShardDoctor, StoreDoctor
+from coranto_consumers.recovery import ShardDoctor, StoreDoctor, mended_store
 from coranto_consumers.runtime.client import ShardClient
-from coranto_consumers.stores.sql import SqlStore
 
 app = typer.Typer(no_args_is_help=True, help="Find damage of a consumer, plan its repair, carry an approved plan out.")
 
@@ -34,7 +33,7 @@ async def _doctors(
     client: JournalClient, target: AuditTarget, store: str, process: str | None
 ) -> AsyncIterator[list[Doctor]]:
     checks = {accept: await target.check(client, accept=accept) for accept in (False, True)}
-    doctors: list[Doctor] = [StoreDoctor(client, SqlStore(store), lambda accept: checks[accept])]
+    doctors: list[Doctor] = [StoreDoctor(client, mended_store(store), lambda accept: checks[accept])]
     async with contextlib.AsyncExitStack() as exits:
         if process is not None:
             config = ClientConfig.from_environment(process, patience=PATIENCE)

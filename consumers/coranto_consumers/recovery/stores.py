@@ -1,4 +1,4 @@
-"""A consumer's SQL store: staged rows, acknowledgements, and checkpoints that were changed or deleted.
+"""A consumer's store: staged rows, acknowledgements, and checkpoints that were changed or deleted.
 
 A checkpoint is restored only with proof: an earlier audit has proven it, and every expectation shows that the tables
 hold exactly the messages that it covers. Otherwise the tables and the checkpoint are of different moments, and no
@@ -12,9 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import delete, insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
-
 from coranto.audit import Finding, Kind, SubjectKind
 from coranto.client import JournalClient
 from coranto.errors import CorantoError, CorruptData, JournalNotFound
@@ -23,10 +20,7 @@ from coranto.recovery import Diagnosis, Loss, RecoveryStep, Remark, StepKind
 from coranto_consumers.audit.check import ConsumerCheck
 from coranto_consumers.audit.expectations import Number, agree, number
 from coranto_consumers.audit.memory import Known, KnownShard
-from coranto_consumers.stores.merge import STAGE_COLUMNS
-from coranto_consumers.stores.retired import Retired
-from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
-from coranto_consumers.stores.staging import stage_tables
+from coranto_consumers.recovery.mended import MendedStore
 
 _CHECKPOINT: Final = frozenset(
     {
@@ -63,7 +57,7 @@ class StoreDoctor:
     process stops or starts anew, as after any change of owner.
     """
 
-    def __init__(self, client: JournalClient, store: SqlStore, new_check: Callable[[bool], ConsumerCheck]) -> None:
+    def __init__(self, client: JournalClient, store: MendedStore, new_check: Callable[[bool], ConsumerCheck]) -> None:
         """`new_check` returns the audit; its argument says that the present state is to be accepted."""
         self._client = client
         self._store = store
@@ -167,7 +161,8 @@ class StoreDoctor:
     async def act(self, step: RecoveryStep) -> str:
         match step.kind:
             case StepKind.DELETE_STAGED_ROWS:
-                return await asyncio.to_thread(self._delete_staged, step)
+                deleted = await asyncio.to_thread(self._store.delete_staged, step.subject, str(step.facts["table"]))
+                return f"deleted {deleted} rows"
             case StepKind.APPEND_ACKNOWLEDGEMENTS:
                 return await self._append(step)
             case StepKind.RESTORE_CHECKPOINT:
@@ -177,27 +172,6 @@ class StoreDoctor:
                 return "accepted"
             case _:
                 raise CorantoError(f"{step.kind.value} is no step for a store")
-
-    def _delete_staged(self, step: RecoveryStep) -> str:
-        """Delete a shard's rows below its present fence from one stage table."""
-        shard_column, fence_column, _ = STAGE_COLUMNS
-        deleted = 0
-        try:
-            with self._store.engine.begin() as connection:
-                fence = connection.execute(
-                    select(CHECKPOINTS.c.fence).where(CHECKPOINTS.c.shard_fqn == step.subject)
-                ).scalar_one_or_none()
-                if fence is None:
-                    raise CorantoError(f"{step.subject} has no checkpoint any more, so its fence is not known")
-                for stage in stage_tables(self._store, connection):
-                    if stage.name == step.facts["table"]:
-                        stale = delete(stage).where(
-                            stage.c[shard_column] == step.subject, stage.c[fence_column] < int(fence)
-                        )
-                        deleted += connection.execute(stale).rowcount
-        except SQLAlchemyError as error:
-            raise self._store.failure("staged rows could not be deleted", error) from error
-        return f"deleted {deleted} rows"
 
     async def _append(self, step: RecoveryStep) -> str:
         """Do what a start of the consumer does: raise the fence, and append the checkpoint's acknowledgements."""
@@ -218,28 +192,8 @@ class StoreDoctor:
         checkpoint = None if known is None else _proven_checkpoint(known)
         if known is None or checkpoint is None:
             raise CorantoError(f"no audit remembers a proven checkpoint of {step.subject} any more")
-        fence = await asyncio.to_thread(self._write_checkpoint, step.subject, known.fence, checkpoint)
+        fence = await asyncio.to_thread(self._store.write_checkpoint, step.subject, known.fence, checkpoint)
         return f"wrote it back under fence {fence}"
-
-    def _write_checkpoint(self, shard: str, known_fence: int, checkpoint: Checkpoint) -> int:
-        self._store.create_tables()
-        row = CHECKPOINTS.c.shard_fqn == shard
-        try:
-            with self._store.engine.begin() as connection:
-                present = connection.execute(
-                    select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(row).with_for_update()
-                ).one_or_none()
-                if present is not None and (retired := Retired.from_bytes(bytes(present.checkpoint))) is not None:
-                    raise retired.refusal(shard)
-                fence = max(known_fence, 0 if present is None else int(present.fence)) + 1
-                values = {"fence": fence, "checkpoint": checkpoint.to_bytes()}
-                if present is None:
-                    connection.execute(insert(CHECKPOINTS).values(shard_fqn=shard, **values))
-                else:
-                    connection.execute(update(CHECKPOINTS).where(row).values(**values))
-        except SQLAlchemyError as error:
-            raise self._store.failure(f"the checkpoint of {shard} could not be written back", error) from error
-        return fence
 
 
 def _is_proven(shard: KnownShard, measure: str) -> bool:

@@ -118,21 +118,28 @@ class IcebergOwner:
             for name, known in state.tables.items():
                 if name != self.home:
                     self._require_table(name, known)
-            # The random part keeps names apart if a table was made again in the place of another.
-            files = f"coranto-{digest_of(shard)}-{state.fence + 1}-{uuid.uuid4().hex[:8]}"
-            raised = ShardState(
-                state.fence + 1,
-                state.checkpoint,
-                files=f"{files}/" if self._folders else files,
-                left=state.uncommitted,
-                last=state.last,
-                tables=state.tables,
-            )
-            self.state = replace(self.state, fence=raised.fence)
-            self._commit(raised, self._stage({self.home: table}, {}))
+            self.raise_to(table, self.successor_of(state))
             return state
 
-        return self._attempt(raise_it)
+        return self.attempt(raise_it)
+
+    def successor_of(self, state: ShardState) -> ShardState:
+        """Return the state of the owner that follows the one of a state."""
+        # The random part keeps names apart if a table was made again in the place of another.
+        files = f"coranto-{digest_of(self.shard)}-{state.fence + 1}-{uuid.uuid4().hex[:8]}"
+        return ShardState(
+            state.fence + 1,
+            state.checkpoint,
+            files=f"{files}/" if self._folders else files,
+            left=state.uncommitted,
+            last=state.last,
+            tables=state.tables,
+        )
+
+    def raise_to(self, table: Table, raised: ShardState) -> None:
+        """Commit the state of a new owner, if the home is still as it was loaded."""
+        self.state = replace(self.state, fence=raised.fence)
+        self._commit(raised, self._stage({self.home: table}, {}))
 
     def sweep(self) -> None:
         """Remove what earlier owners have left. The fence is raised: nobody can commit it any more."""
@@ -182,7 +189,7 @@ class IcebergOwner:
             noted = replace(self.state, tables={**self.state.tables, name: SnapshotId(0, 0)})
             self._commit(noted, self._stage({self.home: table}, {}))
 
-        self._attempt(note)
+        self.attempt(note)
 
     def commit(
         self,
@@ -219,7 +226,7 @@ class IcebergOwner:
                     raise
             self._commit(state, staged, changes)
 
-        self._attempt(commit)
+        self.attempt(commit)
 
     def resolve(self, number: int, cause: CommitOutcomeUnknown) -> None:
         """Find out if the transaction of a number was committed, and return if it was.
@@ -261,7 +268,7 @@ class IcebergOwner:
             raise CorruptData(f"table {name} is gone, and the checkpoint of {self.shard} includes its rows") from error
         require_history(table, known, self.shard)
 
-    def _attempt(self, work: Callable[[], T]) -> T:
+    def attempt(self, work: Callable[[], T]) -> T:
         """Do work on tables as they are now, again if another writer comes first. Raises SqlStoreError at last."""
         wait = 0.01
         for _ in range(_ATTEMPTS):

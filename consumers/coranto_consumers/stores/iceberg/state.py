@@ -107,9 +107,16 @@ def state_of(table: Table, shard: str) -> ShardState:
     value = table.properties.get(key_of(shard))
     if value is None:
         return ShardState()
+    state = decode(shard, value)
+    require_history(table, SnapshotId(state.snapshot, state.sequence), shard)
+    return state
+
+
+def decode(shard: str, value: str) -> ShardState:
+    """Return the state in a property's value. Raises CorruptData for one that is none."""
     try:
         document: Any = json.loads(value)
-        state = ShardState(
+        return ShardState(
             int(document["fence"]),
             checkpoint_from_json(document["checkpoint"]),
             int(document["snapshot"]),
@@ -122,8 +129,6 @@ def state_of(table: Table, shard: str) -> ShardState:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptData(f"{key_of(shard)} is not a shard's state: {error}; restore the table's properties") from error
-    require_history(table, SnapshotId(state.snapshot, state.sequence), shard)
-    return state
 
 
 def require_history(table: Table, known: SnapshotId, shard: str) -> None:

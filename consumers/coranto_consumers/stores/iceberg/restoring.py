@@ -1,0 +1,41 @@
+"""A checkpoint that was lost from an Iceberg store's home, written back under a higher fence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import structlog
+
+from coranto.errors import CorruptData
+from coranto.messages.checkpoints import Checkpoint
+from coranto_consumers.stores.iceberg.owner import IcebergOwner
+from coranto_consumers.stores.iceberg.state import ShardState, SnapshotId, decode, key_of, require_history
+
+_log = structlog.get_logger(__name__)
+
+
+def restore(owner: IcebergOwner, shard: str, known_fence: int, checkpoint: Checkpoint) -> int:
+    """Write a shard's checkpoint into the home, and return the fence. On return no earlier owner can commit.
+
+    It is for a state that was deleted, changed or cannot be read, and for rows that agree with the checkpoint. The
+    fence is above `known_fence`, which is of the last state that is known, and above that of the state that is there.
+    Raises CorruptData if the home was rolled back behind that one, as its rows are gone; SqlStoreError and
+    CommitOutcomeUnknown.
+    """
+    owner.shard = shard
+
+    def write() -> int:
+        table = owner.load()
+        value = table.properties.get(key_of(shard))
+        try:
+            found = ShardState() if value is None else decode(shard, value)
+        except CorruptData as error:
+            _log.warning("iceberg.state_replaced", table=owner.home, shard=shard, error=str(error))
+            found = ShardState()
+        if found.snapshot:
+            require_history(table, SnapshotId(found.snapshot, found.sequence), shard)
+        raised = replace(owner.successor_of(replace(found, fence=max(known_fence, found.fence))), checkpoint=checkpoint)
+        owner.raise_to(table, raised)
+        return raised.fence
+
+    return owner.attempt(write)
