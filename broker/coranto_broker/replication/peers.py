@@ -135,6 +135,7 @@ class Peers:
             return PeerStream(ready, member)
         stream = PeerStream(self.stub_at(endpoint).Replicate(metadata=metadata), member)
         stream.on_busy = lambda port: self._ready.prepare(endpoint, journal, port, metadata, stream.better_way_is_ready)
+        self._ready.tell_instead(endpoint, journal, stream.better_way_is_ready)
         return stream
 
     def heads_stub_at(self, endpoint: str) -> heads_grpc.JournalsAsyncStub:

@@ -42,6 +42,7 @@ class ReadyCalls:
         self._again: OrderedDict[str | _Key, float] = OrderedDict()
         self._unreachable: set[str] = set()
         self._dialing: set[asyncio.Task[None]] = set()
+        self._wanted: dict[_Key, Callable[[], None]] = {}  # Those who are told of calls that are being opened.
 
     def take(self, endpoint: str, journal: str) -> FrameCall[Any] | None:
         """Return a call that stands ready, which the caller owns from now on, or None."""
@@ -61,9 +62,15 @@ class ReadyCalls:
         self._wait(key)
         dialer = self._dialer_of(endpoint)
         if dialer is not None:
-            task = asyncio.create_task(self._open(dialer, key, port, metadata, ready), name=f"frames to {endpoint}")
+            self._wanted[key] = ready
+            task = asyncio.create_task(self._open(dialer, key, port, metadata), name=f"frames to {endpoint}")
             self._dialing.add(task)
             task.add_done_callback(self._dialing.discard)
+
+    def tell_instead(self, endpoint: str, journal: str, ready: Callable[[], None]) -> None:
+        """Call `ready` in place of what `prepare` was given, if the call is still being opened."""
+        if (endpoint, journal) in self._wanted:
+            self._wanted[endpoint, journal] = ready
 
     async def close(self) -> None:
         """Close the calls that nobody has taken."""
@@ -73,9 +80,7 @@ class ReadyCalls:
         for key in list(self._ready):
             self._expire(key)
 
-    async def _open(
-        self, dialer: FrameDialer, key: _Key, port: FramePort, metadata: Metadata | None, ready: Callable[[], None]
-    ) -> None:
+    async def _open(self, dialer: FrameDialer, key: _Key, port: FramePort, metadata: Metadata | None) -> None:
         endpoint = key[0]
         try:
             call = await dialer.open("Replicate", port, metadata, pb.ReplicateResponse.FromString)
@@ -84,11 +89,12 @@ class ReadyCalls:
             if endpoint not in self._unreachable:
                 self._unreachable.add(endpoint)
                 _log.info("replication.frames_unreachable", endpoint=endpoint, port=port.port, reason=error.details())
+            del self._wanted[key]
             return
         self._unreachable.discard(endpoint)
         self._expire(key)
         self._ready[key] = call, asyncio.get_running_loop().call_later(READY_SECONDS, self._expire, key)
-        ready()
+        self._wanted.pop(key)()
 
     def _wait(self, about: str | _Key) -> None:
         """Try nothing with it again for AGAIN_SECONDS."""

@@ -69,6 +69,20 @@ async def test_a_call_is_made_once_told_and_taken_once(dialer: Dialer) -> None:
     assert [call.is_open for call in dialer.calls] == [True, False]
 
 
+async def test_the_stream_of_the_present_pipeline_is_told(dialer: Dialer) -> None:
+    """While one peer's connection is made, another peer's may have replaced the pipeline that asked for it."""
+    made: Any = dialer
+    ready = ReadyCalls(lambda _: made)
+    told: list[str] = []
+    ready.tell_instead(PEER, J, lambda: told.append("too early"))
+    ready.prepare(PEER, J, PORT, None, lambda: told.append("former"))
+    ready.tell_instead(PEER, J, lambda: told.append("present"))
+    await asyncio.gather(*ready._dialing)
+    ready.tell_instead(PEER, J, lambda: told.append("too late"))
+    assert told == ["present"]
+    await ready.close()
+
+
 async def test_a_call_that_nobody_takes_or_that_has_ended_is_closed(
     dialer: Dialer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
