@@ -147,11 +147,16 @@ async def test_both_streams_are_truncated_and_the_source_keeps_what_it_must(
 
 
 async def test_decisions_of_an_earlier_stream_of_the_name_are_not_taken_for_the_fork_s(
-    cluster: Cluster, streams: Streams, client: JournalClient
+    cluster: Cluster, streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
     async with StreamWriter[Any](client, "orders") as writer:
         await writer.write_event("a", {"n": 0})
+    with monkeypatch.context() as patch:
+        patch.setattr(forking, "MOST_SEGMENTS", 1)
+        with pytest.raises(InvalidInput, match=r"has 2 segments, and at most 1 can be forked; truncate it first"):
+            await fork_stream(client, "orders", "what-if")
+    assert (await client.list("name:prefix=what-if/")).journals == (), "nothing is forked of a stream that is too large"
     await fork_stream(client, "orders", "what-if")
     await streams.scale("what-if", [Merge((0, 1))])  # Its decisions have an end of the gate now.
     await cluster.stop(0)  # It stores what only it has.
