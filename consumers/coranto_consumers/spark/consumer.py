@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import OffsetJump
@@ -54,6 +54,7 @@ from coranto_consumers.spark.discovery import (
     list_journals,
     require_unread,
 )
+from coranto_consumers.spark.frames import ExpectedRows
 from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions
@@ -371,14 +372,14 @@ class SparkConsumer:
         ranges: Sequence[Range],
         sources: Mapping[str, Source],
         begins: Mapping[str, int],
-        write: Callable[[Outputs], list[Any]],
+        write: Callable[[Outputs, ExpectedRows], list[Any]],
     ) -> tuple[Input, list[Any]] | None:
         """Run steps 3 and 4 of the module's description in one job, if that does (`writing_at_once.py`)."""
 
-        def made(committed: DataFrame) -> list[Any]:
-            outputs = self._application.outputs(committed)
+        def made(expected: ExpectedRows) -> list[Any]:
+            outputs = self._application.outputs(expected.committed)
             self._writing.require_one_table(outputs)
-            return write(outputs)
+            return write(outputs, expected)
 
         pruning = Pruning(time.time(), first_offsets=begins)
         try:

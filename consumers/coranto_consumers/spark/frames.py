@@ -21,7 +21,7 @@ from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.spark.client_options import client_options
 from coranto_consumers.spark.framings import ReadFraming, name_of, options_of
 from coranto_consumers.spark.options import Isolation
-from coranto_consumers.spark.packed import PACKED, PackedInput, PackedRows, PackTask
+from coranto_consumers.spark.packed import PACKED, ChooseTask, PackedInput, PackedRows, PackTask, chosen_columns
 from coranto_consumers.spark.parsers import parser_of
 from coranto_consumers.spark.parsing import is_parsed
 from coranto_consumers.spark.placing import numbered_partitions
@@ -84,14 +84,16 @@ class PlannedRows(NamedTuple):
 
     def by_tasks(self, spark: SparkSession) -> DataFrame:
         """Return the rows, which tasks read whenever they are needed. Spark starts no process to plan them."""
-        count = len(self.task.partitions)
-        return numbered_partitions(spark, count, self.places).mapInArrow(self.task, self.schema)
+        return self.partitions(spark).mapInArrow(self.task, self.schema)
+
+    def partitions(self, spark: SparkSession) -> DataFrame:
+        """Return what the task gets: the numbers of its partitions, each in a partition of its own."""
+        return numbered_partitions(spark, len(self.task.partitions), self.places)
 
     def packed_by_tasks(self, spark: SparkSession) -> PackedRows:
         """Return the same rows, to be kept as whole Arrow batches."""
         task = PackTask(self.task, _PIECE, SUMMARY_PIECE, _TEXT)
-        count = len(self.task.partitions)
-        return PackedRows(numbered_partitions(spark, count, self.places).mapInArrow(task, PACKED), self.schema)
+        return PackedRows(self.partitions(spark).mapInArrow(task, PACKED), self.schema)
 
     def read_here(self) -> Any:
         """Return the rows as an Arrow table, read by this process."""
@@ -153,30 +155,51 @@ def _by_range(texts: Sequence[str], plan: ReadPlan) -> dict[Range, RangeSummary]
 
 
 class ExpectedRows:
-    """The messages among sequenced rows as if all were committed, before the ranges' summaries are there to tell.
+    """The committed messages of a plan as if all were committed, before the ranges' summaries are there to tell.
 
-    The first action over them tells the summaries, too. It may be of any frame that is made of them.
+    The first action over them tells the summaries, too. It may be of any frame that is made of them. Where an output
+    has columns of theirs and no more, the task that reads them may write it (`batches_of`), and tells the summaries.
     """
 
-    def __init__(self, rows: DataFrame) -> None:
-        self._told = Observation()
+    def __init__(self, spark: SparkSession, planned: PlannedRows, schema: StructType) -> None:
+        self._spark = spark
+        self._planned = planned
+        self._observed = Observation()
+        self._texts: list[str] | None = None
         texts = F.collect_list(F.when(F.col(_PIECE) == SUMMARY_PIECE, F.col(_TEXT))).alias(_TEXT)
-        self.messages = rows.observe(self._told, texts).where(F.col(_PIECE) != SUMMARY_PIECE).drop(_PIECE)
+        rows = planned.by_tasks(spark).observe(self._observed, texts)
+        self.committed = parsed_values(rows.where(F.col(_PIECE) != SUMMARY_PIECE).drop(_PIECE), schema)
+
+    def batches_of(self, rows: DataFrame) -> tuple[DataFrame, ChooseTask] | None:
+        """Return partitions, and the task that reads an output's rows there. Its summaries must be told (`tell`).
+
+        None if an application has made the rows by more than choosing columns of the committed messages.
+        """
+        columns = chosen_columns(rows, self.committed)
+        if columns is None:
+            return None
+        task = ChooseTask(self._planned.task, _PIECE, SUMMARY_PIECE, _TEXT, columns)
+        return self._planned.partitions(self._spark), task
+
+    def tell(self, texts: Sequence[str]) -> None:
+        """Take in the summaries that tasks of `batches_of` have met."""
+        self._texts = list(texts)
 
     def summaries(self, plan: ReadPlan) -> dict[Range, RangeSummary] | None:
         """Return the summaries of a plan's ranges, after an action. None if it has not told all of them.
 
         A plan of Spark tells nothing that has no need for these rows, and not all if it stops before their end.
         """
-        due = time.monotonic() + _TOLD_SECONDS
-        # To ask for what Spark has not been told waits for ever.
-        while not self._told._jo.future().isCompleted():  # type: ignore[union-attr]  # It was observed.
-            if time.monotonic() > due:
-                return None
-            time.sleep(_TOLD_SECONDS / 1000)
-        texts = self._told.get[_TEXT]
+        if self._texts is None:
+            due = time.monotonic() + _TOLD_SECONDS
+            # To ask for what Spark has not been told waits for ever.
+            while not self._observed._jo.future().isCompleted():  # type: ignore[union-attr]  # It was observed.
+                if time.monotonic() > due:
+                    return None
+                time.sleep(_TOLD_SECONDS / 1000)
+            self._texts = self._observed.get[_TEXT]
         # A task that ran again has told its own once more.
-        summaries = {summary.number: summary for summary in map(summary_of_row, texts)}
+        summaries = {summary.number: summary for summary in map(summary_of_row, self._texts)}
         if not set(plan.numbers.values()) <= set(summaries):
             return None
         return {part: summaries[number] for part, number in plan.numbers.items()}

@@ -156,7 +156,7 @@ class InputReader:
         sources: Mapping[str, Source],
         cuts: Mapping[str, Sequence[int]],
         pruning: Pruning,
-        write: Callable[[DataFrame], W],
+        write: Callable[[ExpectedRows], W],
     ) -> tuple[Input, W] | None:
         """Read ranges in the very job in which `write` writes what is made of their messages.
 
@@ -166,9 +166,9 @@ class InputReader:
         plan = self._plan(ranges, cuts)
         if not self._by_workers or self._commits or _is_little(plan) or is_remote():
             return None
-        expected = ExpectedRows(self._planned(plan).by_tasks(self._spark))
+        expected = ExpectedRows(self._spark, self._planned(plan), self._schema)
         try:
-            written = write(parsed_values(expected.messages, self._schema))
+            written = write(expected)
             summaries = expected.summaries(plan)
         except (CorantoError, PySparkException, Py4JError) as error:
             _log.info("transaction.read_again", consumer=self._name, error=str(error).partition("\n")[0])
@@ -184,7 +184,7 @@ class InputReader:
         self._watch(results, sources, pruning)
         messages = sum(result.messages or 0 for result in results.values())
         count = sum(summary.rows for summary in summaries.values())
-        return Input(expected.messages, messages, count, _after(sources, results)), written
+        return Input(expected.committed, messages, count, _after(sources, results)), written
 
     def _inputs(
         self,

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application import Outputs, SqlOutput, TableOutput
+from coranto_consumers.spark.frames import ExpectedRows
 from coranto_consumers.spark.outputs import Staged, stage_sql_output, stage_table_output
 from coranto_consumers.spark.packed import PackedInput
 from coranto_consumers.stores.reading import ICEBERG
@@ -75,6 +76,13 @@ class OutputStore(ABC, Generic[W]):
         written = [self.write(output, shard, fence) for outputs in made for output in outputs.tables]
         return written + [self.write_sql(output, shard, fence) for outputs in made for output in outputs.sql]
 
+    def write_expected(self, made: Outputs, shard: str, fence: int, rows: ExpectedRows) -> list[W]:
+        """Write the rows of outputs that are made of messages which are not known to count. Raises InvalidInput.
+
+        Only stores that write `at_once` are asked.
+        """
+        return self.write_all([made], shard, fence)
+
     @abstractmethod
     def commit(
         self, shard: str, fence: int, written: Sequence[W], checkpoint: Checkpoint, merged: Callable[[], None]
@@ -111,6 +119,10 @@ class SqlOutputs(OutputStore[Staged]):
 
     def write(self, output: TableOutput, shard: str, fence: int) -> Staged:
         return stage_table_output(output, self._store, shard, fence)
+
+    def write_expected(self, made: Outputs, shard: str, fence: int, rows: ExpectedRows) -> list[Staged]:
+        written = [stage_table_output(output, self._store, shard, fence, rows) for output in made.tables]
+        return written + [self.write_sql(output, shard, fence) for output in made.sql]
 
     def prepare(self, sql: StagedSql) -> None:
         sql.prepare(self._store)

@@ -13,6 +13,7 @@ from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application, Outputs
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
+from coranto_consumers.spark.frames import ExpectedRows
 from coranto_consumers.spark.inputs import Input
 from coranto_consumers.spark.open_transactions import LastingTransactions
 from coranto_consumers.spark.output_stores import OutputStore
@@ -20,7 +21,7 @@ from coranto_consumers.spark.outputs import Published, publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, PhaseTimes, Step
 
-AtOnce = Callable[[Callable[[Outputs], list[Any]]], tuple[Input, list[Any]] | None]
+AtOnce = Callable[[Callable[[Outputs, ExpectedRows], list[Any]]], tuple[Input, list[Any]] | None]
 """Reads an input, and gives what an application makes of it to the function that writes it, in one job.
 
 None if that does not do: what was written does not count then.
@@ -52,11 +53,11 @@ class OutputTransactions:
         `reading` is entered.
         """
         times = PhaseTimes()
-        done = (
-            None
-            if at_once is None
-            else at_once(lambda made: self.store.write_all([made], self.application.name, report.fence))
-        )
+        done = None
+        if at_once is not None:
+            done = at_once(
+                lambda made, rows: self.store.write_expected(made, self.application.name, report.fence, rows)
+            )
         with reading if done is None else nullcontext(done[0]) as read:
             if done is None:
                 times.ended("reading")

@@ -32,6 +32,7 @@ from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks
 from coranto_consumers.spark.application import JournalOutput, SqlOutput, TableOutput
 from coranto_consumers.spark.discovery import find_journals
+from coranto_consumers.spark.frames import ExpectedRows
 from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.producer_ids import SettledIds, Use
 from coranto_consumers.spark.sink.encoding import is_encodable
@@ -123,15 +124,20 @@ def stage_sql_output(output: SqlOutput, store: SqlStore, shard: str, fence: int)
     return _staged(rows, plan, stage, store, shard, fence, CARRIED_TO_MERGE, output.sql)
 
 
-def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: int) -> Staged:
-    """Stage the rows of an output. Raises InvalidInput when they do not fit the table."""
+def stage_table_output(
+    output: TableOutput, store: SqlStore, shard: str, fence: int, expected: ExpectedRows | None = None
+) -> Staged:
+    """Stage the rows of an output. Raises InvalidInput when they do not fit the table.
+
+    Tasks that read the messages which are `expected` stage them themselves, if the rows are columns of these.
+    """
     table = table_of(output)
     plan = plan_merge(table, output.rows.columns, output.keys, output.merge, output.delete)
     require_deletes(output, table.name)
     stage = stage_of(store, plan)
     few = CARRIED_TO_MERGE if plan.keys and not store.is_postgresql else CARRIED_TO_APPEND
     most = few if can_carry(plan) else 0
-    return _staged(output.rows, plan, stage, store, shard, fence, most)
+    return _staged(output.rows, plan, stage, store, shard, fence, most, expected=expected)
 
 
 def _staged(
@@ -143,11 +149,17 @@ def _staged(
     fence: int,
     most: int,
     sql: StagedSql | None = None,
+    expected: ExpectedRows | None = None,
 ) -> Staged:
     """Let tasks stage rows, or carry them, at most `most` bytes each."""
-    task = StageTask(store.url, stage, shard, fence, most, store.is_postgresql)
+    read = None if expected is None else expected.batches_of(rows)
+    given, choose = read or (rows, None)
+    task = StageTask(store.url, stage, shard, fence, most, store.is_postgresql, choose)
     with described(rows.sparkSession, f"{shard}: writes rows for table {plan.table.name}"):
-        won = rows.mapInArrow(task, STAGED).collect()
+        told = given.mapInArrow(task, STAGED).collect()
+    if expected is not None and choose is not None:
+        expected.tell([row.summary for row in told if row.summary is not None])
+    won = [row for row in told if row.summary is None]
     staged = [row for row in won if row.carried is None]
     return Staged(
         plan,

@@ -82,6 +82,31 @@ class UnpackTask:
         return pa.record_batch([batch.column(name) for name in self.columns.values()], names=list(self.columns))
 
 
+class ChooseTask:
+    """Reads partitions by another task, and yields its batches with columns, names of theirs by new names, only.
+
+    `texts` has the texts of summaries that it has met.
+    """
+
+    def __init__(self, read: Any, piece: str, summary_piece: int, text: str, columns: Mapping[str, str]) -> None:
+        self._read = read
+        self._piece, self._summary_piece, self._text = piece, summary_piece, text
+        self._columns = columns
+        self.texts: list[str] = []
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self.texts.clear()
+        for batch in self._read(batches):
+            summaries = batch.column(self._piece).to_numpy() == self._summary_piece
+            if summaries.any():
+                self.texts += batch.column(self._text).filter(pa.array(summaries)).to_pylist()
+                batch = batch.filter(pa.array(~summaries))
+            if batch.num_rows:
+                yield pa.record_batch(
+                    [batch.column(each) for each in self._columns.values()], names=list(self._columns)
+                )
+
+
 @dataclass(frozen=True, slots=True)
 class PackedRows:
     """Rows that are kept as Arrow batches: `kept` has the columns `PACKED`, and `schema` is that of the rows."""

@@ -22,6 +22,7 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
 from coranto_consumers.spark.fetching import executor_folder
+from coranto_consumers.spark.packed import ChooseTask
 from coranto_consumers.spark.producer_ids import IdPool
 from coranto_consumers.spark.sink.encoding import encode_structs
 from coranto_consumers.spark.sink.publishing import PendingPublisher
@@ -32,7 +33,7 @@ Batches = Iterator[Any]
 """Arrow record batches (pyarrow has no types)."""
 
 _WITH_FULL_SHARE: Final = 8
-STAGED: Final = "attempt STRING, rows BIGINT, carried BINARY"
+STAGED: Final = "attempt STRING, rows BIGINT, carried BINARY, summary STRING"
 PUBLISHED: Final = (
     "journal STRING, intent BINARY, rollback BINARY, messages BIGINT, producer BINARY, token STRING, clock BIGINT"
 )
@@ -40,7 +41,7 @@ PUBLISHED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """Stages the rows of a partition. Yields (attempt, rows, carried) if there are rows.
+    """Stages the rows of a partition. Yields (attempt, rows, carried) if there are rows, and summaries after that.
 
     Few rows are not staged but carried to the driver, as an Arrow stream. Of all tasks together, the driver gets a
     bounded number of bytes: the share of a task is `carried_bytes`, and less the higher its number is (`share_of`).
@@ -53,10 +54,14 @@ class StageTask:
     carried_bytes: int = 0
     copied: bool = False
     """True if the driver copies rows as text, so that rows that cannot be copied are not carried."""
+    choose: ChooseTask | None = None
+    """Reads the rows, and meets summaries, if the partition does not have the rows themselves."""
 
     def __call__(self, batches: Batches) -> Batches:
         with told_to_driver():
-            yield from self._stage(batches)
+            yield from self._stage(batches if self.choose is None else self.choose(batches))
+            for text in () if self.choose is None else self.choose.texts:
+                yield _staged(None, 0, None, text)
 
     def _stage(self, batches: Batches) -> Batches:
         attempt, rows = uuid.uuid4().hex, 0
@@ -108,9 +113,15 @@ def as_stream(batches: Sequence[Any]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _staged(attempt: str, rows: int, carried: bytes | None) -> Any:
-    columns = {"attempt": pa.array([attempt]), "rows": pa.array([rows]), "carried": pa.array([carried], pa.binary())}
-    return pa.record_batch(columns)
+def _staged(attempt: str | None, rows: int, carried: bytes | None, summary: str | None = None) -> Any:
+    return pa.record_batch(
+        {
+            "attempt": pa.array([attempt], pa.string()),
+            "rows": pa.array([rows]),
+            "carried": pa.array([carried], pa.binary()),
+            "summary": pa.array([summary], pa.string()),
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)

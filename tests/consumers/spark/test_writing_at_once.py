@@ -10,6 +10,7 @@ from coranto.client.publishing import SyncPublisher
 from coranto.messages import JsonLines, ProducerClock, new_producer_id
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto_consumers.spark import JournalOutput, Outputs, Replace, SparkConsumer, TableOutput, inputs, writing_at_once
+from coranto_consumers.spark.frames import ExpectedRows
 from coranto_consumers.spark.inputs import InputReader
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.writing_at_once import NotAtOnce, WritingAtOnce
@@ -58,11 +59,12 @@ class Rows:
     sources = f"name={JOURNAL}"
     value_schema = "n BIGINT"
 
-    def __init__(self, keyed: bool, most: int = 0) -> None:
-        self._keyed, self._most = keyed, most
+    def __init__(self, keyed: bool, most: int = 0, factor: int = 2) -> None:
+        self._keyed, self._most, self._factor = keyed, most, factor
 
     def outputs(self, committed):
-        rows = committed.selectExpr("n", "2 * n AS twice")
+        # The rows of factor 1 are columns of the messages, which those who read may write without Spark.
+        rows = committed.selectExpr("n", "n AS twice" if self._factor == 1 else "2 * n AS twice")
         rows = rows.limit(self._most) if self._most else rows
         by_key = {"keys": ["n"], "merge": {"twice": Replace()}} if self._keyed else {}
         return Outputs(tables=[TableOutput(ROWS, rows, **by_key)])
@@ -97,36 +99,40 @@ def publish(broker, *numbers: int, commit: bool = True) -> None:
     each.commit() if commit else each.rollback()
 
 
-def check(url: str, *numbers: int) -> None:
+def check(url: str, *numbers: int, factor: int = 2) -> None:
     """The table has these rows, and no others are staged."""
     store = SqlStore(url)
     with store.engine.connect() as connection:
         found = connection.execute(select(ROWS.c.n, ROWS.c.twice).order_by(ROWS.c.n)).all()
-        assert [tuple(row) for row in found] == [(number, 2 * number) for number in numbers]
+        assert [tuple(row) for row in found] == [(number, factor * number) for number in numbers]
         for stage in stage_tables(store, connection):
             assert connection.execute(select(func.count()).select_from(stage)).scalar_one() == 0
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize(("keyed", "factor"), [(False, 1), (True, 1), (True, 2)])
 def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_first(
-    spark, broker, store_url, at_once, monkeypatch, keyed
+    spark, broker, store_url, at_once, monkeypatch, keyed, factor
 ):
     monkeypatch.setattr("coranto_consumers.spark.outputs.CARRIED_TO_APPEND", 0)  # Staged, so that it has to be deleted.
     monkeypatch.setattr("coranto_consumers.spark.outputs.CARRIED_TO_MERGE", 0)
+    told = []
+    tell = ExpectedRows.tell
+    monkeypatch.setattr(ExpectedRows, "tell", lambda rows, texts: (told.append(texts), tell(rows, texts)))
     broker.create(JOURNAL)
     publish(broker, 1, 2, 3)
     publish(broker, 4, 5)
-    consumer = SparkConsumer(Rows(keyed), broker.config, store_url, spark)
+    consumer = SparkConsumer(Rows(keyed, factor=factor), broker.config, store_url, spark)
     assert consumer.run_until_caught_up().messages == 5
-    check(store_url, 1, 2, 3, 4, 5)
+    check(store_url, 1, 2, 3, 4, 5, factor=factor)
     assert at_once == [True]
+    assert bool(told) == (factor == 1), "whoever reads plain columns stages them without Spark"
 
     publish(broker, 6, 7)
     publish(broker, 8, commit=False)
     broker.write(JOURNAL, broker.content(JOURNAL).splitlines(keepends=True)[0])  # A duplicate of what came before.
     report = consumer.run_until_caught_up()
-    check(store_url, *range(1, 8))
+    check(store_url, *range(1, 8), factor=factor)
     assert (at_once, report.messages, report.rows) == ([True, False], 2, 6)
 
 
