@@ -1,6 +1,7 @@
-"""A driver: reads journals, and consumes them into a table and journals. It takes a file of JSON, and answers with one.
+"""A driver: reads journals, copies them, and consumes them into a table and journals.
 
-`spark-submit` runs it, and plain Python. What it is asked for is in `test_cluster.py`.
+It takes a file of JSON, and answers with one. `spark-submit` runs it, and plain Python. What it is asked for is in
+`test_cluster.py`.
 """
 
 import json
@@ -66,15 +67,44 @@ def _straggling(rows):
     return rows.repartition(2).mapInArrow(late, rows.schema)
 
 
-def read_source(spark: SparkSession, asked: dict) -> dict:
-    """Read all input by the source: what it adds up to, and the plan that Spark shows of it."""
-    rows = (
-        spark.read.format("journal")
+def source(reader, asked: dict):
+    """All input, by the source."""
+    return (
+        reader.format("journal")
         .options(endpoint=asked["endpoint"], selector=Buckets.sources, authSecret=asked["key"])
         .option("maxBytesPerPartition", "4000")
         .schema("n BIGINT, _journal STRING")
         .load()
     )
+
+
+def sink(writer, asked: dict, into: str):
+    """Journals of a folder, by the sink."""
+    return writer.format("journal").options(
+        endpoint=asked["endpoint"],
+        selector=f"name:prefix=numbers/{into}/",
+        ledger="numbers/ledger",
+        authSecret=asked["key"],
+    )
+
+
+def copy(spark: SparkSession, asked: dict) -> None:
+    """Copy all input by a batch write that is repeated, and by a streaming query."""
+    rows = source(spark.read, asked).selectExpr("CAST(n AS STRING) AS key", "struct(n) AS value")
+    if asked["straggles"]:
+        rows = _straggling(rows)
+    for _ in range(2):
+        sink(rows.write, asked, "copied").option("writerId", "copies").mode("append").save()
+    if asked["checkpoint"]:
+        changes = source(spark.readStream.option("startingOffsets", "earliest"), asked)
+        messages = changes.selectExpr("CAST(n AS STRING) AS key", "struct(n) AS value")
+        query = sink(messages.writeStream, asked, "streamed").option("checkpointLocation", asked["checkpoint"])
+        query.trigger(availableNow=True).start().awaitTermination()
+
+
+def read_source(spark: SparkSession, asked: dict) -> dict:
+    """Read all input by the source: what it adds up to, and the plan that Spark shows of it."""
+    rows = source(spark.read, asked)
     shown = StringIO()
     with redirect_stdout(shown):
         rows.explain("extended")
@@ -87,6 +117,7 @@ def run(spark: SparkSession, asked: dict) -> dict:
     register(spark)
     config = ClientConfig(asked["endpoint"], auth=Keys.parse(asked["key"]))
     found = read_source(spark, asked)
+    copy(spark, asked)
     consumer = SparkConsumer(Buckets(asked["straggles"]), config, asked["store"], spark, max_partition_bytes=4000)
     report = consumer.run_until_caught_up()
     return {**found, "messages": report.messages, "published": report.published}

@@ -33,6 +33,8 @@ HOME = Path(pyspark.__file__).parent
 PROGRAM = Path(__file__).with_name("program.py")
 SOURCES = [f"numbers/in/{n}" for n in range(3)]
 SINKS = ["numbers/out/a", "numbers/out/b"]
+COPIES = ["numbers/copied/a", "numbers/copied/b"]
+STREAMED = ["numbers/streamed/a", "numbers/streamed/b"]
 KEY = base64.b64encode(random.Random(1).randbytes(32)).decode()
 SMALL = {
     "spark.ui.enabled": "false",
@@ -181,7 +183,10 @@ class Numbers:
         answer.unlink(missing_ok=True)
         question = {"endpoint": self.broker.endpoint, "key": KEY, "store": self.store, "straggles": straggles}
         asked.write_text(
-            json.dumps({**question, "remote": remote, "settings": {}, "artifacts": [], "answer": str(answer), **more})
+            json.dumps(
+                {**question, "remote": remote, "settings": {}, "artifacts": [], "checkpoint": "", "answer": str(answer)}
+                | more
+            )
         )
         words = [str(word) for word in (*command, program, asked)]
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=550, check=False)
@@ -199,22 +204,27 @@ class Numbers:
         with SqlStore(self.store).engine.connect() as connection:
             rows = connection.execute(text("SELECT bucket, messages, total FROM totals ORDER BY bucket")).all()
         assert [tuple(row) for row in rows] == [(b, len(ns), sum(ns)) for b, ns in sorted(buckets.items())]
-        passed = []
-        for journal in SINKS:
-            envelopes = iter_messages(JsonLines(), journal, [self.broker.content(journal)], 0)
-            passed += [each.message["n"] for each in read_committed(envelopes, Sequencer(), lambda wanted: [])]
-        assert sorted(passed) == sorted(buckets[7])
-        assert answer["published"] == len(passed)
+        assert self.arrived(SINKS) == sorted(buckets[7])
+        assert answer["published"] == len(buckets[7])
+        assert self.arrived(COPIES) == self.committed
         assert len(self.fragments.fetched) == len(SOURCES)
 
-    def check_fetched(self) -> None:
-        """Two workers share nothing: each fetches a fragment at most once, for the source and the consumer."""
-        assert max(self.fragments.fetched.values()) <= 2
+    def arrived(self, journals: list[str]) -> list[int]:
+        """The numbers that journals have, as a reader of committed messages sees them."""
+        found = []
+        for journal in journals:
+            envelopes = iter_messages(JsonLines(), journal, [self.broker.content(journal)], 0)
+            found += [each.message["n"] for each in read_committed(envelopes, Sequencer(), lambda wanted: [])]
+        return sorted(found)
+
+    def check_fetched(self, machines: int = 2) -> None:
+        """Two workers share nothing: each fetches a fragment at most once, for all that runs here."""
+        assert max(self.fragments.fetched.values()) <= machines
 
 
 @pytest.fixture
 def numbers(broker, postgres, tmp_path) -> Iterator[Numbers]:
-    broker.create(*SOURCES, *SINKS)
+    broker.create(*SOURCES, *SINKS, *COPIES, *STREAMED, "numbers/ledger")
     committed = []
     for turn in range(4):
         publisher = SyncPublisher(
@@ -262,8 +272,10 @@ def test_a_standalone_cluster_gets_packages_from_spark_submit_speculates_and_sho
     submit = (HOME / "bin" / "spark-submit", "--master", standalone, "--py-files", archive)
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
 
-    numbers.check(numbers.ask(*submit, *words, env=environment(), straggles=True))
-    numbers.check_fetched()
+    checkpoint = str(numbers.folder / "checkpoint")
+    numbers.check(numbers.ask(*submit, *words, env=environment(), straggles=True, checkpoint=checkpoint))
+    numbers.check_fetched(3)  # Also the driver, where the query's batches are planned.
+    assert numbers.arrived(STREAMED) == numbers.committed
 
     logged = "".join(file.read_text() for file in events.rglob("*") if file.is_file())
     assert "SparkListenerTaskEnd" in logged
