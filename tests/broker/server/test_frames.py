@@ -283,7 +283,6 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
     introduced = PREFACE + b"".join(encoded(FrameKind.OPENING, opening))
     batch = AppendBatch().SerializeToString()
     appends = AppendBatch(appends=[StreamedAppend(id=1)] * 2).SerializeToString()
-    monkeypatch.setattr(of_frames, "OPENING_SECONDS", 0.2)
     monkeypatch.setattr(of_frames, "LINGER_SECONDS", 0.2)
     async with JournalClient(process.endpoint) as client:
         await created(client, spec(J))
@@ -319,9 +318,11 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
                 hostile.send(kind, payload)
             assert words in await hostile.told(), words
         # Connections that say nothing are closed, and those beyond the bound at once.
-        monkeypatch.setattr(of_frames, "MAX_UNOPENED", 20)
-        silent = [await Hostile.connect(port.port) for _ in range(60)]
-        assert await asyncio.gather(*(each.told() for each in silent)) == [""] * 60
+        with monkeypatch.context() as patches:
+            patches.setattr(of_frames, "OPENING_SECONDS", 0.2)
+            patches.setattr(of_frames, "MAX_UNOPENED", 20)
+            silent = [await Hostile.connect(port.port) for _ in range(60)]
+            assert await asyncio.gather(*(each.told() for each in silent)) == [""] * 60
         # One that goes away within a frame leaves nothing behind.
         gone = await Hostile.connect(port.port)
         gone.writer.write(introduced + b"\x00\x10\x00\x00\x02half")

@@ -108,7 +108,10 @@ async def world() -> World:
     return World()
 
 
-async def test_appends_move_to_frames_once_earlier_ones_are_answered(world: World) -> None:
+async def test_appends_move_to_frames_once_earlier_ones_are_answered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(append_streams, "HANDOVER_SECONDS", 60.0)
     first = world.begin(b"1")
     await world.sent(1)
     await world.settled()  # The connection for frames stands.
