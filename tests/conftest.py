@@ -43,6 +43,7 @@ LONG = (
     "platform/cli/test_with_cluster.py",
     "simulation/test_streams_shared_simulation.py",
     "consumers/spark/test_foreach_batch.py",
+    "consumers/spark/test_streams.py",
     "system/test_streams_kill.py",
     "platform/streams/control/test_forking.py",
     "platform/cli/journals/test_journals_with_cluster.py",
