@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from coranto.client import disk_cache
 from coranto.client.direct import DirectReader
 from coranto.client.disk_cache import DiskCache
 from coranto.errors import CorruptFragment
@@ -46,7 +47,9 @@ class Fetches:
         return None if found is None else bytes(found)
 
 
-def test_content_is_fetched_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_memory_bytes", [LENGTH - 1, LENGTH])
+def test_content_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory_bytes: int) -> None:
+    monkeypatch.setattr(disk_cache, "_IN_MEMORY_BYTES", in_memory_bytes)
     fetches = Fetches(DiskCache(tmp_path / "new" / "folder"))
     assert [fetches.get(7), fetches.get(7), fetches.get(8)] == [content_of(7), content_of(7), content_of(8)]
     assert fetches.count == 2
