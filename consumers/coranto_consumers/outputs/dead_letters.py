@@ -1,16 +1,19 @@
-"""Dead letters: messages that are no messages of an application, kept beside its outputs in the same transaction."""
+"""Dead letters: messages that are no messages of an application, kept beside its outputs in the same transaction.
+
+SQLAlchemy is imported only to make a table: options of consumers are read where there is no store.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
-
-from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, String, Table
+from typing import TYPE_CHECKING, Final
 
 from coranto.errors import InvalidInput
-from coranto_consumers.stores.windows import WINDOW_COLUMN
+
+if TYPE_CHECKING:
+    from sqlalchemy import MetaData, Table
 
 COLUMNS: Final = ("journal", "offset", "line")
 
@@ -57,6 +60,10 @@ def policy_of(misfits: MisfitPolicy | DeadLetters) -> MisfitPolicy:
 
 def dead_letter_table(name: str, metadata: MetaData | None = None, *, by_window: bool = False) -> Table:
     """Return the definition of a table for dead letters; `by_window`, for those of a `WindowConsumer`."""
+    from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, String, Table
+
+    from coranto_consumers.stores.windows import WINDOW_COLUMN
+
     return Table(
         name,
         metadata if metadata is not None else MetaData(),
