@@ -300,7 +300,8 @@ class Broker:
                 peers.append(self.peers.replicate(route.endpoints[index], member, resolution.spec.name, metadata))
                 streams.append(peers[-1])
         names = [f"{member.zone}#{member.suffix}" for member in route.members]
-        renew_at = self.clock.monotonic() + RENEW_SECONDS if metadata is not None else math.inf
+        oldest = max((peer.token_age for peer in peers), default=0.0)
+        renew_at = self.clock.monotonic() + RENEW_SECONDS - oldest if metadata is not None else math.inf
         pipeline = Pipeline(resolution.header, spool, streams, names, renew_at, reading)
         for peer in peers:
             peer.replace = pipeline.replace

@@ -132,9 +132,17 @@ class Peers:
         ready = self._ready.take(endpoint, journal)
         if ready is not None:
             self._framed.add(ready)
-            return PeerStream(ready, member)
+            stream = PeerStream(ready, member)
+            stream.token_age = asyncio.get_running_loop().time() - ready.begun
+            return stream
         stream = PeerStream(self.stub_at(endpoint).Replicate(metadata=metadata), member)
-        stream.on_busy = lambda port: self._ready.prepare(endpoint, journal, port, metadata, stream.better_way_is_ready)
+
+        def prepare(port: FramePort) -> None:
+            # The next pipeline lives longer than what is left to this one's token.
+            token = self.metadata(Capability.REPLICATE, journal)
+            self._ready.prepare(endpoint, journal, port, token, stream.better_way_is_ready)
+
+        stream.on_busy = prepare
         self._ready.tell_instead(endpoint, journal, stream.better_way_is_ready)
         return stream
 
@@ -210,6 +218,8 @@ class PeerStream:
         """`call` is a Replicate call that has begun, over gRPC or frames."""
         self._member = member
         self._call = call
+        self.token_age = 0.0
+        """Seconds for which the call had its token when this stream began."""
         self.on_busy: Callable[[FramePort], None] | None = None
         """Called with the peer's port for frames, if it has one, while proposals come fast."""
         self.replace: Callable[[], None] = lambda: None

@@ -89,12 +89,13 @@ class ReadyCalls:
             if endpoint not in self._unreachable:
                 self._unreachable.add(endpoint)
                 _log.info("replication.frames_unreachable", endpoint=endpoint, port=port.port, reason=error.details())
-            del self._wanted[key]
             return
+        finally:
+            ready = self._wanted.pop(key)
         self._unreachable.discard(endpoint)
         self._expire(key)
         self._ready[key] = call, asyncio.get_running_loop().call_later(READY_SECONDS, self._expire, key)
-        self._wanted.pop(key)()
+        ready()
 
     def _wait(self, about: str | _Key) -> None:
         """Try nothing with it again for AGAIN_SECONDS."""

@@ -44,6 +44,7 @@ LINGER_SECONDS: Final = 5.0
 """The time for a client to close its connection after the call has ended."""
 
 _BACKLOG: Final = 1024
+_REFUSED_SECONDS: Final = 0.05  # After each that is refused, so that a flood of them waits in the kernel.
 _FULL_SECONDS: Final = 0.5  # Between tries to accept, while the system has no room for another connection.
 _log = structlog.get_logger(__name__)
 
@@ -170,20 +171,21 @@ class FrameServer:
                 continue
             if len(self._serving) >= MAX_CONNECTIONS or self._unopened >= MAX_UNOPENED:
                 accepted.close()  # Its client stays with gRPC.
+                await asyncio.sleep(_REFUSED_SECONDS)
                 continue
             self._unopened += 1
-            task = asyncio.create_task(self._serve(accepted, contexts.get() if contexts is not None else None))
+            task = asyncio.create_task(self._serve(accepted, contexts))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
+    async def _serve(self, accepted: socket.socket, contexts: Reloaded[ssl.SSLContext] | None) -> None:
         """Serve a connection until its call has ended. Without its client, the call is cancelled."""
         task = asyncio.current_task()
         assert task is not None
         connection = FrameConnection(on_lost=task.cancel, holds=self._budget)
         try:
             try:
-                call = await self._open(connection, accepted, context)
+                call = await self._open(connection, accepted, contexts)
             finally:
                 self._unopened -= 1
             if call is not None:
@@ -197,13 +199,20 @@ class FrameServer:
                 await connection.closed()
         except TimeoutError:
             return
+        except Exception:  # noqa: BLE001  # Only this connection ends with it.
+            _log.exception("frames.call_failed", client=connection.peer)
         finally:
             connection.abort("the call has ended")
 
     async def _open(
-        self, connection: FrameConnection, accepted: socket.socket, tls: ssl.SSLContext | None
+        self, connection: FrameConnection, accepted: socket.socket, contexts: Reloaded[ssl.SSLContext] | None
     ) -> tuple[str, FrameMethod, FrameContext] | None:
         """Return the call that a connection is for, or None if there is none."""
+        try:
+            tls = contexts.get() if contexts is not None else None
+        except BaseException:
+            accepted.close()
+            raise
         try:
             async with asyncio.timeout(OPENING_SECONDS):
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, ssl=tls)

@@ -36,7 +36,9 @@ _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 class FrameCall(Generic[MessageT]):
     """A call under way. Errors are those of gRPC's calls: AioRpcError with the broker's status, or UNAVAILABLE."""
 
-    def __init__(self, connection: FrameConnection, parse: Callable[[bytes], MessageT]) -> None:
+    def __init__(self, connection: FrameConnection, parse: Callable[[bytes], MessageT], begun: float) -> None:
+        """`begun` is the event loop's time at which the call's token was given."""
+        self.begun = begun
         self._connection = connection
         self._parse = parse
         self._ended: grpc.aio.AioRpcError | None = None
@@ -133,18 +135,24 @@ class FrameDialer:
         opening = FrameOpening(method=method, key=port.key, user_agent=self._user_agent)
         opening.authorization = next((value for name, value in metadata or () if name == HEADER), "")
         connection: FrameConnection | None = None
+        begun = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 connection = await self._connect(port.port)
                 await connection.write(FrameKind.OPENING, opening.SerializeToString())
-                call = FrameCall(connection, parse)
+                call = FrameCall(connection, parse, begun)
                 await call.opened()
         except TimeoutError:
             if connection is not None:
                 connection.abort("there was no answer")
             reason = f"no answer within {CONNECT_SECONDS:.0f} s"
             raise _error(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {reason}") from None
-        except (OSError, ssl.SSLError, InvalidInput) as error:
+        except (
+            OSError,
+            ValueError,
+            OverflowError,
+            InvalidInput,
+        ) as error:  # Of a port or a host that none can be, too.
             raise _error(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {error}") from error
         except asyncio.CancelledError:
             if connection is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -24,9 +25,13 @@ FRAME_BYTES: Final = 128
 WRITE_BYTES: Final = 1 << 20
 """Bytes that the network has not taken, beyond which `write` waits."""
 
+MOST_SIGNS: Final = 16
+"""Signs of life, and questions for them, that may come in one piece. A client asks once a minute."""
+
 SILENT_SECONDS: Final = 60.0
 """The time without any bytes from the other side after which it is asked for a sign of life, and again to give it."""
 
+_SIGNS: Final = (FrameKind.PING, FrameKind.PONG)
 _INVALID: Final = 3  # gRPC's INVALID_ARGUMENT
 _GONE_MILLISECONDS: Final = 120_000
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
@@ -38,12 +43,16 @@ class FrameConnection(asyncio.Protocol):
     def __init__(
         self,
         *,
-        limit: int = OPENING_BYTES,
+        limit: int | None = None,
         on_lost: Callable[[], object] | None = None,
         holds: FrameBudget | None = None,
     ) -> None:
-        """`limit` bounds a frame's payload until `opened`. `on_lost` is called when the connection is gone."""
-        self._decoder = FrameDecoder(limit)
+        """`limit` bounds a frame's payload. None: until `opened`, one frame of OPENING_BYTES is all that may come.
+
+        `on_lost` is called when the connection is gone.
+        """
+        self._decoder = FrameDecoder(OPENING_BYTES, most=1) if limit is None else FrameDecoder(limit)
+        self._opened = limit is not None
         self._on_lost = on_lost
         self._budget = holds
         self._held = 0
@@ -74,20 +83,12 @@ class FrameConnection(asyncio.Protocol):
         if self._ends:
             return
         try:
-            frames = self._decoder.feed(data)
+            self._take(self._decoder.feed(data))
         except FrameError as error:
             self.problem = str(error)
             self.end(FrameEnd(code=_INVALID, details=self.problem).SerializeToString())
             self._wake()
             return
-        for frame in frames:
-            if frame.kind == FrameKind.PING:
-                # Somebody who asks and does not read the answers gets none.
-                if self._writable.is_set():
-                    self._send(FrameKind.PONG, b"")
-            elif frame.kind != FrameKind.PONG:
-                self._frames.append(frame)
-                self._unread += len(frame.payload) + FRAME_BYTES
         self._account()
         if self._unread > READ_BYTES and not self._reading_paused and self._transport is not None:
             self._reading_paused = True
@@ -105,9 +106,8 @@ class FrameConnection(asyncio.Protocol):
         self.problem = self.problem or (f"the connection broke: {exc}" if exc else "the connection was closed")
         if self._watch is not None:
             self._watch.cancel()
-        self._unread = 0
-        self._account(lost=True)
         self._lost.set()
+        self._account()
         if self._on_lost is not None:
             self._on_lost()
         self._writable.set()
@@ -131,7 +131,8 @@ class FrameConnection(asyncio.Protocol):
 
     def opened(self, limit: int) -> None:
         """Accept frames of up to `limit` bytes from now on."""
-        self._decoder.limit = limit
+        self._opened = True
+        self._decoder.limit, self._decoder.most = limit, math.inf
 
     def watch(self) -> None:
         """Ask the other side for a sign of life when it is silent, and give it up when none comes."""
@@ -188,6 +189,19 @@ class FrameConnection(asyncio.Protocol):
 
     # -- Inside --------------------------------------------------------------------------------------------------------
 
+    def _take(self, frames: list[Frame]) -> None:
+        """Keep frames for `read`, and give a sign of life if one is asked for. Raises FrameError if too many are."""
+        signs = [frame for frame in frames if frame.kind in _SIGNS] if self._opened else []
+        if len(signs) > MOST_SIGNS:
+            raise FrameError(f"{len(signs)} signs of life came at once, which are more than {MOST_SIGNS}")
+        for frame in frames:
+            if not signs or frame.kind not in _SIGNS:
+                self._frames.append(frame)
+                self._unread += len(frame.payload) + FRAME_BYTES
+        # Somebody who asks and does not read the answers gets none.
+        if any(frame.kind == FrameKind.PING for frame in signs) and self._writable.is_set():
+            self._send(FrameKind.PONG, b"")
+
     def _send(self, kind: FrameKind, payload: bytes) -> None:
         assert self._transport is not None
         for piece in encoded(kind, payload):
@@ -216,11 +230,11 @@ class FrameConnection(asyncio.Protocol):
         self._heard = False
         self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._look, asks)
 
-    def _account(self, *, lost: bool = False) -> None:
+    def _account(self) -> None:
         """Tell the budget of what this connection holds, and end the connection if that is too much."""
         if self._budget is None:
             return
-        held = 0 if lost else self._decoder.held + self._unread
+        held = 0 if self._lost.is_set() else self._decoder.held + self._unread
         self._budget.held += held - self._held
         self._held = held
         if held > OPENING_BYTES and self._budget.held > self._budget.most:

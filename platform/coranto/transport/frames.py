@@ -6,6 +6,7 @@ Each side begins with PREFACE. A frame is its payload's length (4 bytes, big end
 from __future__ import annotations
 
 import enum
+import math
 import struct
 from typing import Final, NamedTuple
 
@@ -49,9 +50,10 @@ def encoded(kind: FrameKind, payload: bytes) -> tuple[bytes, ...]:
 class FrameDecoder:
     """Parses the bytes of one side as they come. It holds at most one frame that is not complete."""
 
-    def __init__(self, limit: int) -> None:
-        """`limit` is the most bytes of a payload. It may be changed between frames."""
+    def __init__(self, limit: int, most: float = math.inf) -> None:
+        """`limit` is the most bytes of a payload, `most` the number of frames to come. Both may be changed."""
         self.limit = limit
+        self.most = most
         self._incomplete = bytearray()
         self._needed = len(PREFACE)
         self._introduced = False
@@ -79,7 +81,7 @@ class FrameDecoder:
             _check_preface(data[: len(PREFACE)])
             self._introduced, at = True, len(PREFACE)
         self._needed = _HEADER.size
-        while size - at >= _HEADER.size:
+        while size - at >= _HEADER.size and self.most > 0:
             length, kind = _HEADER.unpack_from(data, at)
             if length > self.limit:
                 raise FrameError(f"a frame of {length} bytes is longer than the {self.limit} that are accepted")
@@ -89,6 +91,9 @@ class FrameDecoder:
                 break
             at = begin + length
             frames.append(Frame(kind, data[begin:at]))
+            self.most -= 1
+        if at < size and self.most <= 0:
+            raise FrameError("more came before the call was opened; wait for the broker's first frame")
         if at < size:
             self._incomplete += memoryview(data)[at:]
         return frames

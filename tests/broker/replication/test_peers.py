@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from coranto.effects import SystemClock
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
+from coranto.security.call_tokens import CallTokens
+from coranto.security.tokens import TOKEN_SECONDS, Capability, Keys
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
+from coranto.wire.frames_pb2 import FramePort
 from coranto_broker.replication import peers
 from coranto_broker.replication.peers import (
     FIRST_PATIENCE_SECONDS,
@@ -19,6 +24,7 @@ from coranto_broker.replication.peers import (
     JOINED_BYTES,
     PATIENCE_SECONDS,
     READABLE_SECONDS,
+    Peers,
     PeerStream,
 )
 from coranto_broker.replication.pipeline import ReplicationFailed
@@ -232,3 +238,37 @@ def test_what_is_readable_goes_with_the_next_proposal_or_alone_after_a_while() -
         stream.abort()
 
     virtually(main)
+
+
+async def test_a_call_for_the_next_pipeline_has_a_token_of_its_own_and_tells_its_age(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class SetClock(SystemClock):
+        time = 1_000_000.0
+
+        def now(self) -> float:
+            return self.time
+
+    clock, loop = SetClock(), asyncio.get_running_loop()
+    found = Peers("zone", CallTokens(Keys.parse("AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="), clock))
+    prepared: list[Any] = []
+    monkeypatch.setattr(found, "stub_at", lambda _: SimpleNamespace(Replicate=lambda metadata: Call()))
+    monkeypatch.setattr(found._ready, "prepare", lambda *given: prepared.append(given[3]))
+    first = found.metadata(Capability.REPLICATE, "j")
+    stream = found.replicate("http://127.0.0.1:1", pb.ProcessSpec.ID(), "j", first)
+    clock.time += TOKEN_SECONDS / 2 + 1
+    assert stream.on_busy is not None
+    stream.on_busy(FramePort(port=1))
+    assert prepared == [found.metadata(Capability.REPLICATE, "j")]
+    assert prepared != [first]
+    assert stream.token_age == 0.0
+
+    class Ready(Call):
+        begun = loop.time() - 7.0
+
+    monkeypatch.setattr(found._ready, "take", lambda *_: Ready())
+    framed = found.replicate("http://127.0.0.1:1", pb.ProcessSpec.ID(), "j", first)
+    assert framed.token_age >= 7.0
+    for each in (stream, framed):
+        each.abort()
+    await found.close()

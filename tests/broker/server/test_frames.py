@@ -251,17 +251,25 @@ class Hostile:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        self.received = b""
 
     @classmethod
     async def connect(cls, port: int) -> Hostile:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def open(self, introduced: bytes) -> None:
+        """Send what opens a call, and wait until the broker has taken it."""
+        self.writer.write(introduced)
+        opened = PREFACE + b"".join(encoded(FrameKind.OPENED, b""))
+        self.received = await self.reader.readexactly(len(opened))
+        assert self.received == opened
 
     def send(self, kind: int, payload: bytes) -> None:
         self.writer.write(len(payload).to_bytes(4, "big") + bytes([kind]) + payload)
 
     async def told(self) -> str:
         """The words of the broker's end, or the empty text if it just closes."""
-        received = b""
+        received = self.received
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(30):
                 while more := await self.reader.read(1 << 16):
@@ -297,6 +305,7 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
         assert "version 1 of the frame transport, the other version 2" in await later.told()
         for kind, payload, words in (
             (FrameKind.MESSAGE, batch, "the first frame must open a call"),
+            (FrameKind.PING, b"", "the first frame must open a call"),
             (FrameKind.OPENING, b"\xff", "the first frame must open a call"),
             (FrameKind.OPENING, b"x" * (1 << 17), "is longer than"),
             (FrameKind.OPENING, FrameOpening(method="AppendStream").SerializeToString(), "not the broker"),
@@ -308,12 +317,13 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
             assert words in await hostile.told(), words
         for frames, words in (
             ([(FrameKind.MESSAGE, b"\xff\xff")], "not the protobuf"),
+            ([(FrameKind.PING, b"")] * 20_000, "signs of life"),
             ([(FrameKind.MESSAGE, appends)], "must be empty"),
             ([(FrameKind.MESSAGE, batch), (9, b"")], "has no place within a call"),
             ([(FrameKind.MESSAGE, batch), (FrameKind.MESSAGE, b"x" * (5 << 20))], "is longer than"),
         ):
             hostile = await Hostile.connect(port.port)
-            hostile.writer.write(introduced)
+            await hostile.open(introduced)
             for kind, payload in frames:
                 hostile.send(kind, payload)
             assert words in await hostile.told(), words
@@ -325,13 +335,31 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
             assert await asyncio.gather(*(each.told() for each in silent)) == [""] * 60
         # One that goes away within a frame leaves nothing behind.
         gone = await Hostile.connect(port.port)
-        gone.writer.write(introduced + b"\x00\x10\x00\x00\x02half")
+        await gone.open(introduced)
+        gone.writer.write(b"\x00\x10\x00\x00\x02half")
         await gone.writer.drain()
         gone.writer.transport.abort()
         await eventually(lambda: process.frame_connections == own)
         assert process.broker.receive_budget.held == 0
         await client.append(J, b"still served", patience=0)
         assert streams_of(client).over_frames
+
+
+async def test_a_connection_whose_certificates_cannot_be_loaded_is_closed_and_the_next_one_served() -> None:
+    class Contexts:
+        def get(self) -> Any:
+            raise RuntimeError("nobody expects this")
+
+    contexts: Any = Contexts()
+    server = of_frames.FrameServer({}, max_message_bytes=1 << 20)
+    port = server.start("127.0.0.1", 0, contexts)
+    try:
+        for _ in range(2):
+            assert await (await Hostile.connect(port.port)).told() == ""
+        await eventually(lambda: server.connections == 0)
+        assert server._unopened == 0
+    finally:
+        await server.stop(0.0)
 
 
 async def test_an_exit_answers_what_it_was_sent(broker_settings: BrokerSettings, spec: MakeSpec) -> None:

@@ -113,3 +113,10 @@ async def test_a_port_where_nobody_listens_makes_the_broker_unavailable() -> Non
     port = FramePort(port=processes.free_port(), key=b"key")
     with pytest.raises(grpc.aio.AioRpcError, match=f"127.0.0.1 port {port.port}"):
         await FrameDialer("127.0.0.1", None).open("AppendStream", port, None, AppendAnswers.FromString)
+
+
+@pytest.mark.parametrize(("host", "number"), [("127.0.0.1", 70_000), ("a" * 70, 1), ("a..b", 1)])
+async def test_a_port_or_a_host_that_none_can_be_makes_the_broker_unavailable(host: str, number: int) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await FrameDialer(host, None).open("AppendStream", FramePort(port=number), None, AppendAnswers.FromString)
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE

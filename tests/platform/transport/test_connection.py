@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from coranto.transport.connection import FRAME_BYTES, READ_BYTES, FrameBudget, FrameConnection
-from coranto.transport.frames import FrameKind, encoded
+from coranto.transport.connection import FRAME_BYTES, MOST_SIGNS, READ_BYTES, FrameBudget, FrameConnection
+from coranto.transport.frames import PREFACE, Frame, FrameKind, encoded
 from coranto.wire.frames_pb2 import FrameEnd
 
 LIMIT = 1 << 20
@@ -135,3 +135,73 @@ async def test_connections_that_hold_too_much_together_are_ended_and_give_it_bac
         assert "hold too much" in str(large.problem)
         assert small.problem is None
         assert budget.held == len(b"little") + FRAME_BYTES
+
+
+class Sent(asyncio.Transport):
+    """A transport that keeps what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.pieces.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high
+
+    def abort(self) -> None:
+        self.pieces.append(b"aborted")
+
+
+def made(limit: int | None = None, budget: FrameBudget | None = None) -> tuple[FrameConnection, Sent]:
+    connection, sent = FrameConnection(limit=limit, holds=budget), Sent()
+    connection.connection_made(sent)
+    connection.data_received(PREFACE)
+    return connection, sent
+
+
+def bytes_of(kind: FrameKind, payload: bytes = b"") -> bytes:
+    return b"".join(encoded(kind, payload))
+
+
+@pytest.mark.parametrize("kind", [FrameKind.PING, FrameKind.PONG, FrameKind.MESSAGE, FrameKind.OPENING])
+async def test_before_a_call_is_opened_one_frame_is_all_that_is_looked_at(kind: FrameKind) -> None:
+    flooded, sent = made()
+    flooded.data_received(bytes_of(kind) * 50_000)
+    assert not flooded._frames
+    assert "before the call was opened" in str(flooded.problem)
+    assert len(sent.pieces) == 2  # The preface, and the end.
+
+    late, sent = made()
+    late.data_received(bytes_of(kind))
+    assert await late.read() == (kind, b"")  # Also a question for a sign of life: it gets no answer yet.
+    late.data_received(b"\0")
+    assert "before the call was opened" in str(late.problem)
+    assert len(sent.pieces) == 2
+
+
+async def test_many_questions_for_a_sign_of_life_get_one_answer_and_too_many_end_the_connection() -> None:
+    connection, sent = made()
+    connection.data_received(bytes_of(FrameKind.OPENING))
+    connection.opened(LIMIT)
+    connection.data_received(bytes_of(FrameKind.PING) * MOST_SIGNS + bytes_of(FrameKind.MESSAGE))
+    assert sent.pieces[1:] == [bytes_of(FrameKind.PONG)]
+    assert [await connection.read(), await connection.read()] == [(FrameKind.OPENING, b""), (FrameKind.MESSAGE, b"")]
+    connection.data_received(bytes_of(FrameKind.PONG) * 50_000)
+    assert "50000 signs of life came at once" in str(connection.problem)
+    assert await connection.read() is None
+
+
+async def test_what_is_read_after_the_loss_is_not_held() -> None:
+    budget = FrameBudget(1 << 30)
+    connection, _ = made(LIMIT, budget)
+    connection.data_received(bytes_of(FrameKind.MESSAGE, b"one") + bytes_of(FrameKind.MESSAGE, PIECE)[:-1])
+    assert budget.held > len(PIECE)
+    connection.connection_lost(None)
+    assert budget.held == 0
+    assert await connection.read() == Frame(FrameKind.MESSAGE, b"one")
+    assert budget.held == 0
