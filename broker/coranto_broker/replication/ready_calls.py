@@ -38,7 +38,7 @@ class ReadyCalls:
     def __init__(self, dialer_of: Callable[[str], FrameDialer | None]) -> None:
         """`dialer_of` makes the dialer to an endpoint; None: it cannot be reached over frames."""
         self._dialer_of = dialer_of
-        self._ready: dict[_Key, tuple[FrameCall[Any], asyncio.TimerHandle]] = {}
+        self._ready: dict[_Key, tuple[FrameCall[Any], asyncio.TimerHandle, Callable[[], None]]] = {}
         self._again: OrderedDict[str | _Key, float] = OrderedDict()
         self._unreachable: set[str] = set()
         self._dialing: set[asyncio.Task[None]] = set()
@@ -55,7 +55,10 @@ class ReadyCalls:
     def prepare(
         self, endpoint: str, journal: str, port: FramePort, metadata: Metadata | None, ready: Callable[[], None]
     ) -> None:
-        """Open a call in the background, and then call `ready`. Does nothing if that was tried a short time ago."""
+        """Open a call in the background, and then call `ready`. Does nothing if that was tried a short time ago.
+
+        `ready` is called once no other call for the journal is being opened.
+        """
         now, key = asyncio.get_running_loop().time(), (endpoint, journal)
         if now < max(self._again.get(endpoint, -math.inf), self._again.get(key, -math.inf)):
             return
@@ -89,13 +92,23 @@ class ReadyCalls:
             if endpoint not in self._unreachable:
                 self._unreachable.add(endpoint)
                 _log.info("replication.frames_unreachable", endpoint=endpoint, port=port.port, reason=error.details())
-            return
+        else:
+            self._unreachable.discard(endpoint)
+            self._expire(key)
+            timer = asyncio.get_running_loop().call_later(READY_SECONDS, self._expire, key)
+            self._ready[key] = call, timer, self._wanted[key]
         finally:
-            ready = self._wanted.pop(key)
-        self._unreachable.discard(endpoint)
-        self._expire(key)
-        self._ready[key] = call, asyncio.get_running_loop().call_later(READY_SECONDS, self._expire, key)
-        ready()
+            del self._wanted[key]
+        self._tell(key[1])
+
+    def _tell(self, journal: str) -> None:
+        """Tell of the calls that stand ready for a journal, unless others for it are being opened.
+
+        A pipeline takes all that stand ready, and ends those of the former one. So one peer's must wait for another's.
+        """
+        if all(waiting != journal for _, waiting in self._wanted):
+            for ready in [ready for key, (_, _, ready) in self._ready.items() if key[1] == journal]:
+                ready()
 
     def _wait(self, about: str | _Key) -> None:
         """Try nothing with it again for AGAIN_SECONDS."""

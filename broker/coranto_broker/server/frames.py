@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import os
 import socket
 import ssl
@@ -38,10 +39,16 @@ MAX_UNOPENED: Final = 256
 """Most connections at a time that have not been opened."""
 
 MAX_HELD_BYTES: Final = 256 << 20
-"""Most bytes of messages that were received and not taken by their handlers, over all connections."""
+"""Most bytes of messages that were received and not taken by their handlers, over all connections for one method.
+
+So those who may append cannot use up what replication needs.
+"""
 
 LINGER_SECONDS: Final = 5.0
 """The time for a client to close its connection after the call has ended."""
+
+REFUSALS_SECONDS: Final = 10.0
+"""The least time between two log entries of refusals."""
 
 _BACKLOG: Final = 1024
 _REFUSED_SECONDS: Final = 0.05  # After each that is refused, so that a flood of them waits in the kernel.
@@ -112,11 +119,14 @@ class FrameServer:
         self._methods = methods
         self._max_message_bytes = max_message_bytes
         self._key = os.urandom(16)
-        self._budget = FrameBudget(MAX_HELD_BYTES)
+        self._budgets = {name: FrameBudget(MAX_HELD_BYTES) for name in methods}
+        self._refusals = 0
+        self._refusals_told = -math.inf
         self._serving: set[asyncio.Task[None]] = set()
         self._under_way: Counter[str] = Counter()
         self._unopened = 0
         self._listener: socket.socket | None = None
+        self._contexts: Reloaded[ssl.SSLContext] | None = None
         self._accepting: asyncio.Task[None] | None = None
 
     @property
@@ -128,8 +138,8 @@ class FrameServer:
         """Return the number of calls of a method that are under way."""
         return self._under_way[method]
 
-    def start(self, host: str, port: int, contexts: Reloaded[ssl.SSLContext] | None) -> FramePort:
-        """Listen on a port (0: any free one), and return what clients are told of it. Raises ClusterError."""
+    def bind(self, host: str, port: int, contexts: Reloaded[ssl.SSLContext] | None) -> None:
+        """Take a port (0: any free one). `contexts` are for TLS; None: it is without TLS. Raises ClusterError."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -144,15 +154,20 @@ class FrameServer:
                 f"cannot listen on {host} port {port} for frames: {error.strerror or error}. Free the port, or choose "
                 "another --frame-port"
             ) from error
-        self._listener = listener
-        self._accepting = asyncio.create_task(self._accept(listener, contexts), name="accept frame connections")
-        return FramePort(port=listener.getsockname()[1], key=self._key)
+        self._listener, self._contexts = listener, contexts
+
+    def start(self) -> FramePort:
+        """Serve the connections that come to the port, and return what clients are told of it."""
+        assert self._listener is not None
+        self._accepting = asyncio.create_task(self._accept(self._listener), name="accept frame connections")
+        return FramePort(port=self._listener.getsockname()[1], key=self._key)
 
     async def stop(self, grace: float) -> None:
         """Take no more connections. Calls have `grace` seconds to end, and are then cancelled."""
-        if self._accepting is not None and self._listener is not None:
+        if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.gather(self._accepting, return_exceptions=True)
+        if self._listener is not None:
             self._listener.close()
         if self._serving:
             await asyncio.wait(self._serving, timeout=grace)
@@ -160,7 +175,7 @@ class FrameServer:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    async def _accept(self, listener: socket.socket, contexts: Reloaded[ssl.SSLContext] | None) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -170,22 +185,23 @@ class FrameServer:
                 await asyncio.sleep(_FULL_SECONDS)
                 continue
             if len(self._serving) >= MAX_CONNECTIONS or self._unopened >= MAX_UNOPENED:
+                self._note_refusal("there are too many connections")
                 accepted.close()  # Its client stays with gRPC.
                 await asyncio.sleep(_REFUSED_SECONDS)
                 continue
             self._unopened += 1
-            task = asyncio.create_task(self._serve(accepted, contexts))
+            task = asyncio.create_task(self._serve(accepted))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, accepted: socket.socket, contexts: Reloaded[ssl.SSLContext] | None) -> None:
+    async def _serve(self, accepted: socket.socket) -> None:
         """Serve a connection until its call has ended. Without its client, the call is cancelled."""
         task = asyncio.current_task()
         assert task is not None
-        connection = FrameConnection(on_lost=task.cancel, holds=self._budget)
+        connection = FrameConnection(on_lost=task.cancel)
         try:
             try:
-                call = await self._open(connection, accepted, contexts)
+                call = await self._open(connection, accepted)
             finally:
                 self._unopened -= 1
             if call is not None:
@@ -202,14 +218,16 @@ class FrameServer:
         except Exception:  # noqa: BLE001  # Only this connection ends with it.
             _log.exception("frames.call_failed", client=connection.peer)
         finally:
+            if connection.fault is not None:
+                self._note_refusal(connection.fault, connection.peer)
             connection.abort("the call has ended")
 
     async def _open(
-        self, connection: FrameConnection, accepted: socket.socket, contexts: Reloaded[ssl.SSLContext] | None
+        self, connection: FrameConnection, accepted: socket.socket
     ) -> tuple[str, FrameMethod, FrameContext] | None:
         """Return the call that a connection is for, or None if there is none."""
         try:
-            tls = contexts.get() if contexts is not None else None
+            tls = self._contexts.get() if self._contexts is not None else None
         except BaseException:
             accepted.close()
             raise
@@ -227,16 +245,30 @@ class FrameServer:
             opening = None
         method = self._methods.get(opening.method) if opening is not None else None
         if opening is None:
-            end(connection, grpc.StatusCode.INVALID_ARGUMENT, "the first frame must open a call")
+            self._refuse(connection, grpc.StatusCode.INVALID_ARGUMENT, "the first frame must open a call")
         elif not hmac.compare_digest(opening.key, self._key):
-            end(connection, grpc.StatusCode.FAILED_PRECONDITION, "this is not the broker that told of this port")
+            reason = "this is not the broker that told of this port"
+            self._refuse(connection, grpc.StatusCode.FAILED_PRECONDITION, reason)
         elif method is None:
-            end(connection, grpc.StatusCode.UNIMPLEMENTED, f"{opening.method[:80]!r} is not served over frames")
+            reason = f"{opening.method[:80]!r} is not served over frames"
+            self._refuse(connection, grpc.StatusCode.UNIMPLEMENTED, reason)
         else:
-            connection.opened(self._max_message_bytes)
+            connection.opened(self._max_message_bytes, self._budgets[opening.method])
             await connection.write(FrameKind.OPENED, b"")
             return opening.method, method, FrameContext(connection, opening, method.parse)
         return None
+
+    def _refuse(self, connection: FrameConnection, code: grpc.StatusCode, reason: str) -> None:
+        end(connection, code, reason)
+        self._note_refusal(reason, connection.peer)
+
+    def _note_refusal(self, reason: str, client: str = "") -> None:
+        """Log the reason why a client is sent back to gRPC, and how many were since the last such entry."""
+        self._refusals += 1
+        now = asyncio.get_running_loop().time()
+        if now >= self._refusals_told + REFUSALS_SECONDS:
+            _log.info("frames.refused", reason=reason, client=client, refused=self._refusals)
+            self._refusals, self._refusals_told = 0, now
 
     async def _run(self, connection: FrameConnection, method: FrameMethod, context: FrameContext) -> None:
         try:

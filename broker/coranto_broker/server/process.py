@@ -6,6 +6,10 @@ import asyncio
 import os
 import resource
 from collections.abc import Callable
+from typing import Final
+
+import grpc.aio
+import structlog
 
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import Coordinator
@@ -13,6 +17,7 @@ from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import LeaseRecord
 from coranto.effects import LocalDisk, SystemClock
+from coranto.errors import InvalidInput
 from coranto.fragments.store_endpoints import AllowedEndpoints
 from coranto.fragments.stores import StoreRegistry
 from coranto.member.process import MemberParts, MemberProcess
@@ -29,8 +34,10 @@ from coranto_broker.server.frames import FrameServer
 from coranto_broker.server.service import JournalService, frame_methods, make_server
 from coranto_broker.settings import BrokerSettings
 
-EXIT_STEPS = 4
+EXIT_STEPS: Final = 4
 """A graceful exit takes at most this many times `exit_seconds`."""
+
+_log = structlog.get_logger(__name__)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -113,16 +120,32 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
     async def _start(self) -> None:
         await super()._start()
         settings = self.settings
-        if settings.frame_port >= 0:
-            methods = frame_methods(self._service)
-            frames = self._frames = FrameServer(methods, max_message_bytes=settings.max_message_bytes)
-            self._exits.push_async_callback(frames.stop, self.grace_seconds / 3)  # Then gRPC has its time.
-            contexts = server_contexts(settings, PROTOCOL)
-            self.broker.frames = frames.start(settings.host, settings.frame_port, contexts)
+        if self._frames is not None:
+            self._exits.push_async_callback(self._frames.stop, self.grace_seconds / 3)  # Then gRPC has its time.
+            self.broker.frames = self._frames.start()
         if settings.http_port is not None:
             site = Site(gateway.application(self.broker), grace_seconds=self.grace_seconds)
             self._exits.push_async_callback(site.stop)
             self.http_endpoint = await site.start(settings.host, settings.http_port, server_context(settings))
+
+    def _bind(self, server: grpc.aio.Server) -> str:
+        endpoint = super()._bind(server)
+        if self.settings.frame_port >= 0:
+            self._bind_frames()
+        return endpoint
+
+    def _bind_frames(self) -> None:
+        """Take the port for frames, unless its certificate cannot be used. Raises ClusterError."""
+        settings = self.settings
+        try:
+            contexts = server_contexts(settings, PROTOCOL)
+        except (InvalidInput, OSError) as error:  # gRPC takes some certificates that TLS here does not.
+            _log.warning("frames.not_served", reason=str(error))
+            return
+        frames = FrameServer(frame_methods(self._service), max_message_bytes=settings.max_message_bytes)
+        frames.bind(settings.host, settings.frame_port, contexts)
+        self._exits.push_async_callback(frames.stop, 0.0)  # If the broker does not come to serve.
+        self._frames = frames
 
 
 def raise_file_limit() -> None:

@@ -22,6 +22,9 @@ READ_BYTES: Final = 1 << 20
 FRAME_BYTES: Final = 128
 """The bytes that a received frame counts beside its payload, so that empty ones are bounded too."""
 
+FRAME_SECONDS: Final = 60.0
+"""The least time for a frame of an opened call to come whole. What has come of it is held meanwhile."""
+
 WRITE_BYTES: Final = 1 << 20
 """Bytes that the network has not taken, beyond which `write` waits."""
 
@@ -45,7 +48,6 @@ class FrameConnection(asyncio.Protocol):
         *,
         limit: int | None = None,
         on_lost: Callable[[], object] | None = None,
-        holds: FrameBudget | None = None,
     ) -> None:
         """`limit` bounds a frame's payload. None: until `opened`, one frame of OPENING_BYTES is all that may come.
 
@@ -54,7 +56,7 @@ class FrameConnection(asyncio.Protocol):
         self._decoder = FrameDecoder(OPENING_BYTES, most=1) if limit is None else FrameDecoder(limit)
         self._opened = limit is not None
         self._on_lost = on_lost
-        self._budget = holds
+        self._budget: FrameBudget | None = None
         self._held = 0
         self._transport: asyncio.Transport | None = None
         self._frames: deque[Frame] = deque()
@@ -65,10 +67,13 @@ class FrameConnection(asyncio.Protocol):
         self._writable.set()
         self._watch: asyncio.TimerHandle | None = None
         self._heard = True
+        self._overdue = False  # At the last look a frame was not complete, and none has come whole since.
         self._ends = False
         self._lost = asyncio.Event()
         self.problem: str | None = None
         """The reason why nothing more is received; None while the connection lasts."""
+        self.fault: str | None = None
+        """The reason why this side has refused the other one, which is at fault; None while it has not."""
 
     # -- asyncio.Protocol ----------------------------------------------------------------------------------------------
 
@@ -85,7 +90,7 @@ class FrameConnection(asyncio.Protocol):
         try:
             self._take(self._decoder.feed(data))
         except FrameError as error:
-            self.problem = str(error)
+            self.problem = self.fault = str(error)
             self.end(FrameEnd(code=_INVALID, details=self.problem).SerializeToString())
             self._wake()
             return
@@ -129,10 +134,14 @@ class FrameConnection(asyncio.Protocol):
         tls: Any = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
         return tls.selected_alpn_protocol() if tls is not None else None
 
-    def opened(self, limit: int) -> None:
-        """Accept frames of up to `limit` bytes from now on."""
+    def opened(self, limit: int, budget: FrameBudget) -> None:
+        """Accept frames of up to `limit` bytes from now on, which `budget` bounds together with those of others."""
         self._opened = True
         self._decoder.limit, self._decoder.most = limit, math.inf
+        self._budget = budget
+        self._account()
+        if not self._lost.is_set():
+            self._watch = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._look_for_the_rest)
 
     def watch(self) -> None:
         """Ask the other side for a sign of life when it is silent, and give it up when none comes."""
@@ -152,7 +161,7 @@ class FrameConnection(asyncio.Protocol):
         frame = self._frames.popleft()
         self._unread = max(0, self._unread - len(frame.payload) - FRAME_BYTES)
         if self._reading_paused and self._unread <= READ_BYTES // 2:
-            self._reading_paused = False
+            self._reading_paused = self._overdue = False
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
         self._account()
@@ -191,6 +200,8 @@ class FrameConnection(asyncio.Protocol):
 
     def _take(self, frames: list[Frame]) -> None:
         """Keep frames for `read`, and give a sign of life if one is asked for. Raises FrameError if too many are."""
+        if frames:
+            self._overdue = False
         signs = [frame for frame in frames if frame.kind in _SIGNS] if self._opened else []
         if len(signs) > MOST_SIGNS:
             raise FrameError(f"{len(signs)} signs of life came at once, which are more than {MOST_SIGNS}")
@@ -230,6 +241,19 @@ class FrameConnection(asyncio.Protocol):
         self._heard = False
         self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._look, asks)
 
+    def _look_for_the_rest(self) -> None:
+        """Give the connection up if a frame was begun before the last look and has not come whole."""
+        begun = self._decoder.held > 0 and not self._reading_paused
+        if begun and self._overdue:
+            self._refuse(f"the rest of a frame did not come within {FRAME_SECONDS:.0f} s")
+            return
+        self._overdue = begun
+        self._watch = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._look_for_the_rest)
+
+    def _refuse(self, fault: str) -> None:
+        self.fault = self.fault or fault
+        self._break(fault)
+
     def _account(self) -> None:
         """Tell the budget of what this connection holds, and end the connection if that is too much."""
         if self._budget is None:
@@ -238,7 +262,7 @@ class FrameConnection(asyncio.Protocol):
         self._budget.held += held - self._held
         self._held = held
         if held > OPENING_BYTES and self._budget.held > self._budget.most:
-            self._break("the connections hold too much that is not read")
+            self._refuse("the connections hold too much that is not read")
 
 
 class FrameBudget:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 import grpc
@@ -80,6 +81,35 @@ async def test_the_stream_of_the_present_pipeline_is_told(dialer: Dialer) -> Non
     await asyncio.gather(*ready._dialing)
     ready.tell_instead(PEER, J, lambda: told.append("too late"))
     assert told == ["present"]
+    await ready.close()
+
+
+@pytest.mark.parametrize("far_refuses", [False, True])
+async def test_a_pipeline_is_replaced_once_all_its_peers_have_answered(dialer: Dialer, far_refuses: bool) -> None:
+    """Each pipeline takes the calls that stand ready, and ends those of the former one."""
+    far, reached = "http://far:8080", asyncio.Event()
+
+    class Far(Dialer):
+        async def open(self, *given: object) -> Call:
+            await reached.wait()
+            return await super().open(*given)
+
+    dialers: dict[str, Any] = {PEER: dialer, far: Far()}
+    dialers[far].refuses = far_refuses
+    ready = ReadyCalls(lambda endpoint: dialers[endpoint])
+    told: list[str] = []
+    for endpoint in (PEER, far):
+        ready.prepare(endpoint, J, PORT, None, functools.partial(told.append, endpoint))
+    other = asyncio.Event()
+    ready.prepare(PEER, "another/journal", PORT, None, other.set)
+    await asyncio.wait_for(other.wait(), 10)  # Another journal does not wait for it.
+    assert dialer.tries == 2
+    assert told == []
+    reached.set()
+    await asyncio.gather(*ready._dialing)
+    assert told == ([PEER] if far_refuses else [PEER, far])
+    assert ready.take(PEER, J) is not None
+    assert (ready.take(far, J) is None) is far_refuses
     await ready.close()
 
 

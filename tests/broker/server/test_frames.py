@@ -20,7 +20,7 @@ from coranto.client import ClientConfig, JournalClient
 from coranto.client.append_streams import AppendStreams
 from coranto.cluster import processes
 from coranto.effects import SystemClock
-from coranto.errors import AppendOutcomeUnknown, CorantoError, Unavailable
+from coranto.errors import AppendOutcomeUnknown, ClusterError, CorantoError, InvalidInput, Unavailable
 from coranto.security.tokens import Capability, Claims, Keys, sign
 from coranto.transport.calls import FrameDialer
 from coranto.transport.frames import PREFACE, FrameKind, encoded
@@ -28,6 +28,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedAppend
 from coranto.wire.frames_pb2 import FrameEnd, FrameOpening, FramePort
 from coranto_broker.server import frames as of_frames
+from coranto_broker.server import process as of_process
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.process import BrokerChild
@@ -352,7 +353,8 @@ async def test_a_connection_whose_certificates_cannot_be_loaded_is_closed_and_th
 
     contexts: Any = Contexts()
     server = of_frames.FrameServer({}, max_message_bytes=1 << 20)
-    port = server.start("127.0.0.1", 0, contexts)
+    server.bind("127.0.0.1", 0, contexts)
+    port = server.start()
     try:
         for _ in range(2):
             assert await (await Hostile.connect(port.port)).told() == ""
@@ -360,6 +362,61 @@ async def test_a_connection_whose_certificates_cannot_be_loaded_is_closed_and_th
         assert server._unopened == 0
     finally:
         await server.stop(0.0)
+
+
+async def test_without_its_port_a_broker_does_not_join_and_without_its_certificate_it_goes_on_without_frames(
+    broker_settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = broker_settings.model_copy(update={"frame_port": taken.getsockname()[1]})
+        process = BrokerProcess(settings)
+        with pytest.raises(ClusterError, match="--frame-port"):
+            await process.__aenter__()
+        assert not hasattr(process, "membership")  # It has not joined.
+
+    def refuse(*_: object) -> None:
+        raise InvalidInput("the certificate cannot be used: EE_KEY_TOO_SMALL")
+
+    monkeypatch.setattr(of_process, "server_contexts", refuse)
+    async with BrokerProcess(broker_settings) as process:
+        assert process.broker.frames is None
+    assert "frames.not_served" in (told := capsys.readouterr().out)
+    assert "EE_KEY_TOO_SMALL" in told
+
+
+async def test_those_who_may_append_cannot_use_up_what_replication_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(of_frames, "MAX_HELD_BYTES", 1 << 20)
+
+    async def serve(_: object, context: Any) -> None:
+        await asyncio.Event().wait()
+
+    methods = {name: of_frames.FrameMethod(bytes, serve) for name in ("AppendStream", "Replicate")}
+    server = of_frames.FrameServer(methods, max_message_bytes=1 << 20)
+    server.bind("127.0.0.1", 0, None)
+    port = server.start()
+
+    async def opened(method: str) -> Hostile:
+        hostile = await Hostile.connect(port.port)
+        opening = FrameOpening(method=method, key=port.key).SerializeToString()
+        await hostile.open(PREFACE + b"".join(encoded(FrameKind.OPENING, opening)))
+        return hostile
+
+    try:
+        holding = [await opened("AppendStream") for _ in range(3)]
+        replicating = await opened("Replicate")
+        for each in holding:
+            each.send(FrameKind.MESSAGE, b"x" * (600 << 10))
+        replicating.send(FrameKind.MESSAGE, b"x" * (600 << 10))
+        await eventually(lambda: server._budgets["Replicate"].held > 600 << 10 and server.under_way("AppendStream") < 3)
+        assert server.under_way("Replicate") == 1
+        assert "the connections hold too much" in capsys.readouterr().out
+    finally:
+        await server.stop(0.0)
+    for each in (*holding, replicating):
+        each.writer.close()
+    assert [budget.held for budget in server._budgets.values()] == [0, 0]
 
 
 async def test_an_exit_answers_what_it_was_sent(broker_settings: BrokerSettings, spec: MakeSpec) -> None:

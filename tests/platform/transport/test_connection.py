@@ -25,7 +25,8 @@ async def connected(
     accepted: asyncio.Future[FrameConnection] = asyncio.get_running_loop().create_future()
 
     def accept() -> FrameConnection:
-        made = FrameConnection(limit=LIMIT, on_lost=lambda: lost.append(True), holds=budget)
+        made = FrameConnection(limit=LIMIT, on_lost=lambda: lost.append(True))
+        made.opened(LIMIT, budget or FrameBudget(1 << 30))
         accepted.set_result(made)
         return made
 
@@ -153,12 +154,15 @@ class Sent(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert high
 
+    def resume_reading(self) -> None:
+        self.pieces.append(b"resumed")
+
     def abort(self) -> None:
         self.pieces.append(b"aborted")
 
 
-def made(limit: int | None = None, budget: FrameBudget | None = None) -> tuple[FrameConnection, Sent]:
-    connection, sent = FrameConnection(limit=limit, holds=budget), Sent()
+def made() -> tuple[FrameConnection, Sent]:
+    connection, sent = FrameConnection(), Sent()
     connection.connection_made(sent)
     connection.data_received(PREFACE)
     return connection, sent
@@ -187,7 +191,7 @@ async def test_before_a_call_is_opened_one_frame_is_all_that_is_looked_at(kind: 
 async def test_many_questions_for_a_sign_of_life_get_one_answer_and_too_many_end_the_connection() -> None:
     connection, sent = made()
     connection.data_received(bytes_of(FrameKind.OPENING))
-    connection.opened(LIMIT)
+    connection.opened(LIMIT, FrameBudget(LIMIT))
     connection.data_received(bytes_of(FrameKind.PING) * MOST_SIGNS + bytes_of(FrameKind.MESSAGE))
     assert sent.pieces[1:] == [bytes_of(FrameKind.PONG)]
     assert [await connection.read(), await connection.read()] == [(FrameKind.OPENING, b""), (FrameKind.MESSAGE, b"")]
@@ -198,10 +202,32 @@ async def test_many_questions_for_a_sign_of_life_get_one_answer_and_too_many_end
 
 async def test_what_is_read_after_the_loss_is_not_held() -> None:
     budget = FrameBudget(1 << 30)
-    connection, _ = made(LIMIT, budget)
+    connection, _ = made()
+    connection.opened(LIMIT, budget)
     connection.data_received(bytes_of(FrameKind.MESSAGE, b"one") + bytes_of(FrameKind.MESSAGE, PIECE)[:-1])
     assert budget.held > len(PIECE)
     connection.connection_lost(None)
     assert budget.held == 0
     assert await connection.read() == Frame(FrameKind.MESSAGE, b"one")
     assert budget.held == 0
+
+
+async def test_a_frame_that_was_begun_must_come_whole_unless_this_side_does_not_read() -> None:
+    connection, sent = made()
+    connection.opened(LIMIT, FrameBudget(1 << 30))
+    frame = bytes_of(FrameKind.MESSAGE, b"late")
+    connection._look_for_the_rest()  # Idle for a minute.
+    connection.data_received(frame[:-1])
+    connection._look_for_the_rest()
+    connection.data_received(frame[-1:] + frame[:6])  # It came whole, and the next one has begun.
+    connection._look_for_the_rest()
+    connection._reading_paused = True
+    connection._look_for_the_rest()
+    assert await connection.read() == (FrameKind.MESSAGE, b"late")
+    connection._look_for_the_rest()
+    assert connection.fault is None
+    connection.data_received(frame[6:7])  # A byte a minute does not do.
+    connection._look_for_the_rest()
+    assert "the rest of a frame did not come" in str(connection.fault)
+    assert sent.pieces[-1] == b"aborted"
+    assert await connection.read() is None
