@@ -1,8 +1,9 @@
-"""Small appends that share a stream, against the same appends in calls of their own.
+"""Small appends that share a stream, against the same appends in calls of their own, and beyond saturation.
 
-Both sides are the public client, `JournalClient.append`, with and without `append_streams`, at the same brokers. So the
-ratio shows what the stream saves client and broker together. The brokers' processor time is counted as well, since on
-few cores a client shares it.
+Of the former, both sides are the public client, `JournalClient.append`, with and without `append_streams`, at the same
+brokers. So the ratio shows what the stream saves client and broker together. The brokers' processor time is counted as
+well, since on few cores a client shares it. Beyond saturation, many more tasks share the stream than keep brokers busy.
+They must not be slower by it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from benchmarks.runner import Figure, in_turns
 from coranto.client import JournalClient
 
 SECONDS = 1.5
+BEYOND = (256, 1024)
+"""Numbers of tasks that are more than a broker can serve at a time."""
 CONTENT = b"x" * SMALL_BYTES
 _FLOOR = "the same client, each append in a call of its own"
 
@@ -72,6 +75,12 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
             yield Figure(name, "appends/s", subjects, floors, _FLOOR)
             used = f"{name}, by the brokers' processor time"
             yield Figure(used, "appends/s", stream.per_second[1:], calls.per_second[1:], _FLOOR)
+        busy = _Side(endpoint, CLIENTS[-1], processor, append_streams=True)
+        for clients in BEYOND:
+            stream = _Side(endpoint, clients, processor, append_streams=True)
+            subjects, floors = in_turns(rounds, busy.turn, stream.turn)
+            name = f"{SMALL_BYTES} B appends by {clients} tasks over a stream, R={replication}"
+            yield Figure(name, "appends/s", subjects, floors, f"{CLIENTS[-1]} tasks over a stream")
 
 
 def run(rounds: int) -> list[Figure]:

@@ -206,8 +206,11 @@ class Numbers:
         assert [tuple(row) for row in rows] == [(b, len(ns), sum(ns)) for b, ns in sorted(buckets.items())]
         assert self.arrived(SINKS) == sorted(buckets[7])
         assert answer["published"] == len(buckets[7])
-        assert self.arrived(COPIES) == self.committed
         assert len(self.fragments.fetched) == len(SOURCES)
+
+    def check_copies(self) -> None:
+        """Check what the sink has written, of a program that uses it."""
+        assert self.arrived(COPIES) == self.committed
 
     def arrived(self, journals: list[str]) -> list[int]:
         """The numbers that journals have, as a reader of committed messages sees them."""
@@ -274,6 +277,7 @@ def test_a_standalone_cluster_gets_packages_from_spark_submit_speculates_and_sho
 
     checkpoint = str(numbers.folder / "checkpoint")
     numbers.check(numbers.ask(*submit, *words, env=environment(), straggles=True, checkpoint=checkpoint))
+    numbers.check_copies()
     numbers.check_fetched(3)  # Also the driver, where the query's batches are planned.
     assert numbers.arrived(STREAMED) == numbers.committed
 
@@ -303,6 +307,7 @@ def test_spark_connect_says_what_executors_lack_and_gives_it_to_them(numbers, st
 
         lacking = numbers.ask(sys.executable, **ask)
         numbers.check(numbers.ask(sys.executable, **ask, artifacts=[str(archive)]))
+        numbers.check_copies()
         numbers.check_fetched()
 
     assert lacking["error"] == "InvalidInput"
