@@ -78,8 +78,8 @@ class History:
 
     def truncate(self, frontier: Frontier) -> None:
         """Delete what is before a place where a reader may be."""
-        before = self.stream.ancestors([*frontier.open, *frontier.waiting])
-        self.gone |= before - frontier.finished.keys() - set(frontier.open)
+        reached = {*frontier.open, *frontier.finished}
+        self.gone |= self.stream.ancestors(reached) - reached
 
     @property
     def present(self) -> dict[str, ContentExtent]:
