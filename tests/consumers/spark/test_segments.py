@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coranto.errors import StreamChanged
@@ -147,6 +147,19 @@ class Reader:
         assert readable - ended == {segment_journal(NAME, number) for number in self.frontier.open} - ended
 
 
+TRUNCATED_TWICE = [
+    ("write", 0, 5),
+    ("transaction", 50),
+    ("split", 0),
+    ("record_ends",),
+    ("truncate",),
+    ("write", 0, 3),
+    ("merge", 0),
+    ("record_ends",),
+    ("transaction", 50),
+    ("truncate",),
+    ("write", 0, 4),
+]
 ACTIONS = st.one_of(
     st.tuples(st.just("write"), st.integers(0, 9), st.integers(0, 60)),
     st.tuples(st.sampled_from(["split", "merge"]), st.integers(0, 9)),
@@ -156,6 +169,7 @@ ACTIONS = st.one_of(
 
 
 @settings(max_examples=60)
+@example(segments=1, actions=TRUNCATED_TWICE, max_bytes=7)
 @given(segments=st.integers(1, 3), actions=st.lists(ACTIONS, max_size=30), max_bytes=st.integers(1, 40))
 def test_no_segment_is_read_before_those_that_it_succeeds_and_all_is_read_in_the_end(segments, actions, max_bytes):
     history = History(segments)
