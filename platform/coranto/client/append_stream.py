@@ -17,8 +17,9 @@ from typing import Any, Final, NamedTuple
 import grpc
 import grpc.aio
 
-from coranto.client.call_ends import CALL_ENDED, cancelled_from_outside, ended_with
+from coranto.client.call_ends import CALL_ENDED, cancelled_from_outside
 from coranto.security.call_tokens import Metadata
+from coranto.transport.calls import ended_with
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendBatch, StreamedAppend
 

@@ -17,10 +17,10 @@ import grpc.aio
 import structlog
 
 from coranto.client.append_stream import AppendStream
-from coranto.client.call_ends import CALL_ENDED, ended_with
+from coranto.client.call_ends import CALL_ENDED
 from coranto.client.peer_status import PeerStatus
 from coranto.security.call_tokens import Metadata
-from coranto.transport.calls import CONNECT_SECONDS, FrameDialer
+from coranto.transport.calls import CONNECT_SECONDS, FrameDialer, ended_with
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch
 from coranto.wire.frames_pb2 import FramePort

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import grpc
 import grpc.aio
 
 CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
@@ -15,8 +14,3 @@ def cancelled_from_outside() -> bool:
     """Return True if this task was cancelled, not its call by a closing channel. For handlers of CancelledError."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def ended_with(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
-    """Return the error of a call that ended with a status."""
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

@@ -14,6 +14,8 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
+from coranto.transport.calls import ended_with
+
 MOST_SECONDS: Final = 5.0
 """The time that a peer's status is waited for. It is on its way when sending fails."""
 
@@ -48,7 +50,7 @@ class PeerStatus:
             return
         details = _value_of(call.details())
         if (code, details) != _OF_GRPC:
-            self._status = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+            self._status = ended_with(code, details)
             if self._arrived is not None:
                 self._arrived.set()
 

@@ -84,7 +84,7 @@ class FrameCall(Generic[MessageT]):
         except DecodeError:
             pass
         problem = f"the broker sent a frame of kind {frame.kind} that cannot be read"
-        self._ended = _error(grpc.StatusCode.INTERNAL, problem)
+        self._ended = ended_with(grpc.StatusCode.INTERNAL, problem)
         self._connection.abort(problem)
         raise self._ended
 
@@ -103,14 +103,14 @@ class FrameCall(Generic[MessageT]):
     def _end(self, end: FrameEnd) -> Any:
         self._connection.abort("the call has ended")
         if end.code:
-            self._ended = _error(_CODES.get(end.code, grpc.StatusCode.UNKNOWN), end.details)
+            self._ended = ended_with(_CODES.get(end.code, grpc.StatusCode.UNKNOWN), end.details)
             raise self._ended
         self._over = True
         return grpc.aio.EOF
 
     def _lost(self) -> grpc.aio.AioRpcError:
         if self._ended is None:
-            self._ended = _error(grpc.StatusCode.UNAVAILABLE, self._connection.problem or "the call has ended")
+            self._ended = ended_with(grpc.StatusCode.UNAVAILABLE, self._connection.problem or "the call has ended")
             self._connection.abort("the call has ended")
         return self._ended
 
@@ -146,14 +146,14 @@ class FrameDialer:
             if connection is not None:
                 connection.abort("there was no answer")
             reason = f"no answer within {CONNECT_SECONDS:.0f} s"
-            raise _error(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {reason}") from None
+            raise ended_with(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {reason}") from None
         except (
             OSError,
             ValueError,
             OverflowError,
             InvalidInput,
         ) as error:  # Of a port or a host that none can be, too.
-            raise _error(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {error}") from error
+            raise ended_with(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {error}") from error
         except asyncio.CancelledError:
             if connection is not None:
                 connection.abort("the call was given up")
@@ -179,5 +179,6 @@ class FrameDialer:
         return self._contexts.get()
 
 
-def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+def ended_with(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:
+    """Return the error of a call that ended with a status, as gRPC raises it."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coranto.client.call_ends import ended_with
+from coranto.transport.calls import ended_with
 from coranto.wire.frames_pb2 import FramePort
 from coranto_broker.replication import ready_calls
 from coranto_broker.replication.ready_calls import ReadyCalls

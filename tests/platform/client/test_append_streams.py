@@ -11,7 +11,7 @@ import pytest
 from coranto.client import append_streams
 from coranto.client.append_stream import AppendStream
 from coranto.client.append_streams import AppendStreams
-from coranto.client.call_ends import ended_with
+from coranto.transport.calls import ended_with
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch
 from coranto.wire.frames_pb2 import FramePort

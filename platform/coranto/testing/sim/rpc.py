@@ -21,6 +21,7 @@ import grpc.aio
 
 from coranto.testing.sim.network import Endpoints, Lane, Network
 from coranto.testing.sim.timeline import Process, Timeline, current_process
+from coranto.transport.calls import ended_with
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import heads_pb2 as heads
@@ -458,7 +459,7 @@ class SimCall:
         if self._cancelled_here:
             raise asyncio.CancelledError
         if code is not grpc.StatusCode.OK:
-            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+            raise ended_with(code, details)
 
 
 class _ServerEnd:
