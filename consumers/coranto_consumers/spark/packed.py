@@ -40,16 +40,11 @@ class PackTask:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in self.read(batches):
-            pieces = batch.column(self.piece).to_numpy()
-            summaries = pieces == self.summary_piece
-            if not summaries.any():
-                for begin in range(0, batch.num_rows, _BATCH_ROWS):
-                    yield _packed(batch.slice(begin, _BATCH_ROWS))
-                continue
-            texts = batch.column(self.text).filter(pa.array(summaries))
-            yield pa.record_batch({"summary": texts, "batch": pa.nulls(len(texts), pa.binary())})
-            if not summaries.all():
-                yield _packed(batch.filter(pa.array(~summaries)))
+            texts, rows = _apart(batch, self.piece, self.summary_piece, self.text)
+            if len(texts):
+                yield pa.record_batch({"summary": texts, "batch": pa.nulls(len(texts), pa.binary())})
+            for begin in range(0, rows.num_rows, _BATCH_ROWS):
+                yield _packed(rows.slice(begin, _BATCH_ROWS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +72,7 @@ class UnpackTask:
         if len(pieces):
             within = _within(batch.column(self.piece).to_numpy(), batch.column(self.clock).to_numpy(), pieces, bounds)
             batch = batch if within.all() else batch.filter(pa.array(within))
-        if self.columns is None:
-            return batch
-        return pa.record_batch([batch.column(name) for name in self.columns.values()], names=list(self.columns))
+        return batch if self.columns is None else _renamed(batch, self.columns)
 
 
 class ChooseTask:
@@ -97,14 +90,10 @@ class ChooseTask:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         self.texts.clear()
         for batch in self._read(batches):
-            summaries = batch.column(self._piece).to_numpy() == self._summary_piece
-            if summaries.any():
-                self.texts += batch.column(self._text).filter(pa.array(summaries)).to_pylist()
-                batch = batch.filter(pa.array(~summaries))
-            if batch.num_rows:
-                yield pa.record_batch(
-                    [batch.column(each) for each in self._columns.values()], names=list(self._columns)
-                )
+            texts, rows = _apart(batch, self._piece, self._summary_piece, self._text)
+            self.texts += texts.to_pylist()
+            if rows.num_rows:
+                yield _renamed(rows, self._columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +143,10 @@ def chosen_columns(rows: DataFrame, source: DataFrame) -> dict[str, str] | None:
     """
     try:
         base: Any = source._jdf.queryExecution().analyzed()
-        plan: Any = rows._jdf.queryExecution().analyzed()
+        top: Any = rows._jdf.queryExecution().analyzed()
     except (AttributeError, PySparkException):
         return None
-    projects = []
+    plan, projects = top, []
     while not plan.fastEquals(base):
         if plan.getClass().getSimpleName() != "Project":
             return None
@@ -171,15 +160,25 @@ def chosen_columns(rows: DataFrame, source: DataFrame) -> dict[str, str] | None:
             if origin.getClass().getSimpleName() != "AttributeReference":
                 return None
             names[column.exprId().toString()] = known[origin.exprId().toString()]
-    output = [
-        (each.name(), names[each.exprId().toString()]) for each in _each(rows._jdf.queryExecution().analyzed().output())
-    ]
+    output = [(each.name(), names[each.exprId().toString()]) for each in _each(top.output())]
     return dict(output) if len(dict(output)) == len(output) else None
 
 
 def _each(found: Any) -> Iterator[Any]:
     """Yield the elements of a sequence of Scala."""
     return (found.apply(number) for number in range(found.size()))
+
+
+def _apart(batch: Any, piece: str, summary_piece: int, text: str) -> tuple[Any, Any]:
+    """Return the texts of a batch's summaries, and the batch without the rows of summaries."""
+    summaries = batch.column(piece).to_numpy() == summary_piece
+    texts = batch.column(text).filter(pa.array(summaries))
+    return texts, batch.filter(pa.array(~summaries)) if len(texts) else batch
+
+
+def _renamed(batch: Any, columns: Mapping[str, str]) -> Any:
+    """Return a batch with some of its columns, whose names are given by their new names."""
+    return pa.record_batch([batch.column(name) for name in columns.values()], names=list(columns))
 
 
 def _packed(batch: Any) -> Any:

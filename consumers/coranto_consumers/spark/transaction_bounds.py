@@ -17,7 +17,7 @@ from coranto_consumers.spark.ranges import Range
 SHORTEST_MESSAGE: Final = 64
 """About the bytes of a line of JSON that has a UUID and little else."""
 _TOLERANCE: Final = 2
-"""A transaction may have so many times the messages that it should have."""
+"""The factor by which a transaction may exceed the number of messages that it should have."""
 
 
 class TooManyMessages(Exception):

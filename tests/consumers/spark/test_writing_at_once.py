@@ -126,7 +126,7 @@ def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_f
     assert consumer.run_until_caught_up().messages == 5
     check(store_url, 1, 2, 3, 4, 5, factor=factor)
     assert at_once == [True]
-    assert bool(told) == (factor == 1), "whoever reads plain columns stages them without Spark"
+    assert bool(told) == (factor == 1), "a task that reads plain columns also stages them, without Spark"
 
     publish(broker, 6, 7)
     publish(broker, 8, commit=False)
