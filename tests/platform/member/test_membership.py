@@ -142,6 +142,8 @@ async def test_a_member_that_exits_hands_its_items_over_before_it_stops(
         await follower.wait_until(lambda state: bool(state.by_member.get(first.id)), timeout=WAIT_SECONDS)
         await join(second)
         await asyncio.wait_for(first.membership.exit_gracefully(), WAIT_SECONDS)
+        # The follower's watch may be behind that of the member.
+        await follower.wait_until(lambda state: not state.by_member.get(first.id), timeout=WAIT_SECONDS)
         assert [each.member for each in follower.state.all_assignments] == [second.id]
         assert second.membership.phase is MemberPhase.SERVING
     finally:
