@@ -12,8 +12,10 @@ from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.columns import Columns
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.stores.iceberg import IcebergShardStore
+from coranto_consumers.stores.merge import Add
 
-SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+NUMBERS = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+COUNTS = NUMBERS.append(pa.field("count", pa.int64(), nullable=False))
 
 
 class StoppingCatalog(SqlCatalog):
@@ -35,7 +37,10 @@ class StoppingCatalog(SqlCatalog):
 
 
 class Appending(Application[IcebergShardStore]):
-    """Appends each number to the table, and publishes it to two journals."""
+    """Counts each number in the table, and publishes it to two journals.
+
+    Messages append rows. Batches merge them by keys, so that a row that came twice would show as a higher count.
+    """
 
     def __init__(self, job: dict[str, Any], control: Control) -> None:
         self._job = job
@@ -45,17 +50,18 @@ class Appending(Application[IcebergShardStore]):
         self._control.say("restoring")
         catalog = StoppingCatalog("lake", **self._job["iceberg"])
         catalog.control = self._control
-        return IcebergShardStore(catalog, "cells.counts", SCHEMA)
+        merged: dict[str, Any] = {"keys": ["n"], "rules": {"count": Add()}} if self._job["in_batches"] else {}
+        return IcebergShardStore(catalog, "cells.counts", COUNTS, **merged)
 
     def new_message(self, journal: Any) -> Any:
-        return Columns(SCHEMA) if self._job["in_batches"] else super().new_message(journal)
+        return Columns(NUMBERS) if self._job["in_batches"] else super().new_message(journal)
 
     def consume_message(self, shard: Any, store: IcebergShardStore, message: Any, publisher: Any) -> None:
-        store.append([{"n": message.message["n"]}])
+        store.append([{"n": message.message["n"], "count": 1}])
         self._publish([message.message["n"]], publisher)
 
     def consume_batch(self, shard: Any, store: IcebergShardStore, batch: Any, publisher: Any) -> None:
-        store.append(batch.rows)
+        store.append(batch.rows.append_column(COUNTS.field("count"), pa.array([1] * batch.rows.num_rows)))
         self._publish(batch.rows.column("n").to_pylist(), publisher)
 
     def _publish(self, numbers: list[int], publisher: Any) -> None:

@@ -1,19 +1,18 @@
-"""The Iceberg store of a shard: appended rows, the checkpoint and the fence are in one commit of one table.
+"""The Iceberg store of a shard: rows, the checkpoint and the fence are in one commit of one table.
 
-Rows are written to a file once, before the first attempt. If it turns out that they will never commit, the file is
-removed. A process that dies leaves its file. No snapshot names it, so no reader sees it, and the next owner removes it.
+Rows to append are written to files once, before the first attempt. Rows to merge by keys are written in each attempt,
+as what they make of the table's rows. Files of attempts that lost are removed. A process that dies leaves its files. No
+snapshot names them, so no reader sees them, and the next owner removes them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table, Transaction
 from sqlalchemy.exc import DBAPIError
 
@@ -22,32 +21,52 @@ from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.engines import is_transient
 from coranto_consumers.stores.iceberg import rest
-from coranto_consumers.stores.iceberg.files import place_of, remove_file
-from coranto_consumers.stores.iceberg.owner import IcebergOwner
+from coranto_consumers.stores.iceberg.changes import append, merge_rows
+from coranto_consumers.stores.iceberg.files import sweep
+from coranto_consumers.stores.iceberg.merge import last_of_keys, merge
+from coranto_consumers.stores.iceberg.owner import Change, IcebergOwner
 from coranto_consumers.stores.iceberg.rows import fit
+from coranto_consumers.stores.iceberg.tables import columns_of, plan_for
+from coranto_consumers.stores.iceberg.writing import FileWriter
+from coranto_consumers.stores.merge import MergePlan, MergeRule, Quotient, Replace
 
 
 class IcebergShardStore(Store):
-    """A table of an Iceberg catalog to which a shard appends rows, each exactly once.
+    """A table of an Iceberg catalog to which a shard appends rows, or into which it merges them, each exactly once.
 
-    Several shards, and other writers that only append or compact, may share the table. It must not be partitioned. Each
-    transaction makes a snapshot and, if it has rows, a file: give shards a long `min_txn_duration`.
+    Several shards, and other writers, may share the table; with keys, only shards that have other keys. It may be
+    partitioned. Each transaction makes a snapshot and, if it has rows, a file in each of their partitions: give shards
+    a long `min_txn_duration`.
 
     The catalog must be pyiceberg's REST catalog, or its SQL catalog on PostgreSQL or SQLite.
     """
 
     def __init__(
-        self, catalog: Catalog, table: str, schema: pa.Schema | None = None, *, relaxed_durability: bool = False
+        self,
+        catalog: Catalog,
+        table: str,
+        schema: pa.Schema | None = None,
+        *,
+        keys: Sequence[str] = (),
+        rules: Mapping[str, MergeRule] | None = None,
+        delete: str = "",
+        relaxed_durability: bool = False,
     ) -> None:
-        """`table` is `namespace.name`. With `schema` it is created if it is absent.
+        """`table` is `namespace.name`. With `schema` it is created if it is absent, without partitions.
 
-        `relaxed_durability` accepts a catalog's server that may lose commits when its machine crashes. Raises
+        With `keys`, a row takes the place of the table's row that has the same values in these columns, or its other
+        columns are merged by `rules`. `delete` is a further column of the rows: where it is true, the row of the keys
+        goes. `relaxed_durability` accepts a catalog's server that may lose commits when its machine crashes. Raises
         InvalidInput for a catalog that this store cannot use.
         """
-        self._owner = IcebergOwner(catalog, table, relaxed_durability=relaxed_durability)
+        if (rules or delete) and not keys:
+            raise InvalidInput("needs keys: give those by which rows are merged", field="rules" if rules else "delete")
+        self._owner = IcebergOwner(catalog, table, folders=True, relaxed_durability=relaxed_durability)
         self._catalog = catalog
         self._name = table
         self._schema = schema
+        self._keys, self._rules, self._delete = tuple(keys), dict(rules or {}), delete
+        self._plan: MergePlan | None = None  # To merge by keys.
         self._unknown = False  # A commit's outcome is unknown: this owner must not go on.
         self._pending: list[pa.Table] = []
         self._commit: asyncio.Future[None] | None = None
@@ -56,23 +75,32 @@ class IcebergShardStore(Store):
     def append(self, rows: Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch) -> None:
         """Add rows to the current transaction. Raises InvalidInput for rows that do not fit the table.
 
-        Rows in Arrow are written as they are, without a Python object of any value. Columns that the table does not
-        have are left out.
+        Rows in Arrow are written as they are, without a Python object of any value. A nullable column that they lack is
+        null, also where rows take the place of others. Of the rows of a key in a transaction, the last counts, unless
+        columns have rules.
         """
         if isinstance(rows, pa.RecordBatch):
             given = pa.Table.from_batches([rows])
         elif isinstance(rows, pa.Table):
             given = rows
         else:
-            if unknown := {name for row in rows for name in row} - set(self._columns.names):
-                raise InvalidInput(f"{self._name} has no column {min(unknown)!r}", field="rows")
+            self._require_known({name for row in rows for name in row})
             try:
                 given = pa.Table.from_pylist(list(rows), self._columns)
             except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
                 raise InvalidInput(f"do not fit {self._name}: {error}", field="rows") from error
+        self._require_known(given.column_names)
         added = fit(given, self._columns, self._name)
         if added.num_rows:
             self._pending.append(added)
+
+    def _require_known(self, names: Iterable[str]) -> None:
+        if unknown := set(names) - set(self._columns.names):
+            raise InvalidInput(
+                f"{self._name} has no column {min(unknown)!r}: leave it out of the rows, or add it to the table and "
+                f"restart the shard; there are {', '.join(self._columns.names)}",
+                field="rows",
+            )
 
     async def rows(self) -> pa.Table:
         """Return all rows of the table, and those of the current transaction."""
@@ -81,7 +109,11 @@ class IcebergShardStore(Store):
         pending = list(self._pending)
 
         def read() -> pa.Table:
-            return pa.concat_tables([self._load().scan().to_arrow().cast(self._columns), *pending])
+            columns = columns_of(table := self._owner.load())
+            there = fit(table.scan().to_arrow(), columns, self._name)
+            if self._plan is not None and pending:
+                return merge(self._plan, there, last_of_keys(self._plan, pa.concat_tables(pending)))
+            return pa.concat_tables([there, *(fit(each, columns, self._name) for each in pending)])
 
         return await asyncio.to_thread(read)
 
@@ -136,28 +168,18 @@ class IcebergShardStore(Store):
         table = owner.load()
         owner.require_fence(table)
         number = owner.next_number
-        file = self._write(table, owner.name_of(number), pa.concat_tables(rows))
-
-        def add(transaction: Transaction, summary: Mapping[str, str]) -> None:
-            transaction.add_files([file], snapshot_properties=dict(summary), check_duplicate_files=False)
-
+        folder = owner.name_of(number)
+        committing = _Committing(FileWriter.of(table, folder), pa.concat_tables(rows), self._plan)
         try:
-            owner.commit(checkpoint, {self._name: add}, number)
+            owner.commit(checkpoint, {self._name: committing.change()}, number)
         except CommitOutcomeUnknown:
-            self._unknown = True  # The table may name the file.
+            self._unknown = True  # The table may name the files.
             raise
         except BaseException:
-            remove_file(table, file)
+            sweep(table, folder)
             raise
-
-    def _write(self, table: Table, name: str, rows: pa.Table) -> str:
-        path = place_of(table, name)
-        with table.io.new_output(path).create() as stream:
-            pq.write_table(rows, stream, compression="zstd")
-        return path
-
-    def _load(self) -> Table:
-        return self._owner.load()
+        if committing.attempts > 1:
+            sweep(table, folder, committing.named)
 
     def _create(self) -> None:
         try:
@@ -167,6 +189,53 @@ class IcebergShardStore(Store):
                 raise InvalidInput(f"there is no table {self._name}; create it, or give its schema") from None
             self._catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
             table = self._catalog.create_table_if_not_exists(self._name, self._schema)
-        if not table.spec().is_unpartitioned():
-            raise InvalidInput(f"{self._name} is partitioned, and shards append to tables that are not", field="table")
-        self._columns = schema_to_pyarrow(table.schema(), include_field_ids=False)
+        columns = columns_of(table)
+        self._columns = columns
+        if self._keys:
+            self._plan = self._plan_to_merge(table, columns)
+            self._columns = self._columns_to_merge(columns)
+
+    def _plan_to_merge(self, table: Table, columns: pa.Schema) -> MergePlan:
+        rules = {name: Replace() for name in columns.names if name not in self._keys} | self._rules
+        given = [name for name in columns.names if not isinstance(rules.get(name), Quotient)]
+        if self._delete:
+            given.append(self._delete)
+        return plan_for(table, None, given, self._keys, rules, self._delete)
+
+    def _columns_to_merge(self, columns: pa.Schema) -> pa.Schema:
+        """Return the columns of rows to merge: all have keys, and one that deletes a row may have no more."""
+        if not self._delete:
+            return pa.schema([each.with_nullable(each.nullable and each.name not in self._keys) for each in columns])
+        nullable = [each.with_nullable(each.name not in self._keys) for each in columns]
+        return pa.schema([*nullable, pa.field(self._delete, pa.bool_())])
+
+
+class _Committing:
+    """The rows of a transaction on their way into files that its commit names."""
+
+    def __init__(self, writer: FileWriter, rows: pa.Table, plan: MergePlan | None) -> None:
+        self._writer = writer
+        self._rows = rows
+        self._plan = plan
+        self.attempts = 0
+        self.named: set[str] = set()
+        """The locations of the files of the last attempt."""
+
+    def change(self) -> Change:
+        """Return the change of the table. Rows to append are written now, and rows to merge in each attempt."""
+        writer, plan = self._writer, self._plan
+        if plan is None:
+            files = list(writer.write(self._rows.to_batches()))
+
+            def add(transaction: Transaction, summary: Mapping[str, str]) -> None:
+                append(transaction, summary, files, writer)
+
+            return add
+        rows = last_of_keys(plan, self._rows)
+
+        def merge_into(transaction: Transaction, summary: Mapping[str, str]) -> None:
+            self.attempts += 1
+            files = merge_rows(transaction, summary, plan, lambda: [rows], writer)
+            self.named = {file.file_path for file in files}
+
+        return merge_into

@@ -14,14 +14,16 @@ import pytest
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.expressions import EqualTo
+from pyiceberg.types import LongType
 
 from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput
 from coranto.messages import Checkpoint
 from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint, commit
 from coranto_consumers.stores.iceberg import IcebergShardStore
 from coranto_consumers.stores.iceberg.state import state_of
+from coranto_consumers.stores.iceberg.writing import FileWriter
+from coranto_consumers.stores.merge import Add, Max
 
 TABLE = "shop.numbers"
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])
@@ -51,7 +53,7 @@ class IcebergSubject(StoreSubject):
 
     @property
     def files(self) -> set[str]:
-        return {path.name for path in self.folder.rglob("coranto-*.parquet")}
+        return {str(path) for path in self.folder.rglob("*.parquet") if path.parent.name != "data"}
 
     def close(self) -> None:
         for catalog in self.catalogs:
@@ -133,7 +135,7 @@ async def test_the_next_owner_sweeps_the_file_of_one_that_died(subject: IcebergS
 
     def write() -> None:
         """The last that a process does before it dies, or hangs."""
-        dead._write(table, dead._owner.name_of(2), pa.Table.from_pylist([{"n": -1}], SCHEMA))
+        list(FileWriter.of(table, dead._owner.name_of(2)).write(pa.Table.from_pylist([{"n": -1}], SCHEMA).to_batches()))
 
     write()
     assert len(subject.files - kept) == 1
@@ -199,7 +201,7 @@ async def test_other_writers_and_shards_keep_their_rows(
     await one.restore_checkpoint("one")
     await two.restore_checkpoint("two")
     one.append([{"n": 1, "text": "one"}])
-    two.append(pa.record_batch({"text": ["two"], "n": pa.array([2], pa.int32()), "other": [0]}))
+    two.append(pa.record_batch({"text": ["two"], "n": pa.array([2], pa.int32())}))
 
     def meanwhile() -> None:
         subject.catalog().load_table(TABLE).append(pa.Table.from_pylist([{"n": 3, "text": "other"}], SCHEMA))
@@ -302,13 +304,140 @@ async def test_what_does_not_fit_is_refused(subject: IcebergSubject) -> None:
         ([{"n": 2**70}], "do not fit shop.numbers"),
         ([{"n": 1, "text": "\ud800"}], "do not fit shop.numbers"),  # JSON may have it, UTF-8 may not.
         ([{"n": None}], "needs n, which is null"),
-        ([{"n": 1, "m": 2}], "has no column 'm'"),
+        ([{"n": 1, "m": 2}], "has no column 'm': leave it out of the rows, or add it to the table and restart"),
+        (pa.table({"n": [1], "m": [2]}), "has no column 'm'"),
         (pa.table({"text": ["a"]}), "do not fit shop.numbers"),
     ):
         with pytest.raises(InvalidInput, match=problem):
             store.append(rows)  # type: ignore[arg-type]
-    schema = subject.catalogs[-1].load_table(TABLE).schema()
-    by_text = PartitionSpec(PartitionField(schema.find_field("text").field_id, 1000, IdentityTransform(), "text"))
-    subject.catalogs[-1].create_table("shop.parts", schema, partition_spec=by_text)
-    with pytest.raises(InvalidInput, match=r"shop\.parts is partitioned"):
-        await IcebergShardStore(subject.catalog(), "shop.parts").restore_checkpoint(SHARD)
+    for options in ({"rules": {"text": Max()}}, {"delete": "gone"}):
+        with pytest.raises(InvalidInput, match="needs keys: give those by which rows are merged"):
+            IcebergShardStore(subject.catalog(), TABLE, **options)  # type: ignore[arg-type]
+
+
+async def test_rows_of_partitions_are_in_files_of_their_own(subject: IcebergSubject) -> None:
+    partitioned(subject)
+    store = await subject.open()
+    await store.restore_checkpoint(SHARD)
+    store.append([{"n": number, "text": "ab"[number % 2]} for number in range(10)])
+    await commit(store, 100)
+    found = subject.catalogs[-1].load_table(TABLE).scan(row_filter=EqualTo("text", "a"))
+    assert [task.file.record_count for task in found.plan_files()] == [5]
+    assert sorted(await subject.numbers(store)) == list(range(10))
+
+
+async def test_rows_take_the_place_of_those_of_their_keys(subject: IcebergSubject) -> None:
+    partitioned(subject)
+    for offset, rows, wanted in (
+        (100, [(1, "a"), (2, "b"), (1, "c")], [(1, "c"), (2, "b")]),  # The last of a key counts.
+        (200, [(2, "a"), (3, "b")], [(1, "c"), (2, "a"), (3, "b")]),  # One moves to another partition.
+        (300, [(3, None)], [(1, "c"), (2, "a"), (3, None)]),
+    ):
+        store = IcebergShardStore(subject.catalog(), TABLE, keys=["n"], relaxed_durability=True)
+        await store.restore_checkpoint(SHARD)
+        store.append(pa.record_batch({"n": [n for n, _ in rows], "text": pa.array([t for _, t in rows], pa.string())}))
+        assert sorted(rows_of(await store.rows())) == wanted, "rows of the transaction count before it commits"
+        await commit(store, offset)
+        assert sorted(rows_of(await store.rows())) == wanted
+    with pytest.raises(InvalidInput, match="needs n, which is null"):
+        store.append(pa.table({"n": pa.array([None], pa.int64())}))
+    assert (await store.restore_checkpoint(SHARD)) == checkpoint(300)
+
+
+async def test_rows_are_deleted_and_merged_by_rules(subject: IcebergSubject) -> None:
+    schema = pa.schema([("key", pa.string()), ("n", pa.int64()), ("high", pa.int64())])
+    deleting = IcebergShardStore(subject.catalog(), TABLE, SCHEMA, keys=["n"], delete="gone", relaxed_durability=True)
+    await deleting.restore_checkpoint(SHARD)
+    deleting.append([{"n": 1, "text": "a"}, {"n": 2, "text": "b"}, {"n": 3, "text": "c"}])
+    await commit(deleting, 100)
+    deleting.append([{"n": 1, "gone": True}, {"n": 2, "gone": True}, {"n": 2, "text": "again"}, {"n": 9, "gone": True}])
+    await commit(deleting, 200)
+    assert sorted(rows_of(await deleting.rows())) == [(2, "again"), (3, "c")]
+
+    summing = IcebergShardStore(
+        subject.catalog(),
+        "shop.sums",
+        schema,
+        keys=["key"],
+        rules={"n": Add(), "high": Max()},
+        relaxed_durability=True,
+    )
+    await summing.restore_checkpoint(SHARD)
+    for offset in (100, 200):
+        summing.append([{"key": "a", "n": 1, "high": offset}, {"key": "a", "n": 2, "high": 7}])
+        await commit(summing, offset)
+    assert rows_of(await summing.rows()) == [("a", 6, 200)]
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_zombie_that_merges_cannot_commit_wherever_it_hung(
+    step: str, subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitioned(subject)
+
+    def opened() -> IcebergShardStore:
+        return IcebergShardStore(subject.catalog(), TABLE, keys=["n"], relaxed_durability=True)
+
+    old, catalog = opened(), subject.catalogs[-1]
+    await old.restore_checkpoint(SHARD)
+    old.append([{"n": 1, "text": "old"}, {"n": 5, "text": "stays"}])
+    await commit(old, 100)
+
+    async def taken_over() -> None:
+        new = opened()
+        assert await new.restore_checkpoint(SHARD) == checkpoint(100)
+        new.append([{"n": 1, "text": "new"}])
+        await commit(new, 200)
+
+    old.append([{"n": 1, "text": "zombie"}, {"n": 7, "text": "zombie"}])
+    with at(monkeypatch, catalog, step, lambda: asyncio.run(taken_over())), pytest.raises(Fenced):
+        await commit(old, 150)
+    later = opened()
+    assert await later.restore_checkpoint(SHARD) == checkpoint(200)
+    assert sorted(rows_of(await later.rows())) == [(1, "new"), (5, "stays")]
+
+
+async def test_a_repeated_attempt_merges_into_what_another_has_written_and_leaves_no_file(
+    subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = IcebergShardStore(subject.catalog(), TABLE, SCHEMA, keys=["n"], relaxed_durability=True)
+    await store.restore_checkpoint(SHARD)
+
+    def meanwhile() -> None:
+        subject.catalog().load_table(TABLE).append(pa.Table.from_pylist([{"n": 1, "text": "other"}], SCHEMA))
+
+    store.append([{"n": 1, "text": "mine"}])
+    with at(monkeypatch, subject.catalogs[0], "_write_metadata", meanwhile):
+        await commit(store, 100)
+    assert rows_of(await store.rows()) == [(1, "mine")]
+    assert len(subject.files) == 1
+
+
+async def test_a_table_that_is_partitioned_anew_loses_nothing(subject: IcebergSubject) -> None:
+    store = await subject.open()
+    await store.restore_checkpoint(SHARD)
+    store.append([{"n": 1, "text": "a"}])
+    await commit(store, 100)
+    table = subject.catalog().load_table(TABLE)
+    with table.update_spec() as spec:
+        spec.add_identity("text")
+    with table.update_schema() as schema:
+        schema.add_column("later", LongType())
+    store.append([{"n": 2, "text": "b"}])
+    await commit(store, 200)
+    assert (await store.rows()).sort_by("n").to_pylist() == [
+        {"n": 1, "text": "a", "later": None},
+        {"n": 2, "text": "b", "later": None},
+    ]
+
+
+def partitioned(subject: IcebergSubject) -> None:
+    """Create the table, in partitions by the text."""
+    catalog = subject.catalog()
+    catalog.create_namespace("shop")
+    with catalog.create_table_transaction(TABLE, SCHEMA) as creation, creation.update_spec() as spec:
+        spec.add_identity("text")
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in table.to_pylist()]
