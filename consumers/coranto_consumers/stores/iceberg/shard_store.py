@@ -167,6 +167,12 @@ class IcebergShardStore(Store):
             return
         table = owner.load()
         owner.require_fence(table)
+        # Values of a column that was dropped or renamed since would go nowhere.
+        if gone := set(self._columns.names) - {*columns_of(table).names, self._delete}:
+            raise InvalidInput(
+                f"{self._name} has lost the column {min(gone)!r}: restart the shard with rows that fit the table",
+                field="table",
+            )
         number = owner.next_number
         folder = owner.name_of(number)
         committing = _Committing(FileWriter.of(table, folder), pa.concat_tables(rows), self._plan)

@@ -431,6 +431,21 @@ async def test_a_table_that_is_partitioned_anew_loses_nothing(subject: IcebergSu
     ]
 
 
+@pytest.mark.parametrize("keys", [(), ("n",)])
+async def test_a_column_that_is_renamed_meanwhile_is_refused(keys: Sequence[str], subject: IcebergSubject) -> None:
+    store = IcebergShardStore(subject.catalog(), TABLE, SCHEMA, keys=keys, relaxed_durability=True)
+    await store.restore_checkpoint(SHARD)
+    with subject.catalog().load_table(TABLE).update_schema() as schema:
+        schema.rename_column("text", "note")
+    store.append([{"n": 1, "text": "a"}])
+    with pytest.raises(InvalidInput, match=r"shop\.numbers has lost the column 'text': restart the shard"):
+        await commit(store, 100)
+    assert await store.restore_checkpoint(SHARD) == Checkpoint()
+    store.append([{"n": 1, "note": "a"}])
+    await commit(store, 100)
+    assert rows_of(await store.rows()) == [(1, "a")]
+
+
 def partitioned(subject: IcebergSubject) -> None:
     """Create the table, in partitions by the text."""
     catalog = subject.catalog()
