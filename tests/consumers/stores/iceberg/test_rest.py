@@ -1,5 +1,6 @@
 """Commits through a REST catalog: whatever it answers, no rows are lost or doubled, and no table loses a file."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -200,6 +201,9 @@ def test_another_table_than_the_home_is_refused(server: RestServer, tables: Rest
     for work in (lambda: owner.know(TWO), lambda: owner.commit(checkpoint(1), {TWO: lambda *_: None}, 1)):
         with pytest.raises(InvalidInput, match=r"shop\.two: is not shop\.one, .* a REST catalog commits each table by"):
             work()
+    store = IcebergShardStore(server.catalog(), ONE).add_table(TWO, SCHEMA)
+    with pytest.raises(InvalidInput, match=r"shop\.two: is not shop\.one, .* a REST catalog commits each table by"):
+        asyncio.run(store.restore_checkpoint("shard"))
 
 
 def test_a_silent_server_does_not_hold_an_owner_for_ever(

@@ -369,6 +369,40 @@ async def test_rows_are_deleted_and_merged_by_rules(subject: IcebergSubject) -> 
     assert rows_of(await summing.rows()) == [("a", 6, 200)]
 
 
+async def test_several_tables_are_changed_in_one_commit(
+    subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = with_sums(await subject.open())
+    await store.restore_checkpoint(SHARD)
+    for offset in (100, 200):
+        store.append([{"n": offset}])
+        store.append([{"key": "a", "n": offset}], "shop.sums")
+        await commit(store, offset)
+    store.append([{"key": "b", "n": 1}], "shop.sums")  # The home has no rows, and its state all the same.
+    await commit(store, 300)
+    assert sorted(rows_of(await store.rows())) == [(100, None), (200, None)]
+    assert sorted(rows_of(await store.rows("shop.sums"))) == [("a", 300), ("b", 1)]
+
+    def fail(*_: object) -> None:
+        raise ConnectionError("gone")
+
+    kept = subject.files
+    store.append([{"n": -1}])
+    store.append([{"key": "a", "n": -1}], "shop.sums")
+    with monkeypatch.context() as patched:
+        patched.setattr(subject.catalogs[-1], "_write_metadata", fail)
+        with pytest.raises(CommitOutcomeUnknown):
+            await commit(store, 400)
+    assert len(subject.files - kept) == 2
+    assert await store.restore_checkpoint(SHARD) == checkpoint(300)
+    assert subject.files == kept
+    assert sorted(rows_of(await store.rows("shop.sums"))) == [("a", 300), ("b", 1)]
+    with pytest.raises(InvalidInput, match=r"'shop\.other' is no table of this store: add it with add_table"):
+        store.append([], "shop.other")
+    with pytest.raises(InvalidInput, match=r"'shop\.sums' is a table of this store already"):
+        with_sums(store)
+
+
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_zombie_that_merges_cannot_commit_wherever_it_hung(
     step: str, subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
@@ -376,7 +410,7 @@ async def test_a_zombie_that_merges_cannot_commit_wherever_it_hung(
     partitioned(subject)
 
     def opened() -> IcebergShardStore:
-        return IcebergShardStore(subject.catalog(), TABLE, keys=["n"], relaxed_durability=True)
+        return with_sums(IcebergShardStore(subject.catalog(), TABLE, keys=["n"], relaxed_durability=True))
 
     old, catalog = opened(), subject.catalogs[-1]
     await old.restore_checkpoint(SHARD)
@@ -387,14 +421,18 @@ async def test_a_zombie_that_merges_cannot_commit_wherever_it_hung(
         new = opened()
         assert await new.restore_checkpoint(SHARD) == checkpoint(100)
         new.append([{"n": 1, "text": "new"}])
+        new.append([{"key": "a", "n": 2}], "shop.sums")
         await commit(new, 200)
 
     old.append([{"n": 1, "text": "zombie"}, {"n": 7, "text": "zombie"}])
+    if step != "commit_table":  # Of a single table.
+        old.append([{"key": "a", "n": -1}], "shop.sums")
     with at(monkeypatch, catalog, step, lambda: asyncio.run(taken_over())), pytest.raises(Fenced):
         await commit(old, 150)
     later = opened()
     assert await later.restore_checkpoint(SHARD) == checkpoint(200)
     assert sorted(rows_of(await later.rows())) == [(1, "new"), (5, "stays")]
+    assert rows_of(await later.rows("shop.sums")) == [("a", 2)]
 
 
 async def test_a_repeated_attempt_merges_into_what_another_has_written_and_leaves_no_file(
@@ -452,6 +490,12 @@ def partitioned(subject: IcebergSubject) -> None:
     catalog.create_namespace("shop")
     with catalog.create_table_transaction(TABLE, SCHEMA) as creation, creation.update_spec() as spec:
         spec.add_identity("text")
+
+
+def with_sums(store: IcebergShardStore) -> IcebergShardStore:
+    """Add a table of sums by a key."""
+    schema = pa.schema([pa.field("key", pa.string()), pa.field("n", pa.int64())])
+    return store.add_table("shop.sums", schema, keys=["key"], rules={"n": Add()})
 
 
 def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:

@@ -1,0 +1,153 @@
+"""A table that a shard writes to: the rows of the current transaction, and their way into files that a commit names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table, Transaction
+
+from coranto.errors import InvalidInput
+from coranto_consumers.stores.iceberg.changes import append, merge_rows
+from coranto_consumers.stores.iceberg.merge import last_of_keys, merge
+from coranto_consumers.stores.iceberg.owner import Change
+from coranto_consumers.stores.iceberg.rows import fit
+from coranto_consumers.stores.iceberg.tables import columns_of, plan_for
+from coranto_consumers.stores.iceberg.writing import FileWriter
+from coranto_consumers.stores.merge import MergePlan, MergeRule, Quotient, Replace
+
+Rows: TypeAlias = Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch
+"""Rows as dicts, or in Arrow."""
+
+
+class ShardTable:
+    """A table, and the rows of the current transaction for it. `open` it first."""
+
+    def __init__(
+        self,
+        name: str,
+        schema: pa.Schema | None,
+        keys: Sequence[str],
+        rules: Mapping[str, MergeRule] | None,
+        delete: str,
+    ) -> None:
+        """See `IcebergShardStore`. Raises InvalidInput for rules without keys."""
+        if (rules or delete) and not keys:
+            raise InvalidInput("needs keys: give those by which rows are merged", field="rules" if rules else "delete")
+        self.name = name
+        self.pending: list[pa.Table] = []
+        """The rows of the current transaction."""
+        self._schema = schema
+        self._keys, self._rules, self._delete = tuple(keys), dict(rules or {}), delete
+        self._plan: MergePlan | None = None  # To merge by keys.
+        self._columns: pa.Schema = pa.schema([])
+
+    def open(self, catalog: Catalog) -> None:
+        """Learn the columns of the table, which is created if it is absent. Raises InvalidInput if it does not fit."""
+        try:
+            table = catalog.load_table(self.name)
+        except NoSuchTableError:
+            if self._schema is None:
+                raise InvalidInput(f"there is no table {self.name}; create it, or give its schema") from None
+            catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
+            table = catalog.create_table_if_not_exists(self.name, self._schema)
+        columns = columns_of(table)
+        self._columns = columns
+        if self._keys:
+            self._plan = self._plan_to_merge(table, columns)
+            self._columns = self._columns_to_merge(columns)
+
+    def append(self, rows: Rows) -> None:
+        """Add rows to the current transaction. Raises InvalidInput for rows that do not fit the table."""
+        if isinstance(rows, pa.RecordBatch):
+            given = pa.Table.from_batches([rows])
+        elif isinstance(rows, pa.Table):
+            given = rows
+        else:
+            self._require_known({name for row in rows for name in row})
+            try:
+                given = pa.Table.from_pylist(list(rows), self._columns)
+            except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
+                raise InvalidInput(f"do not fit {self.name}: {error}", field="rows") from error
+        self._require_known(given.column_names)
+        added = fit(given, self._columns, self.name)
+        if added.num_rows:
+            self.pending.append(added)
+
+    def view(self, table: Table, pending: Sequence[pa.Table]) -> pa.Table:
+        """Return all rows of the table, with those of a transaction that is not committed."""
+        columns = columns_of(table)
+        there = fit(table.scan().to_arrow(), columns, self.name)
+        if self._plan is not None and pending:
+            return merge(self._plan, there, last_of_keys(self._plan, pa.concat_tables(pending)))
+        return pa.concat_tables([there, *(fit(each, columns, self.name) for each in pending)])
+
+    def committing(self, table: Table, folder: str, rows: Sequence[pa.Table]) -> CommittingRows:
+        """Return the rows of a transaction on their way into files of a folder.
+
+        Raises InvalidInput if values would go nowhere, as the table has lost their column.
+        """
+        if gone := set(self._columns.names) - {*columns_of(table).names, self._delete}:
+            raise InvalidInput(
+                f"{self.name} has lost the column {min(gone)!r}: restart the shard with rows that fit the table",
+                field="table",
+            )
+        return CommittingRows(FileWriter.of(table, folder), pa.concat_tables(rows), self._plan)
+
+    def _require_known(self, names: Iterable[str]) -> None:
+        if unknown := set(names) - set(self._columns.names):
+            raise InvalidInput(
+                f"{self.name} has no column {min(unknown)!r}: leave it out of the rows, or add it to the table and "
+                f"restart the shard; there are {', '.join(self._columns.names)}",
+                field="rows",
+            )
+
+    def _plan_to_merge(self, table: Table, columns: pa.Schema) -> MergePlan:
+        rules = {name: Replace() for name in columns.names if name not in self._keys} | self._rules
+        given = [name for name in columns.names if not isinstance(rules.get(name), Quotient)]
+        if self._delete:
+            given.append(self._delete)
+        return plan_for(table, None, given, self._keys, rules, self._delete)
+
+    def _columns_to_merge(self, columns: pa.Schema) -> pa.Schema:
+        """Return the columns of rows to merge: all have keys, and one that deletes a row may have no more."""
+        if not self._delete:
+            return pa.schema([each.with_nullable(each.nullable and each.name not in self._keys) for each in columns])
+        nullable = [each.with_nullable(each.name not in self._keys) for each in columns]
+        return pa.schema([*nullable, pa.field(self._delete, pa.bool_())])
+
+
+class CommittingRows:
+    """The rows of a transaction on their way into files that its commit names."""
+
+    def __init__(self, writer: FileWriter, rows: pa.Table, plan: MergePlan | None) -> None:
+        self._writer = writer
+        self._rows = rows
+        self._plan = plan
+        self.merges = 0
+        """The number of attempts that wrote files of their own."""
+        self.named: set[str] = set()
+        """The locations of the files of the last attempt."""
+
+    def change(self) -> Change:
+        """Return the change of the table. Rows to append are written now, and rows to merge in each attempt."""
+        writer, plan = self._writer, self._plan
+        if plan is None:
+            files = list(writer.write(self._rows.to_batches()))
+            self.named = {file.file_path for file in files}
+
+            def add(transaction: Transaction, summary: Mapping[str, str]) -> None:
+                append(transaction, summary, files, writer)
+
+            return add
+        rows = last_of_keys(plan, self._rows)
+
+        def merge_into(transaction: Transaction, summary: Mapping[str, str]) -> None:
+            self.merges += 1
+            files = merge_rows(transaction, summary, plan, lambda: [rows], writer)
+            self.named = {file.file_path for file in files}
+
+        return merge_into
