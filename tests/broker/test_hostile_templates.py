@@ -162,7 +162,11 @@ REVIEWED: Final = {
     "coranto.streams.model.positions": {"_PRODUCER"},
     "coranto.telemetry": {"_STEERING"},
     "coranto_broker.http.requests": {"_RANGE", "_INTEGER"},
-    "coranto_consumers.spark.json_values": {"_INTEGER"},
+    "coranto_consumers.spark.json_values": {"_INTEGER", "_DECIMAL"},
+    "coranto_consumers.spark.json_times": {
+        *("_DATE", "_TIME", "_CLOCK_ALONE", "_CLOCK_WITH_MINUTES", "_DAYS_AS_NUMBER"),
+        *("_ONE_HOUR_DIGIT", "_ONE_MINUTE_DIGIT", "_OFFSET", "_REGION"),
+    },
     "coranto_consumers.spark.parsers": {"_INTEGER", "_NUMBER"},
     "coranto_consumers.spark.task_errors": {"_LINE", "_LACKING"},
     "coranto.publication.batch_ledger": {"_WRITER", "_VALUE"},

@@ -2,30 +2,52 @@
 
 The line must be JSON as RFC 8259 defines it, in UTF-8; Spark's words such as `NaN` are allowed. Other lines have no
 values, even if Spark would accept them (names in single quotes, text behind the object).
+
+Dates are days since 1970, times are microseconds since then, and maps are lists of names and values, as pyarrow takes
+them: names of a map may be equal.
 """
 
 from __future__ import annotations
 
+import decimal
 import math
 import re
-from typing import Final
+import struct
+from collections.abc import Callable, Mapping
+from datetime import tzinfo
+from fractions import Fraction
+from typing import Final, NamedTuple, TypeAlias
 
 from pyspark.sql.types import (
+    ArrayType,
     BooleanType,
     ByteType,
     DataType,
+    DateType,
+    DecimalType,
     DoubleType,
+    FloatType,
     IntegerType,
     LongType,
+    MapType,
     ShortType,
     StringType,
+    StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
-from coranto.messages.json_text import Number, fields_of
+from coranto.errors import InvalidInput
+from coranto.messages.json_text import Number, elements_of, fields_of
+from coranto_consumers.spark.json_times import NoZone, days_of, local_micros_of, micros_of
 
 _BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
+_DECIMAL: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d{1,10}+)?")
+_MAX_NUMBER: Final = 1000
+"""The longest number in characters that Spark's parser takes."""
+_MAX_EXPONENT: Final = 1_000_000
 _WORDS: Final = {
     "NaN": math.nan,
     **dict.fromkeys(("Infinity", "+Infinity", "+INF"), math.inf),
@@ -34,51 +56,158 @@ _WORDS: Final = {
 MISFIT: Final = object()
 """Stands for a value that does not fit its column's type."""
 
+Convert: TypeAlias = Callable[[object, str], object]
+"""Returns a JSON value, given also as it is written, as a value of a column: or MISFIT, or a Partial one."""
 
-def values_of(line: bytes, schema: StructType) -> tuple[list[object], bool]:
-    """Return the values of a line for the columns of a schema, and True if all of them fit.
 
-    A value that does not fit is left out. If the line is not a JSON object, all values are. If names are equal, the
-    last value that fits counts.
+class Partial(NamedTuple):
+    """A struct, or what holds one, that has nulls for values that do not fit."""
+
+    value: object
+
+
+class LineValues:
+    """Reads the values of lines for the columns of a schema. `zone` is that of times that name none.
+
+    Raises InvalidInput for types that it does not read.
     """
-    try:
-        fields = list(fields_of(line.decode()))
-    except (ValueError, RecursionError):
-        return [None] * len(schema.fields), False
-    kinds = {field.name: field.dataType for field in schema.fields}
-    found: dict[str, object] = dict.fromkeys(kinds)
+
+    def __init__(self, schema: StructType, zone: tzinfo | None = None) -> None:
+        self._columns = {field.name: converter_of(field, field.dataType, zone) for field in schema.fields}
+
+    def __call__(self, line: bytes) -> tuple[list[object], bool]:
+        """Return the values of a line, and True if all of them fit.
+
+        A value that does not fit is left out. If the line is not a JSON object, all values are. If names are equal, the
+        last value that fits counts. Raises InvalidInput for a time without a zone if none is known.
+        """
+        try:
+            text = line.decode()
+            found, fits = _fields(self._columns, text)
+        except NoZone as error:
+            raise InvalidInput(
+                "a TIMESTAMP of a message names no time zone; set the option to the session's, "
+                "spark.conf.get('spark.sql.session.timeZone')",
+                field="option timeZone",
+            ) from error
+        except (ValueError, RecursionError):
+            return [None] * len(self._columns), False
+        return list(found.values()), fits
+
+
+def converter_of(column: StructField, kind: DataType, zone: tzinfo | None) -> Convert:
+    """Return the function that reads values of a type within a column. Raises InvalidInput for one that is not read."""
+    match kind:
+        case ArrayType():
+            return _array(converter_of(column, kind.elementType, zone))
+        case MapType() if kind.keyType == StringType():
+            return _map(converter_of(column, kind.valueType, zone))
+        case StructType() if kind.fields and len({*kind.names}) == len(kind.fields):
+            return _struct({field.name: converter_of(column, field.dataType, zone) for field in kind.fields})
+        case DecimalType():
+            return _decimal(kind.precision, kind.scale)
+        case TimestampType():
+            return lambda value, _: _timestamp(value, zone)
+    for known, convert in _SIMPLE.items():
+        if kind == known:
+            return convert
+    raise InvalidInput(
+        f"column {column.name!r} has {kind.simpleString()}, and lines are not parsed into that. Declare STRING and "
+        "parse the text, or read the column value and use from_json",
+        field="schema",
+    )
+
+
+def _fields(columns: Mapping[str, Convert], text: str) -> tuple[dict[str, object], bool]:
+    """Return the values of an object's fields, and True if all fit. Raises ValueError for what is no object."""
+    found: dict[str, object] = dict.fromkeys(columns)
     fits = True
-    for name, value, text in fields:
-        if name not in kinds:
+    for name, value, written in fields_of(text):
+        if name not in columns:
             continue
-        read = _value(kinds[name], value, text)
+        read = None if value is None else columns[name](value, written)
         if read is MISFIT:
             fits = False
+        elif isinstance(read, Partial):
+            found[name], fits = read.value, False
         else:
             found[name] = read
-    return list(found.values()), fits
+    return found, fits
 
 
-def _value(kind: DataType, value: object, text: str) -> object:
-    """Return a JSON value as a value of a column's type, or MISFIT. `text` is the value as it is written."""
-    if value is None:
-        return None
-    if isinstance(kind, StringType):
-        plain = value if type(value) is str else text
-        return plain.encode(errors="replace").decode()  # Halves of surrogate pairs become question marks.
-    if isinstance(kind, BooleanType):
-        return value if isinstance(value, bool) else MISFIT
-    if isinstance(kind, DoubleType):
-        return _double(value)
-    if not isinstance(value, Number) or _INTEGER.fullmatch(value) is None:
-        return MISFIT
-    number, limit = int(value), 1 << (_BITS[type(kind)] - 1)
-    if isinstance(kind, ByteType) and limit <= number < 2 * limit:
-        return number - 2 * limit  # Spark takes it for an unsigned byte.
-    return number if -limit <= number < limit else MISFIT
+def _struct(columns: Mapping[str, Convert]) -> Convert:
+    def convert(value: object, text: str) -> object:
+        if not isinstance(value, dict):
+            return MISFIT
+        found, fits = _fields(columns, text)
+        return found if fits else Partial(found)
+
+    return convert
 
 
-def _double(value: object) -> object:
+def _array(element: Convert) -> Convert:
+    def convert(value: object, text: str) -> object:
+        if not isinstance(value, list):
+            return MISFIT
+        found: list[object] = []
+        fits = True
+        for each, written in elements_of(text):
+            read = None if each is None else element(each, written)
+            if read is MISFIT:
+                return MISFIT
+            if isinstance(read, Partial):
+                read, fits = read.value, False
+            found.append(read)
+        return found if fits else Partial(found)
+
+    return convert
+
+
+def _map(entry: Convert) -> Convert:
+    def convert(value: object, text: str) -> object:
+        if not isinstance(value, dict):
+            return MISFIT
+        found: list[tuple[str, object]] = []
+        fits = True
+        for name, each, written in fields_of(text):
+            read = None if each is None else entry(each, written)
+            if read is MISFIT:
+                return MISFIT
+            if isinstance(read, Partial):
+                read, fits = read.value, False
+            found.append((_plain(name), read))
+        return found if fits else Partial(found)
+
+    return convert
+
+
+def _plain(text: str) -> str:
+    return text.encode(errors="replace").decode()  # Halves of surrogate pairs become question marks.
+
+
+def _string(value: object, text: str) -> object:
+    return _plain(value if type(value) is str else text)
+
+
+def _boolean(value: object, _: str) -> object:
+    return value if isinstance(value, bool) else MISFIT
+
+
+def _integer(kind: type[DataType]) -> Convert:
+    limit = 1 << (_BITS[kind] - 1)
+
+    def convert(value: object, _: str) -> object:
+        if not isinstance(value, Number) or _INTEGER.fullmatch(value) is None:
+            return MISFIT
+        number = int(value)
+        if kind is ByteType and limit <= number < 2 * limit:
+            return number - 2 * limit  # Spark takes it for an unsigned byte.
+        return number if -limit <= number < limit else MISFIT
+
+    return convert
+
+
+def _double(value: object, _: str = "") -> object:
     if not isinstance(value, str):
         return MISFIT
     if value in _WORDS:
@@ -91,3 +220,86 @@ def _double(value: object) -> object:
         return float(int(value))  # The integer -0 is 0.
     except OverflowError:
         return math.copysign(math.inf, -1.0 if value.startswith("-") else 1.0)
+
+
+def _float(value: object, _: str) -> object:
+    near = _double(value)
+    if not isinstance(near, float) or not isinstance(value, Number) or value in _WORDS:
+        return near
+    return _nearest(value, near)
+
+
+def _nearest(text: str, near: float) -> float:
+    """Return the float of 32 bits that is nearest to a number, `near` being its double."""
+    if near == 0 or not math.isfinite(near) or abs(near) >= 2.0**128:
+        return near if abs(near) < 2.0**128 else math.copysign(math.inf, near)
+    if abs(near) < 2.0**-151:
+        return math.copysign(0.0, near)
+    # A double holds any number between two floats but one in the middle, which the number itself may be beside.
+    unit = math.ldexp(1.0, max(math.frexp(near)[1] - 24, -149))
+    exact = Fraction(text)
+    rounded = float(round(exact / Fraction(unit))) * unit
+    if abs(rounded) >= 2.0**128:
+        return math.copysign(math.inf, near)
+    [found] = struct.unpack("f", struct.pack("f", math.copysign(rounded, near)))
+    return float(found)
+
+
+def _decimal(precision: int, scale: int) -> Convert:
+    places = decimal.Decimal(1).scaleb(-scale)
+    context = decimal.Context(
+        prec=2 * DecimalType().precision + 80,
+        rounding=decimal.ROUND_HALF_UP,
+        Emax=decimal.MAX_EMAX,
+        Emin=decimal.MIN_EMIN,
+    )
+
+    def convert(value: object, _: str) -> object:
+        if not isinstance(value, str) or (isinstance(value, Number) and len(value) > _MAX_NUMBER):
+            return MISFIT
+        digits = value if isinstance(value, Number) else value.replace(",", "")
+        if _DECIMAL.fullmatch(digits) is None or any(character > "\uffff" for character in digits):
+            return MISFIT
+        exponent = digits.lower().partition("e")[2]
+        if exponent and abs(int(exponent)) > _MAX_EXPONENT:
+            return MISFIT
+        number = decimal.Decimal(digits)
+        if not number:
+            return decimal.Decimal(0).quantize(places)
+        if number.adjusted() >= precision - scale:
+            return MISFIT
+        rounded = number.quantize(places, context=context)
+        return rounded if rounded.adjusted() < precision - scale or not rounded else MISFIT
+
+    return convert
+
+
+def _date(value: object, _: str) -> object:
+    return _or_misfit(days_of(value) if type(value) is str else None)
+
+
+def _timestamp(value: object, zone: tzinfo | None) -> object:
+    if isinstance(value, Number):
+        if _INTEGER.fullmatch(value) is None or not -(1 << 63) <= (seconds := int(value)) < 1 << 63:
+            return MISFIT
+        return (seconds * 1_000_000 + (1 << 63)) % (1 << 64) - (1 << 63)  # As Java multiplies.
+    return _or_misfit(micros_of(value, zone) if type(value) is str else None)
+
+
+def _local_timestamp(value: object, _: str) -> object:
+    return _or_misfit(local_micros_of(value) if type(value) is str else None)
+
+
+def _or_misfit(found: object) -> object:
+    return MISFIT if found is None else found
+
+
+_SIMPLE: Final[Mapping[DataType, Convert]] = {
+    StringType(): _string,
+    BooleanType(): _boolean,
+    **{kind(): _integer(kind) for kind in _BITS},
+    FloatType(): _float,
+    DoubleType(): _double,
+    DateType(): _date,
+    TimestampNTZType(): _local_timestamp,
+}

@@ -8,12 +8,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import tzinfo
 
 from coranto.client import ClientConfig
 from coranto.client.disk_cache import DEFAULT_CACHE_BYTES
 from coranto.errors import InvalidInput
 from coranto_consumers.spark import bounds, client_options, framings, selections, times
 from coranto_consumers.spark.framings import ReadFraming
+from coranto_consumers.spark.json_times import zone_of
 from coranto_consumers.spark.option_values import bytes_option, choice_option, count_option, flag_option, require_known
 from coranto_consumers.spark.rows import Misfits
 from coranto_consumers.spark.times import TimeOptions
@@ -35,6 +37,7 @@ OPTIONS = {
     "column is the source's own)",
     "mode": "for values that do not fit their columns: PERMISSIVE (null, default) or FAILFAST (an error)",
     "columnNameOfCorruptRecord": "column for lines that do not fit, if the schema has it: _corrupt_record (default)",
+    "timeZone": "time zone of TIMESTAMP columns for texts that name none, such as Europe/Paris: the session's",
     **framings.OPTIONS,
     "includeHeaders": "false (default): as in Spark's Kafka source, but no framing has headers",
     "failOnDataLoss": "whether offsets whose content is gone are an error (true, default) or a warning (false)",
@@ -87,6 +90,8 @@ class SourceOptions:
     text_column: str
     """The column for lines that do not fit."""
     framing: ReadFraming
+    zone: tzinfo | None
+    """The time zone of texts with a time that name none. None: such texts are an error."""
     fail_on_data_loss: bool
     times: TimeOptions
     slices: str
@@ -133,6 +138,7 @@ class SourceOptions:
             misfits=Misfits.DEFERRED if slices else _misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
             framing=framings.parse_framing(given, tolerant=tolerant),
+            zone=_zone(given),
             times=TimeOptions.parse(given),
             fail_on_data_loss=flag_option(given, "failOnDataLoss", True),
             slices=slices,
@@ -145,6 +151,15 @@ def _parse(given: Mapping[str, str]) -> bool:
     if text not in ("", framing):
         raise InvalidInput(f"{text!r} is not {framing}, the framing of the messages", field="option parse")
     return bool(text)
+
+
+def _zone(given: Mapping[str, str]) -> tzinfo | None:
+    name = given.get("timezone")
+    if name is None:
+        return None
+    if (zone := zone_of(name)) is None:
+        raise InvalidInput(f"{name!r} is no time zone: write it as Europe/Paris or +01:00", field="option timeZone")
+    return zone
 
 
 def _misfits(given: Mapping[str, str]) -> Misfits:

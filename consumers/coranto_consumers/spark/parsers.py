@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from datetime import tzinfo
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -35,7 +36,7 @@ from coranto.messages.columnar import Mask
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.csv_columns import text_columns, typed_columns
 from coranto_consumers.spark.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming
-from coranto_consumers.spark.json_values import MISFIT, values_of
+from coranto_consumers.spark.json_values import MISFIT, LineValues
 from coranto_consumers.spark.parsing import TYPES, ColumnParser, is_parsed
 
 Values: TypeAlias = tuple[Sequence[object], bool]
@@ -52,7 +53,7 @@ class MessageParser(Protocol):
     """Parses messages into the columns of a schema."""
 
     decides: bool
-    """False if another look at doubtful messages decides: that of `values_of`, or of Spark's parser of JSON."""
+    """False if another look at doubtful messages decides: that of `LineValues`, or of Spark's parser of JSON."""
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
         """Parse an Arrow binary array of messages, each with a newline behind it.
@@ -66,16 +67,18 @@ class MessageParser(Protocol):
         ...
 
 
-def parser_of(framing: ReadFraming, schema: StructType) -> MessageParser:
-    """Return the parser of a framing's messages. Raises InvalidInput for columns that they do not have."""
+def parser_of(framing: ReadFraming, schema: StructType, zone: tzinfo | None = None) -> MessageParser:
+    """Return the parser of a framing's messages. `zone` is that of texts with a time that name none.
+
+    Raises InvalidInput for columns that the messages do not have.
+    """
     match framing:
         case AnyLines():
             return _Whole(schema, "lines have", BinaryType(), StringType())
         case JsonLines():
-            _require_parsed(schema, "lines")
-            return _Json(schema)
+            return _Json(schema, zone)
         case CsvRecords():
-            _require_parsed(schema, "rows of CSV")
+            _require_parsed(schema)
             return _Csv(framing, schema)
         case FixedRecords(message_type=""):
             return _Whole(schema, "frames without a messageType have", BinaryType())
@@ -90,12 +93,12 @@ class _Json(ColumnParser):
 
     decides = False
 
-    def __init__(self, schema: StructType) -> None:
-        super().__init__(schema)
-        self._columns = schema
+    def __init__(self, schema: StructType, zone: tzinfo | None) -> None:
+        self._values = LineValues(schema, zone)
+        super().__init__(schema, zone)
 
     def values_of(self, message: bytes) -> Values:
-        return values_of(message, self._columns)
+        return self._values(message)
 
 
 class _OneByOne:
@@ -189,12 +192,12 @@ def _value(kind: DataType, text: str) -> object:
     return number if -limit <= number < limit else MISFIT
 
 
-def _require_parsed(schema: StructType, subject: str) -> None:
+def _require_parsed(schema: StructType) -> None:
     for field in schema.fields:
         if not is_parsed(field.dataType):
             types = ", ".join(kind.simpleString().upper() for kind, _ in TYPES)
             raise InvalidInput(
-                f"column {field.name!r} is {field.dataType.simpleString()}, and {subject} are parsed into {types}. "
-                "Declare one of these and cast it, or read the column value and parse that",
+                f"column {field.name!r} is {field.dataType.simpleString()}, and rows of CSV are parsed into "
+                f"{types}. Declare one of these and cast it",
                 field="schema",
             )

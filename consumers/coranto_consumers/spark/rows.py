@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import tzinfo
 from typing import Any, Final
 
 import numpy as np
@@ -72,6 +73,8 @@ class RowLayout:
     misfits: Misfits = Misfits.PERMISSIVE
     framing: ReadFraming = field(default_factory=JsonLines)
     """The framing of the messages, which are parsed as it says."""
+    zone: tzinfo | None = None
+    """The time zone of texts with a time that name none."""
 
     @property
     def has_commits(self) -> bool:
@@ -89,7 +92,9 @@ def raw_layout(schema: StructType, *, sequenced: bool) -> RowLayout:
     return RowLayout(schema, {name: name for name in schema.names}, StructType([]))
 
 
-def parsed_layout(schema: StructType, text: str, misfits: Misfits, framing: ReadFraming) -> RowLayout:
+def parsed_layout(
+    schema: StructType, text: str, misfits: Misfits, framing: ReadFraming, zone: tzinfo | None = None
+) -> RowLayout:
     """Return the layout of a read that parses messages. Columns that are not the source's own are fields of messages.
 
     Raises InvalidInput for columns that messages of the framing are not parsed into.
@@ -109,8 +114,8 @@ def parsed_layout(schema: StructType, text: str, misfits: Misfits, framing: Read
             _require_type(column, StructField(text, BinaryType() if is_binary else StringType()))
         else:
             message.append(column)
-    parser_of(framing, StructType(message))  # Raises InvalidInput.
-    return RowLayout(schema, own, StructType(message), text if text in schema.names else "", misfits, framing)
+    parser_of(framing, StructType(message), zone)  # Raises InvalidInput.
+    return RowLayout(schema, own, StructType(message), text if text in schema.names else "", misfits, framing, zone)
 
 
 def is_raw(schema: StructType) -> bool:
@@ -140,7 +145,7 @@ class BatchBuilder:
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
         self._schema: Any = to_arrow_schema(layout.schema, timezone="UTC")
-        self._parser = parser_of(layout.framing, layout.message)
+        self._parser = parser_of(layout.framing, layout.message, layout.zone)
         self._head_bytes = 0
         if isinstance(layout.framing, JsonLines) and not set(layout.framing.path[:1]) & set(layout.message.names):
             self._head_bytes = layout.framing.head_bytes
@@ -234,7 +239,7 @@ class BatchBuilder:
             found.append(values)
         mask = pa.array(doubtful)
         return {
-            name: pc.replace_with_mask(column, mask, pa.array(values, column.type))
+            name: _replaced(column, mask, pa.array(values, column.type))
             for (name, column), values in zip(columns.items(), zip(*found, strict=True), strict=True)
         }, misfits
 
@@ -287,6 +292,16 @@ def _valid_texts(lines: Lines) -> Any:
 def _without(column: Any, mask: Mask | None) -> Any:
     """Return a column with nulls where `mask` is set."""
     return column if mask is None or not mask.any() else _where(column, ~mask)
+
+
+def _replaced(column: Any, mask: Any, values: Any) -> Any:
+    """Return a column with `values`, in order, where `mask` is set."""
+    if not pa.types.is_nested(column.type):
+        return pc.replace_with_mask(column, mask, values)
+    chosen = np.asarray(mask)
+    place = np.arange(len(column))
+    place[chosen] = len(column) + np.arange(len(values))
+    return pa.concat_arrays([column, values]).take(pa.array(place))
 
 
 def _where(values: Any, mask: Mask) -> Any:

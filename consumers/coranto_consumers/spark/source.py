@@ -139,7 +139,7 @@ def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, 
         return options, _with_commits(raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED), options)
     if options.misfits is Misfits.PERMISSIVE:
         options = replace(options, framing=made_tolerant(options.framing))
-    layout = parsed_layout(schema, options.text_column, options.misfits, options.framing)
+    layout = parsed_layout(schema, options.text_column, options.misfits, options.framing, options.zone)
     return options, _with_commits(layout, options)
 
 

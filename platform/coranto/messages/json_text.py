@@ -46,6 +46,23 @@ def fields_of(text: str) -> Iterator[tuple[str, object, str]]:
         at = _expect(text, at, ",")
 
 
+def elements_of(text: str) -> Iterator[tuple[object, str]]:
+    """Yield a list's values, each with its exact text. Raises ValueError for anything else. Numbers are texts."""
+    at = _expect(text, 0, "[")
+    if text[_skip(text, at) :][:1] == "]":
+        _end(text, _expect(text, at, "]"))
+        return
+    while True:
+        begin = _skip(text, at)
+        value, at = DECODER.raw_decode(text, begin)
+        yield value, text[begin:at]
+        at = _skip(text, at)
+        if text[at : at + 1] == "]":
+            _end(text, at + 1)
+            return
+        at = _expect(text, at, ",")
+
+
 class JsonTexts:
     """The `Framing` of `JsonLines` for messages that are given as the texts of JSON objects.
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, FloatType, IntegerType, StringType, StructField, StructType, TimestampType
 
 from coranto.messages import column_parser
-from coranto_consumers.spark.json_values import values_of
+from coranto_consumers.spark.json_values import LineValues
 from coranto_consumers.spark.parsing import ColumnParser, is_parsed
 
 pytestmark = pytest.mark.integration
@@ -82,6 +82,7 @@ def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch):
     numbered = spark.createDataFrame(list(enumerate(lines)), "number INT, line STRING")
     from_json = numbered.select("number", F.from_json("line", asked, options).alias("v")).sort("number").collect()
 
+    read = LineValues(schema)
     table, doubtful = ColumnParser(schema).parse(pa.array([line.encode() + b"\n" for line in lines], pa.binary()))
 
     assert len(of_files) == len(lines)
@@ -89,7 +90,7 @@ def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch):
     for line, row, left, file, value in zip(lines, table.to_pylist(), doubtful, of_files, from_json, strict=True):
         if left:
             assert all(found is None for found in row.values())
-            found, fits = values_of(line.encode(), schema)
+            found, fits = read(line.encode())
             if not fits and not is_json(line):
                 assert found == [None] * len(schema)  # Spark may accept it; here it is told, and never misread.
                 continue

@@ -8,6 +8,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from coranto.errors import CorruptMessage, InvalidInput
@@ -241,6 +242,46 @@ def test_batches_are_bounded(broker):
     assert max(sizes) == 32_768
 
 
+WIDE = """day DATE, at TIMESTAMP, local TIMESTAMP_NTZ, price DECIMAL(20,4), weights ARRAY<FLOAT>,
+    place STRUCT<city: STRING, since: DATE>, counts MAP<STRING, INT>"""
+WIDE_LINES = (
+    b'{"day":"2024-02-29","at":"2024-03-01T10:00:00","local":"2024-03-01T10:00:00","price":1234567890123456.0001}',
+    b'{"weights":[0.1,null],"place":{"city":"Bern","since":"1191-01-01"},"counts":{"a":1,"b":null}}',
+    b'{"day":"soon","place":{"city":"Basel","since":7},"counts":{"a":"x"}}',
+)
+
+
+@pytest.mark.parametrize("left_out", ["", ", counts MAP<STRING, INT>"])
+def test_dates_decimals_and_nested_columns_are_those_of_from_json(spark, broker, left_out):
+    broker.create(ONE)
+    broker.write(ONE, b"".join(line + b"\n" for line in WIDE_LINES))
+    columns = WIDE.removesuffix(left_out) if left_out else WIDE
+    options = {"endpoint": broker.endpoint, "subscribe": ONE}
+
+    found = (
+        spark.read.format("journal")
+        .options(**options, timeZone="Europe/Zurich")
+        .schema(f"{columns}, _corrupt_record STRING, _offset BIGINT")
+        .load()
+        .sort("_offset")
+        .drop("_offset")
+        .toArrow()
+    )
+
+    asked, corrupt = f"{columns}, c STRING", {"columnNameOfCorruptRecord": "c", "timeZone": "Europe/Zurich"}
+    raw = spark.read.format("journal").options(**options).load().sort("offset")
+    expected = raw.select(F.from_json("value", asked, corrupt).alias("v")).select("v.*").toArrow()
+    assert found.to_pylist() == [
+        {("_corrupt_record" if name == "c" else name): value for name, value in row.items()}
+        for row in expected.to_pylist()
+    ]
+    assert found["_corrupt_record"].to_pylist() == [None, None, WIDE_LINES[2].decode()]
+    with pytest.raises(CorruptMessage, match=f"at offset {len(WIDE_LINES[0] + WIDE_LINES[1]) + 2}: its value does not"):
+        in_process(broker, schema=columns, mode="FAILFAST", timeZone="UTC")
+    with pytest.raises(InvalidInput, match="option timeZone: a TIMESTAMP of a message names no time zone"):
+        in_process(broker, schema=columns)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -250,7 +291,8 @@ def test_batches_are_bounded(broker):
         ({"startingOffsets": '{"a/topic/one": 0}'}, "must name exactly the journals that are read"),
         ({"endingOffsets": '{"a/topic/one": 999999, "a/topic/two": 0}'}, "[0, 999999) is not a range of a/topic/one"),
         ({"schema": "_offset STRING", "parse": "json"}, "column '_offset' is bigint, not string"),
-        ({"schema": "at DATE"}, "column 'at' is date, and lines are parsed into STRING, BOOLEAN, TINYINT"),
+        ({"schema": "at INTERVAL DAY"}, "column 'at' has interval day, and lines are not parsed into that"),
+        ({"timeZone": "Nowhere/Else"}, "option timeZone: 'Nowhere/Else' is no time zone"),
         ({"schema": "offset INT"}, "column 'offset' is bigint, not int"),
         ({"schema": "value STRING, n BIGINT"}, "'value' is a column of the source, and 'n' a field of messages"),
         ({"schema": "value STRING, coranto_piece BIGINT"}, "there is no column 'coranto_piece'"),

@@ -1,0 +1,271 @@
+"""Dates, times, decimals and nested values of lines are those that Spark's own parsers give them."""
+
+import json
+import math
+import random
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from coranto.errors import InvalidInput
+from coranto.messages import column_parser
+from coranto_consumers.spark.json_times import zone_of
+from coranto_consumers.spark.json_values import LineValues
+from coranto_consumers.spark.parsing import ColumnParser
+
+pytestmark = pytest.mark.integration
+
+LINES = 5000
+ZONE = "Europe/Berlin"
+DAYS = [
+    "2024-01-05",
+    "2024-02-29",
+    "2023-02-29",
+    "1999-12-31",
+    "1582-10-10",
+    "2024-1-5",
+    "2024-13-01",
+    "2024",
+    "2024-02",
+]
+DAYS += ["0000-01-01", "-0044-03-15", "+2024-01-05", "12345-06-07", "9999999-01-01", "5881580-07-11", "-5877641-06-24"]
+DAYS += [
+    " 2024-01-05\t",
+    "2024-01-05 x",
+    "2024-01-05Tx",
+    "2024-01-05x",
+    "2024-",
+    "202-01-01",
+    "2024-01-005",
+    "\x7f2024",
+]
+DAYS += [
+    "5",
+    "-5",
+    "12",
+    "99999999",
+    "-99999999",
+    "-2147483648",
+    "2147483648",
+    "１２",
+    "2024-01-05GMT",
+    "GMT",
+    "1_0",
+    "𝟏",
+]
+CLOCKS = [
+    "00:00:00",
+    "23:59:59",
+    "10:11:12.5",
+    "10:11:12.123456",
+    "10:11:12.1234567",
+    "10:11",
+    "10",
+    "1:2:3",
+    "24:00:00",
+]
+CLOCKS += ["10:60:00", "10:11:60", "10:11:12.", "10:", "010:11:12", "02:30:00", "", "10:11:12.5.5"]
+ZONES = [
+    "",
+    "",
+    "",
+    "Z",
+    "Z",
+    "+01:00",
+    "-09:30",
+    "+1",
+    "+1:30",
+    "+01:3",
+    "+0130",
+    "+19:00",
+    "+18:00",
+    "UTC",
+    "GMT",
+    "UT",
+]
+ZONES += [
+    " Europe/Paris",
+    "America/New_York",
+    " EST",
+    "PST",
+    "Nowhere/Else",
+    "utc",
+    "GMT+01:00",
+    "UTC+1",
+    "x",
+    "../UTC",
+]
+NUMBERS = [
+    "0",
+    "-0",
+    "1",
+    "1.005",
+    "-1.015",
+    "0.1",
+    "9999.99",
+    "9999.994",
+    "9999.995",
+    "10000",
+    "-9999.999",
+    "1e2",
+    "1.5e-3",
+]
+NUMBERS += ["1E+3", "1e400", "1e-400", "12345678901234567890.0123456789", "1e28", "9" * 28, "9" * 28 + ".99999999999"]
+NUMBERS += [
+    "16777217",
+    "1.00000005960464477539062500001",
+    "3.4028235677973366e38",
+    "3.4028235e38",
+    "1e-46",
+    "7e-46",
+    "1.4e-45",
+]
+NUMBERS += [
+    "5",
+    "-7",
+    "1700000000",
+    "9223372036854775807",
+    "9223372036854775808",
+    "1.0",
+    "NaN",
+    "Infinity",
+    "-0.0",
+    "1" * 40,
+]
+TEXTS = [
+    *map(json.dumps, [*NUMBERS, "1,000.5", "1,00", " 1", "+1", ".5", "5.", "x", "", "1e5", "1e99999999999", "٣", "-"])
+]
+OTHERS = ["null", "true", "{}", "[]", '{"x":1}', "[1]", '[{"x":1}]', '"text"', '{"x":"no","s":1.50}', "[null]"]
+PLAIN = {
+    "d": ['"2024-05-06"'],
+    "t": ['"2024-05-06T07:08:09.5Z"', '"2024-05-06 07:08:09+02:00"'],
+    "n": ['"2024-05-06T07:08:09.25"'],
+    "c": ["12.5", '"7.25"'],
+    "e": ["12345678901234567890.5"],
+    "f": ["0.1", "2.5"],
+    "a": ["[1,2,null]", "[]"],
+    "g": ['[{"x":1,"d":"2024-05-06","y":0.5},null,{}]', "[]"],
+    "r": ['{"x":5,"s":"t","b":true,"t":"2024-05-06T07:08:09Z","g":[1.5]}', '{"s":null,"other":[1]}'],
+    "m": ['{"a":{"x":1,"a":["b",null]},"b":null}', "{}"],
+    "o": ['{"a":"2024-05-06","a":"2024-05-07"}'],
+}
+WIDE = """d DATE, t TIMESTAMP, n TIMESTAMP_NTZ, c DECIMAL(6,2), e DECIMAL(38,10), f FLOAT, a ARRAY<INT>,
+    g ARRAY<STRUCT<x: INT, d: DATE, y: DOUBLE>>,
+    r STRUCT<x: BIGINT, s: STRING, b: BOOLEAN, t: TIMESTAMP, g: ARRAY<DECIMAL(4,1)>>"""
+MAPS = "m MAP<STRING, STRUCT<x: INT, a: ARRAY<STRING>>>, o MAP<STRING, DATE>, d DATE"
+
+
+def random_time(rng: random.Random) -> str:
+    return rng.choice(DAYS) + rng.choice(["T", " ", "  "]) + rng.choice(CLOCKS) + rng.choice(ZONES)
+
+
+def random_scalar(rng: random.Random) -> str:
+    match rng.randrange(6):
+        case 0:
+            return json.dumps(rng.choice(DAYS))
+        case 1 | 2:
+            return json.dumps(random_time(rng))
+        case 3:
+            return rng.choice(TEXTS)
+        case 4:
+            return rng.choice(NUMBERS)
+    return rng.choice(OTHERS)
+
+
+def random_value(rng: random.Random, depth: int = 0) -> str:
+    chance = rng.random()
+    if depth < 3 and chance < 0.2:
+        return "[" + ", ".join(random_value(rng, depth + 1) for _ in range(rng.randint(0, 3))) + "]"
+    if depth < 3 and chance < 0.45:
+        names = [rng.choice(["x", "d", "y", "s", "b", "t", "g", "a", "z", "c"]) for _ in range(rng.randint(0, 4))]
+        return "{" + ", ".join(f'"{name}":{random_value(rng, depth + 1)}' for name in names) + "}"
+    return random_scalar(rng)
+
+
+def random_line(rng: random.Random, names: list[str]) -> str:
+    chosen = [rng.choice([*names, "z"]) for _ in range(rng.randint(0, 3))]
+    values = [rng.choice(PLAIN[name]) if name in PLAIN and rng.random() < 0.7 else random_value(rng) for name in chosen]
+    return "{" + ",".join(f'"{name}":{value}' for name, value in zip(chosen, values, strict=True)) + "}"
+
+
+def comparable(value: pa.Scalar) -> object:
+    """A value as one that can be compared: dates and times beyond Python's as numbers, maps with equal names."""
+    if not value.is_valid:
+        return None
+    if isinstance(value, pa.MapScalar):
+        return [(key, comparable(each)) for key, each in zip(*map_parts(value), strict=True)]
+    if isinstance(value, pa.ListScalar):
+        return [comparable(each) for each in value.values]
+    if isinstance(value, pa.StructScalar):
+        return {name: comparable(each) for name, each in value.items()}
+    if isinstance(value, pa.Date32Scalar | pa.TimestampScalar):
+        return value.value
+    plain = value.as_py()
+    if isinstance(plain, float):
+        return "NaN" if math.isnan(plain) else (plain, math.copysign(1, plain))
+    return plain
+
+
+def map_parts(value: pa.MapScalar) -> tuple[list[str], list[pa.Scalar]]:
+    entries = value.values
+    return entries.field(0).to_pylist(), list(entries.field(1))
+
+
+def rows_of(table: pa.Table) -> list[tuple[object, ...]]:
+    return list(zip(*([comparable(each) for each in column] for column in table.columns), strict=True))
+
+
+@pytest.mark.parametrize("columns", [WIDE, MAPS])
+def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch, columns):
+    monkeypatch.setattr(column_parser, "_FEW_LINES", 1)  # So that no line is doubtful for its neighbours' sake.
+    rng = random.Random(7)
+    schema = StructType.fromDDL(columns)
+    lines = [random_line(rng, schema.names) for _ in range(LINES)]
+    (tmp_path / "lines").write_bytes(b"".join(line.encode() + b"\n" for line in lines))
+    asked = f"{columns}, corrupt STRING"
+    options = {"columnNameOfCorruptRecord": "corrupt", "timeZone": ZONE}
+    files = spark.read.schema(asked).options(**options, lineSep="\n").json(str(tmp_path / "lines")).cache().toArrow()
+    numbered = spark.createDataFrame(list(enumerate(lines)), "number INT, line STRING")
+    by_function = numbered.select("number", F.from_json("line", asked, options).alias("v")).sort("number")
+    functions = by_function.select("v.*").toArrow()
+
+    table, doubtful = ColumnParser(schema, zone_of(ZONE)).parse(pa.array([f"{line}\n" for line in lines], pa.binary()))
+
+    assert table.schema == to_arrow_schema(schema, timezone="UTC")
+    if columns == WIDE:
+        assert 0.2 < doubtful.mean() < 0.9  # Both ways are tried.
+    read = LineValues(schema, zone_of(ZONE))
+    one_by_one = [read(line.encode()) for line in lines]
+    typed = pa.Table.from_arrays(
+        [
+            pa.array(each, field.type)
+            for each, field in zip(zip(*(row for row, _ in one_by_one), strict=True), table.schema, strict=True)
+        ],
+        schema=table.schema,
+    )
+    expected = zip(rows_of(files), rows_of(functions), strict=True)
+    found = zip(rows_of(table), rows_of(typed), doubtful, strict=True)
+    wrong = []
+    for line, (quick, slow, left), (_, fits), (file, function) in zip(lines, found, one_by_one, expected, strict=True):
+        *values, corrupt = file
+        if list(slow) != values or fits != (corrupt is None):
+            wrong.append((line, slow, file))
+        elif not left and (quick != slow or quick != function[:-1] or not fits):
+            wrong.append((line, quick, function))  # The two parsers write other JSON in texts differently.
+    assert not wrong, f"{len(wrong)}, such as {wrong[:8]}"
+
+
+def test_a_time_without_a_zone_needs_one():
+    read = LineValues(StructType.fromDDL("t TIMESTAMP"))
+    assert read(b'{"t":"2024-01-05T10:11:12Z"}') == ([1_704_449_472_000_000], True)
+    with pytest.raises(InvalidInput, match=r"option timeZone.*names no time zone"):
+        read(b'{"t":"2024-01-05T10:11:12"}')
+
+
+@pytest.mark.parametrize("kind", ["INTERVAL DAY", "MAP<INT, INT>", "VARIANT", "ARRAY<BINARY>"])
+def test_types_that_only_spark_reads_are_refused(spark, kind):
+    with pytest.raises(InvalidInput, match=r"column 'x' has .*lines are not parsed into that"):
+        LineValues(StructType.fromDDL(f"x {kind}"))
