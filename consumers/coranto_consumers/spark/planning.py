@@ -12,26 +12,29 @@ from coranto.labels import label_selector
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.bounds import EARLIEST, LATEST
 from coranto_consumers.spark.discovery import ContentExtent, contents, cuts_of, select_journals
+from coranto_consumers.spark.filters import Narrowing
 from coranto_consumers.spark.losses import LostContent, lost_before, warn_of
-from coranto_consumers.spark.options import SourceOptions
+from coranto_consumers.spark.options import Isolation, SourceOptions
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
 from coranto_consumers.spark.segments import when_sealed
+from coranto_consumers.spark.times import TimeSpan
 
 _SAMPLE_BYTES: Final = 64 << 10
 
 Plan = tuple[dict[str, list[Range]], list[tuple[NumberedRange, ...]]]
 
 
-def plan_read(client: SyncJournalClient, options: SourceOptions) -> Plan:
+def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narrowing = Narrowing()) -> Plan:
     """Return the ranges of each journal, numbered from 0, and the ranges that each task reads.
 
+    What cannot have a row of `narrowing` is left out, as far as the others can be read without it.
     Raises InvalidInput for offsets that the journals do not have, StreamChanged for a stream whose split or merge does
     not end, and the errors of lost content.
     """
     found = _contents(client, options)
     options = _at_moment(client, found, options)
-    wholes = [_whole(client, journal, extent, options) for journal, extent in found.items()]
-    wholes = [whole for whole in wholes if whole.length]
+    wholes = [_whole(client, journal, extent, options) for journal, extent in found.items() if narrowing.takes(journal)]
+    wholes = [narrowed for whole in wholes if (narrowed := _narrowed(client, whole, options, narrowing)).length > 0]
     if not isinstance(options.framing, JsonLines):
         return _unsplit(wholes, options)
     ranges = _split(client, wholes, options)
@@ -43,6 +46,9 @@ def plan_read(client: SyncJournalClient, options: SourceOptions) -> Plan:
         }
         parts = [part for found in ranges.values() for part in found]
     numbers = {part: NumberedRange(number, part) for found in ranges.values() for number, part in enumerate(found)}
+    if options.isolation is Isolation.READ_COMMITTED:
+        # What is committed in a part depends on all parts, but only these have rows.
+        parts = [part for part in parts if _may_pass(part, narrowing)]
     few = options.min_partitions > 1 or options.max_records is not None
     shares = [[part] for part in parts] if few else share(parts, min(WORTHWHILE_BYTES, options.max_bytes))
     return ranges, [tuple(numbers[part] for part in each) for each in shares]
@@ -125,6 +131,22 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
         )
     # If a user's offset is within a line, reading begins with the next line.
     return Range(journal, start, end, extent.head, aligned=start <= extent.begin)
+
+
+def _narrowed(client: SyncJournalClient, whole: Range, options: SourceOptions, narrowing: Narrowing) -> Range:
+    """Return the range that has to be read for the rows of `narrowing` in it."""
+    begin, end = whole.begin, whole.end
+    if narrowing.since is not None:
+        begin = TimeSpan(narrowing.since).first_offset(client, whole.journal, begin, end)
+    if options.isolation is Isolation.READ_UNCOMMITTED:
+        end = min(end, narrowing.offsets.most + 1)
+        if isinstance(options.framing, JsonLines):  # Other messages may begin anywhere.
+            begin = max(begin, narrowing.offsets.least)
+    return replace(whole, begin=begin, end=end, aligned=whole.aligned and begin == whole.begin)
+
+
+def _may_pass(part: Range, narrowing: Narrowing) -> bool:
+    return part.begin <= narrowing.offsets.most and narrowing.offsets.least < part.end
 
 
 def _lost(journal: str, start: int, end: int, extent: ContentExtent) -> LostContent | None:

@@ -33,6 +33,8 @@ _SETTINGS: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.driver.memory": "2g",
+    # Otherwise journals are read whole, whatever filters say of their offsets and times.
+    "spark.sql.python.filterPushdown.enabled": "true",
     # Aggregates of one transaction are small, so more partitions than cores only cost time.
     "spark.sql.shuffle.partitions": "2",
     # The rows of a transaction are kept until it has committed. To compress them takes half of the time of reading.

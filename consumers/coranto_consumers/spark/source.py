@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
@@ -37,11 +37,12 @@ from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.committed import CommittedReader
 from coranto_consumers.spark.fetching import machine_folder, shared_cache
+from coranto_consumers.spark.filters import Narrowing
 from coranto_consumers.spark.framings import FixedRecords, ReadFraming, made_tolerant
 from coranto_consumers.spark.options import Isolation, SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan
-from coranto_consumers.spark.reading import read_lines
+from coranto_consumers.spark.reading import Lines, read_lines
 from coranto_consumers.spark.rows import (
     COMMIT_OFFSET,
     FIELDS,
@@ -58,6 +59,7 @@ from coranto_consumers.spark.scanning import RangeSummarizer, read_sequenced, su
 from coranto_consumers.spark.streaming.options import StreamOptions, refuse_stream_options
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
 from coranto_consumers.spark.task_errors import told_to_driver
+from coranto_consumers.spark.times import TimeSpan
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.sink.stream_writer import StreamBatchWriter, StreamQueryWriter
@@ -102,11 +104,8 @@ class JournalDataSource(DataSource):
             if options.isolation is Isolation.SEQUENCED:
                 return JournalReader(options, layout, {}, ReadPlan.loads(options.slices).numbered())
             # Spark pickles the reader before it asks for partitions, and a task needs all ranges of its journal.
-            with SyncJournalClient.of(options.client) as client:
-                ranges, shares = plan_read(client, options)
-            return JournalReader(
-                options, layout, ranges if options.isolation is Isolation.READ_COMMITTED else {}, shares
-            )
+            ranges, shares = _planned(options, Narrowing())
+            return JournalReader(options, layout, ranges, shares)
 
     def streamReader(self, schema: StructType) -> JournalStreamReader:
         with told_to_driver():
@@ -131,6 +130,15 @@ class JournalDataSource(DataSource):
         with told_to_driver():
             options = SinkOptions.parse(self.options, streaming=True)
             return (StreamQueryWriter if options.stream else JournalStreamWriter)(options, schema, overwrite)
+
+
+def _planned(
+    options: SourceOptions, narrowing: Narrowing
+) -> tuple[Mapping[str, Sequence[Range]], Sequence[tuple[NumberedRange, ...]]]:
+    """Return the ranges of each journal that tasks have to know, and the shares of tasks."""
+    with SyncJournalClient.of(options.client) as client:
+        ranges, shares = plan_read(client, options, narrowing)
+    return ranges if options.isolation is Isolation.READ_COMMITTED else {}, shares
 
 
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:
@@ -158,6 +166,22 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(JournalDataSource)
 
 
+class _TakesFilters:
+    """The method of a reader that takes filters.
+
+    Spark ends each read with an error if a reader overrides this method of `DataSourceReader`, and the session does not
+    hand filters over. Reads of such sessions shall go on as they are, so it looks here as if it was not overridden.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, take: Callable[[list[Filter]], list[Filter]]) -> None:
+        self._take = take
+
+    def __call__(self, filters: list[Filter]) -> list[Filter]:
+        return self._take(filters)
+
+
 class JournalReader(DataSourceReader):
     """Reads what is planned. Spark pickles it, and calls `partitions` and `read` in different processes.
 
@@ -175,7 +199,20 @@ class JournalReader(DataSourceReader):
         self._layout = layout
         self._ranges = ranges
         self._shares = shares
+        self._narrowing = Narrowing()
         self._name = uuid.uuid4().hex
+
+    @property
+    def pushFilters(self) -> _TakesFilters:
+        """Plan the read for the rows that pass filters, and return the filters, because Spark applies them again."""
+        return _TakesFilters(self._narrow)
+
+    def _narrow(self, filters: list[Filter]) -> list[Filter]:
+        self._narrowing = Narrowing.of(filters, self._layout.own)
+        if self._narrowing != Narrowing() and self._options.isolation is not Isolation.SEQUENCED:
+            with told_to_driver():
+                self._ranges, self._shares = _planned(self._options, self._narrowing)
+        return filters
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out keys, because executors have no use for them, and shares, because each task is given its own."""
@@ -205,7 +242,7 @@ class JournalReader(DataSourceReader):
         match self._options.isolation:
             case Isolation.READ_UNCOMMITTED:
                 for lines in read_lines(client, numbered.range, framing):
-                    yield from batches.build(lines.where(span.mask(lines.clocks)))
+                    yield from batches.build(self._chosen(lines, span))
             case Isolation.READ_COMMITTED:
                 journal = numbered.range.journal
                 reader = CommittedReader(
@@ -216,10 +253,17 @@ class JournalReader(DataSourceReader):
                     commits=self._layout.has_commits,
                 )
                 for lines in reader.read(numbered.number):
-                    yield from batches.build(lines.where(span.mask(lines.clocks)))
+                    yield from batches.build(self._chosen(lines, span))
             case Isolation.SEQUENCED:
                 scan = yield from _sequenced(client, numbered, framing, batches)
                 yield from batches.build(*summary_row(numbered.range.journal, scan.summary(batches.left)))
+
+    def _chosen(self, lines: Lines, span: TimeSpan) -> Lines:
+        """Return the lines that are asked for, and may pass the filters."""
+        mask = span.mask(lines.clocks)
+        if self._narrowing != Narrowing():
+            mask &= self._narrowing.mask(lines.begins, lines.clocks)
+        return lines.where(mask)
 
     def _shared_folder(self, journal: str) -> Path | None:
         folder = machine_folder()

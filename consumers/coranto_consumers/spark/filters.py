@@ -1,0 +1,141 @@
+"""Filters of a query that say which journals, offsets and times a batch read needs.
+
+Spark hands filters to a source only if `spark.sql.python.filterPushdown.enabled` is set. Here they leave out what
+cannot have a row that passes them. Spark applies all of them to the rows again, so a filter that is not understood
+costs nothing but time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
+)
+
+from coranto.messages.columnar import Int64s, Mask, UInt64s
+from coranto.messages.uuids import clock_to_ns
+
+_MOST: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The values of a column from `least` to `most`, both inclusive."""
+
+    least: int = -_MOST - 1
+    most: int = _MOST
+
+    def within(self, least: int, most: int) -> Bounds:
+        return Bounds(max(self.least, least), min(self.most, most))
+
+    def mask(self, values: Int64s) -> Mask:
+        mask: Mask = (values >= self.least) & (values <= self.most)
+        return mask
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """The rows that filters ask for at most."""
+
+    journals: tuple[Filter, ...] = ()
+    """Filters of the names of journals."""
+    offsets: Bounds = Bounds()
+    clocks: Bounds = Bounds()
+
+    @classmethod
+    def of(cls, filters: Iterable[Filter], own: Mapping[str, str]) -> Narrowing:
+        """Return what filters ask for, which must all hold. `own` has the source's fields by columns' names."""
+        found = cls()
+        for each in filters:
+            inner = each.child if isinstance(each, Not) else each
+            path: tuple[str, ...] = getattr(inner, "attribute", ())
+            field = own.get(path[0]) if len(path) == 1 else None
+            if field == "journal" and _of_name(inner, "") is not None:
+                found = replace(found, journals=(*found.journals, each))
+            elif field == "offset":
+                found = replace(found, offsets=_narrowed(found.offsets, each))
+            elif field == "clock":
+                found = replace(found, clocks=_narrowed(found.clocks, each))
+        return found
+
+    def takes(self, journal: str) -> bool:
+        """Return True if rows of a journal may pass."""
+        return all(
+            not _of_name(each.child, journal) if isinstance(each, Not) else _of_name(each, journal)
+            for each in self.journals
+        )
+
+    @property
+    def since(self) -> int | None:
+        """The time in milliseconds since 1970 UTC before which no message passes. None: there is none."""
+        if self.clocks.least <= 0:
+            return None
+        return max(0, clock_to_ns(self.clocks.least) // 1_000_000)
+
+    def mask(self, begins: Int64s, clocks: UInt64s) -> Mask:
+        """Return the mask of messages that may pass, by their offsets and clocks."""
+        return self.offsets.mask(begins) & self.clocks.mask(clocks.view(np.int64))
+
+
+def _narrowed(bounds: Bounds, each: Filter) -> Bounds:
+    """Return the bounds of what passes a filter of a column of integers, too."""
+    match each:
+        case EqualTo(value=int(value)) | EqualNullSafe(value=int(value)):
+            return bounds.within(value, value)
+        case GreaterThan(value=int(value)):
+            return bounds.within(value + 1, _MOST)
+        case GreaterThanOrEqual(value=int(value)):
+            return bounds.within(value, _MOST)
+        case LessThan(value=int(value)):
+            return bounds.within(-_MOST - 1, value - 1)
+        case LessThanOrEqual(value=int(value)):
+            return bounds.within(-_MOST - 1, value)
+        case In(value=values):
+            numbers = [value for value in values if isinstance(value, int)]
+            return bounds.within(min(numbers), max(numbers)) if len(numbers) == len(values) and numbers else bounds
+    return bounds
+
+
+def _of_name(each: Any, name: str) -> bool | None:
+    """Return True or False if a name passes a filter or does not, and None for a filter that is not understood."""
+    match each:
+        case EqualTo(value=str(value)) | EqualNullSafe(value=str(value)):
+            return name == value
+        case In(value=values) if all(isinstance(value, str) for value in values):
+            return name in values
+        case StringStartsWith(value=str(value)):
+            return name.startswith(value)
+        case StringEndsWith(value=str(value)):
+            return name.endswith(value)
+        case StringContains(value=str(value)):
+            return value in name
+        case GreaterThan(value=str(value)):
+            return name > value
+        case GreaterThanOrEqual(value=str(value)):
+            return name >= value
+        case LessThan(value=str(value)):
+            return name < value
+        case LessThanOrEqual(value=str(value)):
+            return name <= value
+        case IsNotNull():
+            return True
+        case IsNull():
+            return False
+    return None
