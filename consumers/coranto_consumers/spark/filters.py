@@ -33,6 +33,8 @@ from coranto.messages.columnar import Int64s, Mask, UInt64s
 from coranto.messages.uuids import clock_to_ns
 
 _MOST: Final = (1 << 63) - 1
+_SKEW_MS: Final = 3_600_000
+"""The milliseconds by which a producer's clock may be ahead of the stores' clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,13 @@ class Narrowing:
 
     @property
     def since(self) -> int | None:
-        """The time in milliseconds since 1970 UTC before which no message passes. None: there is none."""
+        """The time in milliseconds since 1970 UTC: content that was stored before has no row that passes.
+
+        None: there is no such time. Messages have times of their producers, whose clocks may be ahead by an hour.
+        """
         if self.clocks.least <= 0:
             return None
-        return max(0, clock_to_ns(self.clocks.least) // 1_000_000)
+        return max(0, clock_to_ns(self.clocks.least) // 1_000_000 - _SKEW_MS)
 
     def mask(self, begins: Int64s, clocks: UInt64s) -> Mask:
         """Return the mask of messages that may pass, by their offsets and clocks."""
