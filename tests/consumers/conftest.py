@@ -1,5 +1,6 @@
 """Fixtures of the consumers' tests: stores of all databases, a fake broker."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 from coranto.client import ClientConfig
 from coranto.client.loop import LoopThread
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.messages.framing import JsonLines
+from coranto.messages.publisher import SyncPublisher
+from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.streams.model.stream import Segment, spec_of
 from coranto.testing.fake_broker import FakeBroker
 from coranto.wire import protocol_pb2 as pb
@@ -70,6 +74,12 @@ class Broker:
     def create(self, *names: str, content_type: str = JSON_LINES) -> None:
         for name in names:
             self.fake.create(name, labels=label_set([(CONTENT_TYPE, content_type)]))
+
+    def publisher_at(self, now_ns: Callable[[], int]) -> SyncPublisher:
+        """Return a publisher of JSON lines whose clock shows the nanoseconds since 1970 UTC that `now_ns` returns."""
+        return SyncPublisher(
+            self.write, producer=new_producer_id(os.urandom), clock=ProducerClock(now_ns), framing=JsonLines()
+        )
 
     def set_segment(self, stream: str, segment: Segment) -> None:
         """Create or change the journal of a stream's segment."""

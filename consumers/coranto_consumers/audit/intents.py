@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from coranto.client import FragmentInfo, JournalClient
+from coranto.client.moments import LARGEST_SKEW_SECONDS
 from coranto.errors import CorruptMessage
 from coranto.messages import Envelope, Flags, Framing, ProducerId
 from coranto.messages.reading import AsyncReadUncommitted, ReadUncommitted
 from coranto.messages.sequencer import QueueOutcome, Sequencer
 from coranto.messages.uuids import clock_to_ns, is_same_writer
-
-SKEW_SECONDS: Final = 3600
-"""The largest expected difference between the clocks of producers and stores. Fragments that are older by more cannot
-hold an acknowledgement."""
 
 _COMMITS: Final = (QueueOutcome.ACK_COMMIT_RING, QueueOutcome.ACK_COMMIT_REPLAY)
 
@@ -103,7 +100,8 @@ async def find_fates(
 
 def _first_recent(fragments: Sequence[FragmentInfo], head: int, intents: Sequence[Intent]) -> int:
     """Return the offset of the first fragment that was not stored before the acknowledgements were made."""
-    oldest = min(clock_to_ns(intent.clock) for intent in intents) / 1e9 - SKEW_SECONDS
+    # Fragments that are older by more cannot hold an acknowledgement.
+    oldest = min(clock_to_ns(intent.clock) for intent in intents) / 1e9 - LARGEST_SKEW_SECONDS
     recent = [info.fragment.begin for info in fragments if not info.persisted or info.fragment.mod_time >= oldest]
     return min(recent, default=head)
 

@@ -29,12 +29,11 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from coranto.client.moments import LARGEST_SKEW_SECONDS
 from coranto.messages.columnar import Int64s, Mask, UInt64s
 from coranto.messages.uuids import clock_to_ns
 
 _MOST: Final = (1 << 63) - 1
-_SKEW_MS: Final = 3_600_000
-"""The milliseconds by which a producer's clock may be ahead of the stores' clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class Narrowing:
         """
         if self.clocks.least <= 0:
             return None
-        return max(0, clock_to_ns(self.clocks.least) // 1_000_000 - _SKEW_MS)
+        return max(0, clock_to_ns(self.clocks.least) // 1_000_000 - LARGEST_SKEW_SECONDS * 1000)
 
     def mask(self, begins: Int64s, clocks: UInt64s) -> Mask:
         """Return the mask of messages that may pass, by their offsets and clocks."""

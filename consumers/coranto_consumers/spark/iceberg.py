@@ -107,7 +107,7 @@ class IcebergStore(OutputStore[Written]):
         """
         self._namespace = namespace
         self._home = home
-        self._owner = IcebergOwner(catalog, self._name_of(home), folders=True, relaxed_durability=relaxed_durability)
+        self._owner = IcebergOwner(catalog, self._name_of(home), relaxed_durability=relaxed_durability)
         self._recent: deque[_Transaction] = deque(maxlen=_SWEPT_TRANSACTIONS)
         self.packs = True
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 SKEW_SECONDS: Final = 300
 """The most by which a producer's clock is taken to be ahead of a store's."""
+LARGEST_SKEW_SECONDS: Final = 3600
+"""The largest expected difference between the clocks of producers and stores, where a larger one would hide messages
+that a reader must find."""
 _AT_ONCE: Final = 16
 _NAMES_AT_ONCE: Final = 4096
 

@@ -29,38 +29,24 @@ def fields_of(text: str) -> Iterator[tuple[str, object, str]]:
 
     Numbers are texts (`Number`). A name that occurs twice is yielded twice.
     """
-    at = _expect(text, 0, "{")
-    if text[_skip(text, at) :][:1] == "}":
-        _end(text, _expect(text, at, "}"))
-        return
-    while True:
+    at = _first(text, "{", "}")
+    while at is not None:
         at = _expect(text, at, '"')
         name, at = DECODER.raw_decode(text, at - 1)
         begin = _skip(text, _expect(text, at, ":"))
         value, at = DECODER.raw_decode(text, begin)
         yield name, value, text[begin:at]
-        at = _skip(text, at)
-        if text[at : at + 1] == "}":
-            _end(text, at + 1)
-            return
-        at = _expect(text, at, ",")
+        at = _next(text, at, "}")
 
 
 def elements_of(text: str) -> Iterator[tuple[object, str]]:
     """Yield a list's values, each with its exact text. Raises ValueError for anything else. Numbers are texts."""
-    at = _expect(text, 0, "[")
-    if text[_skip(text, at) :][:1] == "]":
-        _end(text, _expect(text, at, "]"))
-        return
-    while True:
+    at = _first(text, "[", "]")
+    while at is not None:
         begin = _skip(text, at)
         value, at = DECODER.raw_decode(text, begin)
         yield value, text[begin:at]
-        at = _skip(text, at)
-        if text[at : at + 1] == "]":
-            _end(text, at + 1)
-            return
-        at = _expect(text, at, ",")
+        at = _next(text, at, "]")
 
 
 class JsonTexts:
@@ -146,6 +132,24 @@ def _placed(text: str, path: tuple[str, ...], uuid: str) -> str:
         child = _placed("{}" if below == "null" else below, rest, uuid)
     others = [(name, found) for name, _, found in fields if name != token]
     return "{" + ",".join(f"{json.dumps(name)}:{found}" for name, found in [(token, child), *others]) + "}"
+
+
+def _first(text: str, opening: str, closing: str) -> int | None:
+    """Return the place of the first entry, or None if there are no entries."""
+    at = _expect(text, 0, opening)
+    if not text.startswith(closing, _skip(text, at)):
+        return at
+    _end(text, _expect(text, at, closing))
+    return None
+
+
+def _next(text: str, at: int, closing: str) -> int | None:
+    """Return the place of the entry behind the one that ends at `at`, or None if that is the last one."""
+    at = _skip(text, at)
+    if not text.startswith(closing, at):
+        return _expect(text, at, ",")
+    _end(text, at + 1)
+    return None
 
 
 def _skip(text: str, at: int) -> int:

@@ -36,7 +36,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SqlCatalog:
 
 @pytest.fixture
 def owner(catalog: SqlCatalog) -> IcebergOwner:
-    owner = IcebergOwner(catalog, "shop.one", folders=True)
+    owner = IcebergOwner(catalog, "shop.one")
     owner.raise_fence("revenue")
     return owner
 

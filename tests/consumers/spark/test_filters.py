@@ -1,7 +1,6 @@
 """Filters of queries leave out journals, ranges and fragments that have no row that passes them."""
 
 import json
-import os
 
 import pyarrow as pa
 import pytest
@@ -18,9 +17,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from coranto.messages.framing import JsonLines
-from coranto.messages.publisher import SyncPublisher
-from coranto.messages.uuids import ProducerClock, clock_from_ns, new_producer_id
+from coranto.messages.uuids import clock_from_ns
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark.filters import Bounds, Narrowing
 from coranto_consumers.spark.source import JournalDataSource
@@ -75,12 +72,7 @@ def stored(broker):
         broker.create(*NAMES)
         for name in NAMES:
             fake = broker.fake.journals[name]
-            producer = SyncPublisher(
-                broker.write,
-                producer=new_producer_id(os.urandom),
-                clock=ProducerClock(lambda: now[0] * 1_000_000_000),
-                framing=JsonLines(),
-            )
+            producer = broker.publisher_at(lambda: now[0] * 1_000_000_000)
             for n in range(6):
                 now[0] = T0 + n * HOUR
                 producer.publish(name, {"n": n, "long": "x" * 9000})

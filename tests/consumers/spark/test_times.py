@@ -1,7 +1,6 @@
 """Reads that begin and end at times."""
 
 import json
-import os
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -9,9 +8,6 @@ import pytest
 
 from coranto.client import SyncJournalClient
 from coranto.errors import ContentGone, InvalidInput
-from coranto.messages.framing import JsonLines
-from coranto.messages.publisher import SyncPublisher
-from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.source import JournalDataSource
@@ -30,12 +26,7 @@ def journals(broker, tmp_path):
     now = [T0]
     for journal in (ONE, TWO):
         fake = broker.fake.journals[journal]
-        producer = SyncPublisher(
-            broker.write,
-            producer=new_producer_id(os.urandom),
-            clock=ProducerClock(lambda: now[0] * 1_000_000),
-            framing=JsonLines(),
-        )
+        producer = broker.publisher_at(lambda: now[0] * 1_000_000)
         for n in range(6):
             now[0] = T0 + n * HOUR
             producer.publish(journal, {"n": n})

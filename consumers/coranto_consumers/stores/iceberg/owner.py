@@ -61,18 +61,16 @@ class IcebergOwner:
         catalog: Catalog,
         home: str,
         *,
-        folders: bool = False,
         relaxed_durability: bool = False,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`home` is the name of the table with the state. An owner's files have `folders` for each transaction, or not.
+        """`home` is the name of the table with the state.
 
         Raises InvalidInput for a catalog that may call a commit failed that it has made.
         """
         self._commits = commits_of(catalog)
         self.catalog = catalog
         self.home = home
-        self._folders = folders
         self._relaxed = relaxed_durability
         self._sleep = sleep
         self.shard = ""
@@ -85,7 +83,7 @@ class IcebergOwner:
         return self.state.committed + 1
 
     def name_of(self, number: int) -> str:
-        """Return the name of this owner's file or folder of a transaction."""
+        """Return the name of this owner's folder of a transaction."""
         return file_name(self.state.files, number)
 
     def load(self, name: str = "") -> Table:
@@ -126,11 +124,11 @@ class IcebergOwner:
     def successor_of(self, state: ShardState) -> ShardState:
         """Return the state of the owner that follows the one of a state."""
         # The random part keeps names apart if a table was made again in the place of another.
-        files = f"coranto-{digest_of(self.shard)}-{state.fence + 1}-{uuid.uuid4().hex[:8]}"
+        files = f"coranto-{digest_of(self.shard)}-{state.fence + 1}-{uuid.uuid4().hex[:8]}/"
         return ShardState(
             state.fence + 1,
             state.checkpoint,
-            files=f"{files}/" if self._folders else files,
+            files=files,
             left=state.uncommitted,
             last=state.last,
             tables=state.tables,

@@ -56,7 +56,7 @@ class IcebergShardStore(Store):
         goes. `relaxed_durability` accepts a catalog's server that may lose commits when its machine crashes. Raises
         InvalidInput for a catalog that this store cannot use.
         """
-        self._owner = IcebergOwner(catalog, table, folders=True, relaxed_durability=relaxed_durability)
+        self._owner = IcebergOwner(catalog, table, relaxed_durability=relaxed_durability)
         self._catalog = catalog
         self._name = table
         self._tables = {table: ShardTable(table, schema, keys, rules, delete)}
@@ -134,7 +134,7 @@ class IcebergShardStore(Store):
         found = self._tables.get(name or self._name)
         if found is None:
             raise InvalidInput(
-                f"{name!r} is no table of this store: add it with add_table; there are {', '.join(self._tables)}",
+                f"this store has no table {name!r}: add it with add_table; it has {', '.join(self._tables)}",
                 field="table",
             )
         return found
@@ -163,10 +163,11 @@ class IcebergShardStore(Store):
         if not rows:
             owner.commit(checkpoint, {}, owner.state.committed)
             return
-        owner.require_fence(owner.load())
+        home = owner.load()
+        owner.require_fence(home)
         number = owner.next_number
         folder = owner.name_of(number)
-        tables = {name: owner.load(name) for name in rows}
+        tables = {name: home if name == self._name else owner.load(name) for name in rows}
         committing = {name: self._tables[name].committing(tables[name], folder, each) for name, each in rows.items()}
         try:
             owner.commit(checkpoint, {name: each.change() for name, each in committing.items()}, number)

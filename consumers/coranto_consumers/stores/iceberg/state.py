@@ -57,7 +57,7 @@ class ShardState:
 
 
 def file_name(prefix: str, number: int) -> str:
-    """Return the name of an owner's file, or of the folder of a transaction if the prefix is a folder."""
+    """Return the name of an owner's folder of a transaction, or of its file: earlier versions of a shard had files."""
     return f"{prefix}{number}/" if prefix.endswith("/") else f"{prefix}-{number}.parquet"
 
 

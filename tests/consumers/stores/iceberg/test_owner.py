@@ -36,7 +36,7 @@ class Warehouse:
         return self.catalogs[-1]
 
     def owner(self) -> IcebergOwner:
-        owner = IcebergOwner(self.catalog(), ONE, folders=True, sleep=lambda seconds: None)
+        owner = IcebergOwner(self.catalog(), ONE, sleep=lambda seconds: None)
         owner.raise_fence(SHARD)
         owner.sweep()
         return owner

@@ -43,7 +43,7 @@ def tables(server: RestServer) -> RestCatalog:
 
 
 def owner_of(server: RestServer) -> IcebergOwner:
-    owner = IcebergOwner(server.catalog(), ONE, folders=True, sleep=lambda seconds: None)
+    owner = IcebergOwner(server.catalog(), ONE, sleep=lambda seconds: None)
     owner.raise_fence(SHARD)
     owner.sweep()
     return owner

@@ -15,7 +15,7 @@ from tests.consumers.stores.iceberg.test_owner import ONE, ROWS, commit
 
 
 def owner_of(catalog: SqlCatalog) -> IcebergOwner:
-    return IcebergOwner(catalog, ONE, folders=True)
+    return IcebergOwner(catalog, ONE)
 
 
 def test_a_zombie_does_not_commit_after_its_checkpoint_was_written_back(

@@ -397,7 +397,7 @@ async def test_several_tables_are_changed_in_one_commit(
     assert await store.restore_checkpoint(SHARD) == checkpoint(300)
     assert subject.files == kept
     assert sorted(rows_of(await store.rows("shop.sums"))) == [("a", 300), ("b", 1)]
-    with pytest.raises(InvalidInput, match=r"'shop\.other' is no table of this store: add it with add_table"):
+    with pytest.raises(InvalidInput, match=r"this store has no table 'shop\.other': add it with add_table"):
         store.append([], "shop.other")
     with pytest.raises(InvalidInput, match=r"'shop\.sums' is a table of this store already"):
         with_sums(store)
