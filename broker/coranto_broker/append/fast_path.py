@@ -1,27 +1,32 @@
-"""The fast path: commits a whole append in one go if it has nothing to wait for.
+"""The fast path: commits or proposes whole appends in one go if they have nothing to wait for.
 
-This is the common case of a journal with one replica. The state machine (`coranto_broker.append.fsm`) would take such
-an append from RESOLVE to FINISHED without suspending, and spend most of its time on the transitions. The fast path
-takes it only if the pipeline is ready and idle, and the append extends the fragment within a steady range
-(`coranto_broker.append.decision`). Otherwise it changes nothing, and the append goes through the state machine. Only
-the state machine refuses appends.
+This is the common case. The state machine (`coranto_broker.append.fsm`) would take such an append from RESOLVE to its
+proposal without suspending, and spend most of its time on the transitions. The fast path takes it only if the pipeline
+is ready, and the append extends the fragment within a steady range (`coranto_broker.append.decision`). Otherwise it
+changes nothing, and the append goes through the state machine. Only the state machine refuses appends.
+
+A journal with one replica has committed the append then (`commit`). With more replicas, appends of one journal that are
+there at the same time are proposed together (`propose`), and commit once all replicas have acknowledged (`gather`).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from coranto.effects import Clock
+from coranto.errors import CorantoError
 from coranto.fragments.fragment import Fragment
-from coranto.specs.durability import Durability
+from coranto.specs.durability import NO_DEMAND, Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import registers as of_registers
 from coranto_broker.append.decision import JournalSnapshot, extend, is_plain, steady
+from coranto_broker.append.group_commit import MAX_GROUP_APPENDS, MAX_GROUP_BYTES, PROPOSALS_IN_FLIGHT
 from coranto_broker.append.states import Way
-from coranto_broker.replication.pipeline import Pipeline, SteadyPipeline
+from coranto_broker.replication.pipeline import Pipeline, SteadyPipeline, Turn
 from coranto_broker.replication.resolver import Resolution, Resolver
-from coranto_broker.replication.waiting_appends import Whole
+from coranto_broker.replication.waiting_appends import AppendRange, Whole, commit_of
 
 ALONE: Final = Durability(1, 1)
 """The durability of an append on the fast path: this broker alone has it, and its disk may not."""
@@ -54,6 +59,24 @@ class Candidate(NamedTuple):
     resolution: Resolution
     before: pb.LabelSet
     after: pb.LabelSet | None
+
+
+class ProposedAppend(NamedTuple):
+    """A proposed append: its part `commit` of the fragment, the registers after it, and the messages it came in."""
+
+    commit: Fragment
+    registers: pb.LabelSet
+    chunks: int
+
+
+class Proposed(NamedTuple):
+    """Appends that were proposed together, in their order, and the turn in which `gather` reads the answers."""
+
+    resolution: Resolution
+    pipeline: Pipeline
+    proposal: Fragment
+    turn: Turn
+    appends: list[ProposedAppend]
 
 
 class Environment(Protocol):
@@ -115,15 +138,74 @@ def commit(
     return CommittedAppend(resolution, after, before.fragment.end, digest, registers, whole.chunks)
 
 
-def _idle_pipeline(resolution: Resolution) -> Pipeline | None:
-    """Return the pipeline if it is free, idle and answers at once; otherwise None."""
+def propose(environment: Environment, appends: Sequence[tuple[Candidate, pb.AppendRequest, Whole]]) -> Proposed | None:
+    """Propose as many of these appends as may commit together, from the first on, or change nothing and return None.
+
+    They are well-formed, and their senders may append to every journal. Raises RolledBack when they cannot be written.
+    """
+    resolution = appends[0][0].resolution
+    pipeline = _free_pipeline(resolution)
+    if pipeline is None or pipeline.answers_at_once or not pipeline.has_room(PROPOSALS_IN_FLIGHT):
+        return None
+    if not environment.resolver.is_current(resolution) or not pipeline.is_usable(environment.clock.monotonic()):
+        return None
+    if pipeline.demand is not NO_DEMAND:
+        return None  # Acknowledgements may have to be counted, or replicas to be asked.
+    if not _is_steady(environment, resolution, pipeline) or pipeline.steady is None:
+        return None
+    before, steady_end = pipeline.spool.committed, pipeline.steady.range.end
+    end, registers, places = before.fragment.end, before.registers, list[AppendRange]()
+    for candidate, request, whole in appends:
+        length = len(whole.content)
+        if not length or candidate.resolution is not resolution or end > steady_end or len(places) == MAX_GROUP_APPENDS:
+            break
+        if places and end + length - before.fragment.end > MAX_GROUP_BYTES:
+            break
+        if candidate.after is None or registers is not candidate.before:  # Registers are never modified in place.
+            extended = registers if is_plain(request) else extend(request, registers)
+        else:
+            extended = candidate.after
+        if extended is None:
+            break
+        places.append(AppendRange(end, end + length, extended))
+        end, registers = end + length, extended
+    if not places:
+        return None
+    wholes = [whole for _, _, whole in appends[: len(places)]]
+    content = wholes[0].content if len(places) == 1 else b"".join([whole.content for whole in wholes])
+    proposal, turn = pipeline.extend(content, registers)
+    environment.proposed(Way.FAST_PATH, len(places))
+    proposed = [
+        ProposedAppend(commit_of(before.fragment, place, whole.content), place.registers, whole.chunks)
+        for place, whole in zip(places, wholes, strict=True)
+    ]
+    return Proposed(resolution, pipeline, proposal, turn, proposed)
+
+
+async def gather(proposed: Proposed) -> Durability | CorantoError:
+    """Read every replica's answer to a proposal. Returns what it survives, or the reason why its outcome is unknown."""
+    pipeline = proposed.pipeline
+    try:
+        await proposed.turn.wait()
+        durability = await pipeline.gather_ok(proposed.proposal)
+        return pipeline.error or durability
+    finally:
+        proposed.turn.done()
+
+
+def _free_pipeline(resolution: Resolution) -> Pipeline | None:
+    """Return the pipeline if nobody owns it and it is that of the resolution; otherwise None."""
     replica, invalidated = resolution.replica, resolution.invalidated
     if replica is None or (invalidated is not None and invalidated.fired):
         return None
     pipeline = replica.pipeline.at_rest
-    if pipeline is None or not pipeline.answers_at_once or not pipeline.fits(resolution) or not pipeline.is_idle:
-        return None
-    return pipeline
+    return pipeline if pipeline is not None and pipeline.fits(resolution) else None
+
+
+def _idle_pipeline(resolution: Resolution) -> Pipeline | None:
+    """Return the pipeline if it is free, idle and answers at once; otherwise None."""
+    pipeline = _free_pipeline(resolution)
+    return pipeline if pipeline is not None and pipeline.answers_at_once and pipeline.is_idle else None
 
 
 def _is_steady(environment: Environment, resolution: Resolution, pipeline: Pipeline) -> bool:

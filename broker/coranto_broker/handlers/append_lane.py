@@ -1,12 +1,13 @@
 """The appends of one stream to one journal: they commit in the order in which they came.
 
-An append at the head of its lane commits at once if it has nothing to wait for
-(`coranto_broker.append.fast_path`). Otherwise it becomes the lane's *leader*: the append state machine takes it to its
-commit. Meanwhile the appends behind it stand in the line of waiting appends as its *followers*, and commit in a group
-with it, or with an append of another client. A follower that no group takes along becomes the next leader.
+An append at the head of its lane commits at once if it has nothing to wait for, and those that came together are
+proposed at once if only replicas must answer (`coranto_broker.append.fast_path`). While such proposals are under way,
+further appends wait for one of them to end.
 
-The lane goes on with its next leader as soon as the present one has proposed its group. So several proposals may wait
-for their acknowledgements.
+Otherwise the append at the head becomes the lane's *leader*: the append state machine takes it to its commit. Meanwhile
+the appends behind it stand in the line of waiting appends as its *followers*, and commit in a group with it, or with an
+append of another client. A follower that no group takes along becomes the next leader. The lane goes on with its next
+leader as soon as the present one has proposed its group. So several proposals may wait for their acknowledgements.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from coranto.errors import CorantoError
+from coranto.errors import CorantoError, Unavailable
 from coranto.security.tokens import Claims
+from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import fast_path
-from coranto_broker.append.fast_path import Candidate, CommittedAppend
+from coranto_broker.append.fast_path import Candidate, CommittedAppend, Proposed
 from coranto_broker.append.fsm import AppendFsm
+from coranto_broker.append.group_commit import MAX_GROUP_APPENDS
 from coranto_broker.append.states import State
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.append_commit import commit_whole, count, response_of
@@ -42,7 +45,7 @@ _TURN_APPENDS: Final = 64
 class LaneAppend:
     """One append of a lane. `answer` is called once with its outcome, unless its stream ends before."""
 
-    __slots__ = ("answer", "begun", "claims", "request", "waiting", "whole")
+    __slots__ = ("answer", "begun", "claims", "found", "request", "waiting", "whole")
 
     def __init__(
         self, request: pb.AppendRequest, whole: Whole, claims: Claims, begun: float, answer: Callable[[Answer], None]
@@ -52,6 +55,8 @@ class LaneAppend:
         self.claims = claims
         self.begun = begun
         self.answer = answer
+        self.found: Candidate | None = None
+        """Its candidate for the fast path, as of its arrival."""
         self.waiting: WaitingAppend | None = None
 
     @property
@@ -70,6 +75,7 @@ class AppendLane:
         self._joined: tuple[Line, Resolution] | None = None  # Where followers stand, behind the leader.
         self._leader_header = pb.Header()
         self._run: asyncio.Task[None] | None = None
+        self._proposed = 0  # Proposals that were made by the fast path, and that are under way.
         self._ending: set[asyncio.Task[None]] = set()  # They wait for the outcomes of leaders.
         self._begun: set[asyncio.Task[None]] = set()  # Those of them that release their leader if they are cancelled.
         self._closed = False
@@ -77,17 +83,25 @@ class AppendLane:
     @property
     def is_idle(self) -> bool:
         """True if nothing is queued and nothing is being led."""
-        return self._run is None and not self._ending
+        return self._run is None and not self._queue and not self._ending and not self._proposed
 
-    def add(self, append: LaneAppend, found: Candidate | None) -> None:
-        """Take one more append. Its request is well-formed. `found` is its candidate for the fast path."""
-        if self._run is None and self._commit_at_once(append, found):
-            return
+    def add(self, append: LaneAppend, found: Candidate | None) -> bool:
+        """Take one more append. Its request is well-formed. `found` is its candidate for the fast path.
+
+        Returns True if it waits for `go`.
+        """
+        if self._run is None and not self._queue and self._commit_at_once(append, found):
+            return False
+        append.found = found
         self._queue.append(append)
-        if self._run is None:
-            self._run = asyncio.create_task(self._serve())
-        elif self._joined is not None:
+        if self._joined is not None:
             self._follow(append, *self._joined)
+        return self._run is None
+
+    def go(self) -> None:
+        """Begin with what was added, unless proposals must end first. Call it once all that came together is added."""
+        if self._run is None and self._queue and not self._propose() and not self._proposed:
+            self._run = asyncio.create_task(self._serve())
 
     def close(self) -> None:
         """Give up what has not been proposed: the client is gone."""
@@ -104,11 +118,16 @@ class AppendLane:
             while self._queue:
                 # Before one of them leads: a group must not take along what commits by itself.
                 self._leave_line()
+                if self._propose():
+                    continue
+                if self._proposed:
+                    return  # `go` follows when they have ended.
                 append = self._queue.popleft()
                 if append.is_taken:
                     continue
                 if not self._commit_at_once(append, self.candidate(append)):
                     await self._lead(append)
+                    await asyncio.sleep(0)  # The leader has handed the pipeline on by then.
                 elif (at_once := at_once + 1) % _TURN_APPENDS == 0:
                     await asyncio.sleep(0)
         finally:
@@ -118,6 +137,52 @@ class AppendLane:
     def candidate(self, append: LaneAppend) -> Candidate | None:
         """Return an append's candidate for the fast path."""
         return fast_path.candidate(self._broker, append.request) if append.claims.covers_all else None
+
+    def _propose(self) -> bool:
+        """Propose appends at the head of the queue together if only replicas must answer.
+
+        Returns False if that has changed nothing.
+        """
+        while self._queue and self._queue[0].is_taken:
+            self._queue.popleft()
+        ready: list[tuple[Candidate, pb.AppendRequest, Whole]] = []
+        for append in self._queue:
+            found = append.found
+            if found is None or not self._broker.resolver.is_current(found.resolution):
+                found = append.found = self.candidate(append)
+            if found is None or append.is_taken or len(ready) == MAX_GROUP_APPENDS:
+                break
+            ready.append((found, append.request, append.whole))
+        if not ready:
+            return False
+        try:
+            proposed = fast_path.propose(self._broker, ready)
+        except Exception as error:  # noqa: BLE001  # The append ends with it, as a call of its own would.
+            self._ended(self._queue.popleft(), State.ERROR, error)
+            return True
+        if proposed is None:
+            return False
+        self._proposed += 1
+        self._broker.spawn(self._gather(proposed, [self._queue.popleft() for _ in proposed.appends]))
+        return True
+
+    async def _gather(self, proposed: Proposed, appends: list[LaneAppend]) -> None:
+        """Answer appends that were proposed once all replicas have."""
+        found: Durability | CorantoError
+        found = Unavailable("this broker is shutting down; what it proposed may be applied")
+        try:
+            found = await fast_path.gather(proposed)
+        finally:
+            self._proposed -= 1
+            for append, each in zip(appends, proposed.appends, strict=True):
+                if isinstance(found, CorantoError):
+                    self._ended(append, State.ERROR, found)
+                else:
+                    commit = each.commit
+                    told = commit, commit.begin, commit.sum, each.registers, each.chunks, found
+                    self._committed(append, CommittedAppend(proposed.resolution, *told))
+        if not self._closed:
+            self.go()
 
     def _commit_at_once(self, append: LaneAppend, found: Candidate | None) -> bool:
         """Commit an append if it has nothing to wait for. Returns False if it has changed nothing."""

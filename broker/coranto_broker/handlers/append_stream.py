@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -58,7 +59,9 @@ async def serve(broker: Broker, context: Context, admission: Admission, answers:
             for number, append in enumerate(batch.appends, 1):
                 stream.take(append)
                 if number % _TURN_APPENDS == 0:
+                    stream.go()
                     await asyncio.sleep(0)
+            stream.go()
             await stream.wait_for_room()
         require_readable(batch)
         stream.end()
@@ -102,9 +105,13 @@ class _Stream:
         self._answers = answers
         self._tokens = _Tokens(broker, context)
         self._lanes: dict[str, AppendLane] = {}
+        self._waiting: dict[AppendLane, None] = {}  # Those with appends that wait for `go`.
         self._ids: set[int] = set()  # Of unanswered appends.
         self._unanswered_bytes = 0
         self._ready: deque[AppendAnswer] = deque()
+        # Of calls over frames: sends a message if that takes no wait.
+        self._write_now: Callable[[AppendAnswers], bool] | None = getattr(context, "write_now", None)
+        self._sends_soon = self._sending = False
         self._is_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._exits = self._ended = self._closed = False
@@ -157,7 +164,14 @@ class _Stream:
             self._forget_idle_lanes()
             lane = self._lanes[request.journal] = AppendLane(broker, self._answers)
         content = append.content
-        lane.add(LaneAppend(request, Whole(content, 1 if content else 0), claims, begun, answer), found)
+        if lane.add(LaneAppend(request, Whole(content, 1 if content else 0), claims, begun, answer), found):
+            self._waiting[lane] = None
+
+    def go(self) -> None:
+        """Have the lanes begin with the appends that came together."""
+        waiting, self._waiting = self._waiting, {}
+        for lane in waiting:
+            lane.go()
 
     def _forget_idle_lanes(self) -> None:
         """Make room for another lane: journals are many, and those in use at a time are few."""
@@ -178,7 +192,11 @@ class _Stream:
             code: grpc.StatusCode = log_failure(outcome, "AppendStream", self._context, journal)
             told = call_errors.told(outcome)
             self._ready.append(AppendAnswer(id=number, code=code.value[0], error=told))
-        self._is_ready.set()
+        if self._write_now is None or self._sending or self._ended:
+            self._is_ready.set()
+        elif not self._sends_soon:
+            self._sends_soon = True
+            asyncio.get_running_loop().call_soon(self._send_soon, self._write_now)
         self._room.set()
 
     async def wait_for_room(self) -> None:
@@ -196,15 +214,32 @@ class _Stream:
         while self._ids or not self._ended or self._ready:
             await self._is_ready.wait()
             self._is_ready.clear()
+            self._sending = True
             while self._ready or self._exits:
-                answers, size = AppendAnswers(closing=self._exits), 0
-                self._exits = False
-                while self._ready and size < ANSWER_BYTES:
-                    answer = self._ready.popleft()
-                    answers.answers.append(answer)
-                    size += len(answer.response)
-                await self._context.write(answers)
+                await self._context.write(self._next_answers())
                 self._room.set()
+            self._sending = False
+
+    def _send_soon(self, write_now: Callable[[AppendAnswers], bool]) -> None:
+        """Send the answers of this turn without waking a task, unless the client is slow."""
+        self._sends_soon = False
+        while self._ready and not self._sending and not self._closed:
+            answers = self._next_answers()
+            if not write_now(answers):
+                self._exits = answers.closing or self._exits
+                self._ready.extendleft(reversed(answers.answers))
+                self._is_ready.set()
+                return
+
+    def _next_answers(self) -> AppendAnswers:
+        """Take the answers of the next message."""
+        answers, size = AppendAnswers(closing=self._exits), 0
+        self._exits = False
+        while self._ready and size < ANSWER_BYTES:
+            answer = self._ready.popleft()
+            answers.answers.append(answer)
+            size += len(answer.response)
+        return answers
 
     def announce_end(self) -> None:
         """Ask the client to send further appends elsewhere, since this broker is about to exit."""

@@ -125,6 +125,7 @@ async def _drive(
     # Gazette's primaries do not say what all replicas have. We show their commits at once, as Gazette does.
     waits = first_request.HasField("readable")
     request: ReplicateMessage | None = first_request
+    is_plain = False
     while request is not None:
         if isinstance(request, ContentMessage):
             spool.write(request.content_delta, request.content)
@@ -138,21 +139,25 @@ async def _drive(
         else:
             if request.readable:
                 spool.publish_through(request.readable)
-            if request.content:
-                spool.write(request.content_delta, request.content)
-            await spool.written()
-            if broker.session is not None:
-                # If this process was paused, the others may have given up what waited here. To commit it would not harm
-                # them, but our readers would see it.
-                await broker.session.confirmed()
-            decision = spool.propose(
-                Fragment.from_wire(request.proposal),
-                request.registers,
-                primary=False,
-                revision=revision,
-                settled=not request.acknowledge,
-            )
-            response = decision.response()
+            if is_plain:
+                await _confirmed(broker)
+            if is_plain and spool.commit_proposed(request.content, request.proposal, revision):
+                response = pb.ReplicateResponse(status=pb.OK)
+            else:
+                if is_plain:
+                    validate(request)
+                if request.content:
+                    spool.write(request.content_delta, request.content)
+                await spool.written()
+                await _confirmed(broker)
+                decision = spool.propose(
+                    Fragment.from_wire(request.proposal),
+                    request.registers,
+                    primary=False,
+                    revision=revision,
+                    settled=not request.acknowledge,
+                )
+                response = decision.response()
             # A mismatch also tells the primary what we have. The primary goes on from there, so we must keep it.
             await complete(response, spool, replica, spool.version, request.ask)
             if response.status == pb.OK and not waits:
@@ -172,4 +177,30 @@ async def _drive(
                 )
         request = await next_message(context, pb.ReplicateRequest)
         if request is not None and not isinstance(request, ContentMessage):
-            validate(request)
+            is_plain = _is_plain(request, spool.registers)
+            if not is_plain:
+                validate(request)
+
+
+def _is_plain(request: pb.ReplicateRequest, registers: pb.LabelSet) -> bool:
+    """Return True for content with its proposal and nothing else. If the proposal fits the spool, both are valid."""
+    return (
+        bool(request.content)
+        and request.HasField("proposal")
+        and request.acknowledge
+        and not request.content_delta
+        and request.readable >= 0
+        and not request.HasField("header")
+        and not request.deprecated_journal
+        and request.registers == registers
+    )
+
+
+async def _confirmed(broker: Broker) -> None:
+    """Wait while it is in doubt that this broker is a member.
+
+    If this process was paused, the others may have given up what waited here. To commit it would not harm them, but our
+    readers would see it.
+    """
+    if broker.session is not None:
+        await broker.session.confirmed()

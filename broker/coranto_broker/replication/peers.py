@@ -28,7 +28,7 @@ from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto.wire.frames_pb2 import FramePort
-from coranto_broker.replication.pipeline import Ask, ReplicationFailed
+from coranto_broker.replication.pipeline import Ask, Extension, ReplicationFailed
 from coranto_broker.replication.ready_calls import ReadyCalls
 from coranto_broker.rpc.rolled_back import RolledBack
 
@@ -218,6 +218,7 @@ class PeerStream:
         """`call` is a Replicate call that has begun, over gRPC or frames."""
         self._member = member
         self._call = call
+        self._loop = asyncio.get_running_loop()
         self.token_age = 0.0
         """Seconds for which the call had its token when this stream began."""
         self.on_busy: Callable[[FramePort], None] | None = None
@@ -230,7 +231,9 @@ class PeerStream:
         self._takes_readable = self._takes_joined = False
         self.tells_synced = False
         self._readable: int | None = None  # The offset that the peer is to be told, soon or with the next proposal.
-        self._until_due: asyncio.TimerHandle | None = None  # None: it is due.
+        self._readable_since = 0.0  # Event loop time since which the peer is to be told something.
+        self._readable_is_due = False
+        self._news: asyncio.TimerHandle | None = None  # Looks whether it is due. One serves many proposals.
         self._queue: deque[pb.ReplicateRequest] = deque()
         self._queued_bytes = 0
         self._more = asyncio.Event()
@@ -239,12 +242,22 @@ class PeerStream:
         self._failed = False
         self._patience = FIRST_PATIENCE_SECONDS
         self._moved_at = 0.0  # Event loop time at which something was last sent.
+        self._waits = 0  # Those who wait for the peer.
+        self._watch: asyncio.TimerHandle | None = None  # Looks whether they wait too long. One serves many waits.
+        self._writing = False
         self._requested = 0  # Responses that were requested and have not come.
         self._responses: deque[pb.ReplicateResponse] = deque()
         self._ended: ReplicationFailed | None = None  # The reason why there are no further responses.
         self._awaiting: asyncio.Future[None] | None = None
         self._writer = asyncio.create_task(self._write_queue(), name=f"replicate to {member.zone}#{member.suffix}")
-        self._reader = asyncio.create_task(self._read_all(), name=f"answers of {member.zone}#{member.suffix}")
+        self._tasks = [self._writer]
+        self._framed: FrameCall[pb.ReplicateResponse] | None = None
+        if isinstance(call, FrameCall):
+            self._framed = call
+            call.receive(self._received, self._call_ended)
+        else:
+            answers = f"answers of {member.zone}#{member.suffix}"
+            self._tasks.append(asyncio.create_task(self._read_all(), name=answers))
 
     def write(self, content_delta: int, content: Bytes) -> None:
         self._send(pb.ReplicateRequest(content=bytes(content), content_delta=content_delta), len(content))
@@ -277,11 +290,23 @@ class PeerStream:
         if ask != Ask.NOTHING and self.tells_synced:
             request.ask = ask
 
+    def extend(self, extension: Extension) -> None:
+        framed, waits = self._framed, self._queue or self._writing or self._closing or self._failed
+        if framed is None or waits or not self._takes_joined or not framed.write_now(extension.encoded()):
+            self.write(0, extension.content)
+            self.propose(extension.proposal, extension.registers, header=None, acknowledge=True)
+            return
+        self._requested += 1
+        self._take_readable()  # The message tells it.
+        self._moved_at = self._loop.time()
+
     def readable(self, offset: int) -> None:
         # A peer without support for this shows readers what it has.
         if self._takes_readable and not self._failed and not self._closing:
             if self._readable is None:
-                self._until_due = asyncio.get_running_loop().call_later(READABLE_SECONDS, self._readable_is_due)
+                self._readable_since = self._loop.time()
+                if self._news is None:
+                    self._news = self._loop.call_later(READABLE_SECONDS, self._look_for_news)
             self._readable = offset
 
     async def drain(self) -> None:
@@ -291,9 +316,14 @@ class PeerStream:
                 await self._less.wait()
 
     async def acknowledgement(self) -> pb.ReplicateResponse:
-        with self._waiting():
-            response = await self._next_response()
-        self._patience = PATIENCE_SECONDS
+        if self._responses:
+            response = self._responses.popleft()
+        else:
+            with self._waiting():
+                response = await self._next_response()
+        if self._patience != PATIENCE_SECONDS:
+            self._patience = PATIENCE_SECONDS
+            self._stop_watching()  # It would look too late.
         self._takes_readable = self._takes_readable or response.takes_readable
         self.tells_synced = self.tells_synced or response.tells_synced
         self._takes_joined = self._takes_joined or response.takes_content_with_proposal
@@ -308,7 +338,7 @@ class PeerStream:
 
     def _count_proposal(self, port: FramePort) -> None:
         """Look for a better way to the peer if BUSY_PROPOSALS come within a second, at most once a second."""
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if now - self._busy_since > 1.0:
             self._busy, self._busy_since = 0, now
         self._busy += 1
@@ -327,13 +357,16 @@ class PeerStream:
             return
         finally:
             self.abort()
-            await asyncio.gather(self._writer, self._reader, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def abort(self) -> None:
         self._failed = True
         self._responses.clear()  # Otherwise the next caller would take one for its own.
         self._end(ReplicationFailed("it did not answer in time and was given up"))
         self._take_readable()
+        self._stop_watching()
+        if self._news is not None:
+            self._news.cancel()
         self._writer.cancel()
         self._call.cancel()
         self._less.set()
@@ -341,23 +374,30 @@ class PeerStream:
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         """Abort the stream if the block takes longer than our patience while nothing can be sent either."""
-        loop = asyncio.get_running_loop()
-        self._moved_at = loop.time()
-        timer: asyncio.TimerHandle
-
-        def look() -> None:
-            nonlocal timer
-            due = self._moved_at + self._patience
-            if loop.time() >= due:
-                self.abort()
-            else:
-                timer = loop.call_at(due, look)
-
-        timer = loop.call_at(self._moved_at + self._patience, look)
+        self._moved_at = self._loop.time()
+        self._waits += 1
+        if self._watch is None and not self._failed:
+            self._watch = self._loop.call_at(self._moved_at + self._patience, self._look)
         try:
             yield
         finally:
-            timer.cancel()
+            self._waits -= 1
+
+    def _look(self) -> None:
+        """Abort the stream if somebody has waited for longer than our patience."""
+        self._watch = None
+        if not self._waits or self._failed:
+            return
+        due = self._moved_at + self._patience
+        if self._loop.time() >= due:
+            self.abort()
+        else:
+            self._watch = self._loop.call_at(due, self._look)
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
 
     def _unsent_content(self) -> pb.ReplicateRequest | None:
         """Return the last message if it is content that waits to be sent and may be joined by a proposal."""
@@ -366,16 +406,21 @@ class PeerStream:
         last = self._queue[-1]
         return last if 0 < len(last.content) <= JOINED_BYTES and not last.HasField("proposal") else None
 
-    def _readable_is_due(self) -> None:
-        self._until_due = None
-        self._more.set()
+    def _look_for_news(self) -> None:
+        """Have the peer told what is readable if that has waited for READABLE_SECONDS."""
+        self._news = None
+        if self._readable is None:
+            return
+        due = self._readable_since + READABLE_SECONDS
+        if self._loop.time() >= due:
+            self._readable_is_due = True
+            self._more.set()
+        else:
+            self._news = self._loop.call_at(due, self._look_for_news)
 
     def _take_readable(self) -> int:
         """Return the offset that the peer is to be told; 0, which tells nothing, if there is none."""
-        offset, self._readable = self._readable or 0, None
-        if self._until_due is not None:
-            self._until_due.cancel()
-            self._until_due = None
+        offset, self._readable, self._readable_is_due = self._readable or 0, None, False
         return offset
 
     def _send(self, request: pb.ReplicateRequest, size: int) -> None:
@@ -390,7 +435,7 @@ class PeerStream:
         while not self._responses:
             if self._ended is not None:
                 raise self._ended
-            self._awaiting = asyncio.get_running_loop().create_future()
+            self._awaiting = self._loop.create_future()
             try:
                 await self._awaiting
             except asyncio.CancelledError:
@@ -400,31 +445,44 @@ class PeerStream:
                 self._awaiting = None
         return self._responses.popleft()
 
+    def _received(self, response: pb.ReplicateResponse) -> None:
+        if not self._requested:
+            self._end(ReplicationFailed("the peer sent a response that was not asked for"))
+            self._call.cancel()
+            return
+        self._requested -= 1
+        if self._ended is None:
+            self._responses.append(response)
+            self._wake()
+
+    def _call_ended(self, status: grpc.aio.AioRpcError | None) -> None:
+        """Note the end of a call over frames."""
+        if status is None:
+            self._end(_StreamEnded("the peer ended the stream"))
+        else:
+            self._broke(status)
+
     async def _read_all(self) -> None:
         try:
             while (response := await self._call.read()) is not grpc.aio.EOF:
-                if not self._requested:
-                    self._end(ReplicationFailed("the peer sent a response that was not asked for"))
-                    self._call.cancel()
-                    return
-                self._requested -= 1
-                if self._ended is None:
-                    self._responses.append(response)
-                    self._wake()
+                self._received(response)
             code = await self._call.code()
             if code is grpc.StatusCode.OK:
                 self._end(_StreamEnded("the peer ended the stream"))
             else:
                 self._end(ReplicationFailed(f"{code.name}: {await self._call.details()}"))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            failure = ReplicationFailed(_describe(error))
-            failure.__cause__ = error
-            self._end(failure)
+            self._broke(error)
         except asyncio.CancelledError:
             self._end(ReplicationFailed("the call was given up"))
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
+
+    def _broke(self, error: Exception) -> None:
+        failure = ReplicationFailed(_describe(error))
+        failure.__cause__ = error
+        self._end(failure)
 
     def _end(self, reason: ReplicationFailed) -> None:
         """Note the reason why no further responses come, unless there is one already."""
@@ -439,20 +497,23 @@ class PeerStream:
         try:
             while True:
                 while self._queue:
+                    self._writing = True
                     request = self._queue.popleft()
                     if self._readable is not None and request.HasField("proposal"):
                         request.readable = self._take_readable()
                     await self._call.write(request)
-                    self._moved_at = asyncio.get_running_loop().time()
+                    self._moved_at = self._loop.time()
                     self._queued_bytes -= len(request.content)
                     if self._queued_bytes <= HIGH_WATER_BYTES:
                         self._less.set()
-                if self._readable is not None and (self._until_due is None or self._closing):
+                if self._readable is not None and (self._readable_is_due or self._closing):
+                    self._writing = True
                     await self._call.write(pb.ReplicateRequest(readable=self._take_readable()))
                     continue
                 if self._closing:
                     await self._call.done_writing()
                     return
+                self._writing = False
                 self._more.clear()
                 await self._more.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -33,6 +33,7 @@ from coranto_broker.spool.durable_spool import DurableSpool, Fsync
 from coranto_broker.spool.steady import Steady
 
 Ask = pb.ReplicateRequest.Ask
+_NOTHING, _HELD, _SYNC = Ask.NOTHING, Ask.HELD, Ask.SYNC  # To look them up takes longer than to compare them.
 
 GOOD_BYE_SECONDS = 5.0
 """The time that a pipeline which shuts down waits for its replicas."""
@@ -52,6 +53,29 @@ def rolled_back(problem: Exception, what: str = "nothing was applied") -> Rolled
             return DiskFull(f"the disk is full, and nothing was applied: {problem}. Make room there; then try again")
         cause = cause.__cause__
     return RolledBack(f"{what}: {problem}")
+
+
+class Extension:
+    """Content that extends the fragment, and the proposal that commits it: one message for all peers, encoded once."""
+
+    __slots__ = ("_encoded", "content", "proposal", "readable", "registers")
+
+    def __init__(self, content: Bytes, proposal: Fragment, registers: pb.LabelSet, readable: int) -> None:
+        """`readable` is the offset up to which all replicas have the journal; 0 if that is not known."""
+        self.content = content
+        self.proposal = proposal
+        self.registers = registers
+        self.readable = readable
+        self._encoded = b""
+
+    def encoded(self) -> bytes:
+        """Return the message as a peer receives it."""
+        if not self._encoded:
+            request = pb.ReplicateRequest(content=bytes(self.content), acknowledge=True, readable=self.readable)
+            self.proposal.fill(request.proposal)
+            request.registers.CopyFrom(self.registers)
+            self._encoded = request.SerializeToString()
+        return self._encoded
 
 
 class ReplicaStream(Protocol):
@@ -76,6 +100,10 @@ class ReplicaStream(Protocol):
         ask: Ask.ValueType = Ask.NOTHING,
     ) -> None:
         """Send a proposal. With `acknowledge`, its response will be read, and holds what is asked."""
+        ...
+
+    def extend(self, extension: Extension) -> None:
+        """Send content and the proposal that commits it. Its response will be read."""
         ...
 
     def readable(self, offset: int) -> None:
@@ -119,12 +147,13 @@ async def complete(
 
     `version` is the spool's when it took the proposal. Raises OSError if the disk fails.
     """
-    await spool.flush_commits()
-    if ask == Ask.SYNC and replica is not None:
+    if spool.fsync is Fsync.COMMIT:
+        await spool.flush_commits()
+    if ask == _SYNC and replica is not None:
         response.held_from = await replica.force()
-    elif ask != Ask.NOTHING and replica is not None:
+    elif ask != _NOTHING and replica is not None:
         response.held_from = replica.held_from
-    if ask != Ask.HELD and spool.is_on_disk(version):  # Completed fragments may be on the disk only in part.
+    if ask != _HELD and spool.is_on_disk(version):  # Completed fragments may be on the disk only in part.
         response.synced = True
 
 
@@ -164,6 +193,10 @@ class LocalStream:
             self._responses.append((response, self._spool.version, ask))
         elif response.status != pb.OK:
             raise ReplicationFailed(f"the spool of {proposal.journal} refused a proposal made from itself")
+
+    def extend(self, extension: Extension) -> None:
+        """Only expect the response: the pipeline has had the spool commit the content."""
+        self._responses.append((pb.ReplicateResponse(status=pb.OK), self._spool.version, _NOTHING))
 
     def readable(self, offset: int) -> None:
         self._spool.publish_through(offset)
@@ -417,6 +450,32 @@ class Pipeline:
         spool.publish(proposal)
         spool.settle(proposal.end)
         return proposal
+
+    def extend(self, content: Bytes, registers: pb.LabelSet) -> tuple[Fragment, Turn]:
+        """Send content and the proposal that commits it to all replicas. Returns the proposal, and the turn to gather.
+
+        For a pipeline at rest that `fits`, and without a demand. Raises RolledBack if this broker's spool fails: then
+        no other replica was asked, and the pipeline is useless. Other failures are in `error`.
+        """
+        spool = self.spool
+        begin = spool.fragment.begin
+        try:
+            proposal = spool.commit(content, registers, self._revision)
+        except (OSError, CorantoError) as error:
+            raise rolled_back(self._failed_to_send(self._local, error)) from error
+        spool.settle(begin)  # A pipeline takes content only once everybody has what lies before it.
+        extension = Extension(content, proposal, registers, max(self._told_readable, 0))
+        for name, stream in self._streams:
+            try:
+                stream.extend(extension)
+            except CorantoError as error:
+                self._failed_to_send(name, error)
+        return proposal, self.turn()
+
+    def has_room(self, limit: int) -> bool:
+        """Return True if fewer than `limit` proposals wait for acknowledgements."""
+        self._forget_done()
+        return len(self._turns) < limit
 
     @property
     def is_idle(self) -> bool:

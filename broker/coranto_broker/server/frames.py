@@ -101,6 +101,10 @@ class FrameContext:
     async def write(self, message: Message) -> None:
         await self._connection.write(FrameKind.MESSAGE, message.SerializeToString())
 
+    def write_now(self, message: Message) -> bool:
+        """Send a message if that takes no wait. Returns False, and sends nothing, otherwise."""
+        return self._connection.write_now(FrameKind.MESSAGE, message.SerializeToString())
+
     async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         """End the call with a status."""
         end(self._connection, code, details)

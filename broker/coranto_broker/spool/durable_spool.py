@@ -45,7 +45,7 @@ from coranto_broker.spool import commit_log
 from coranto_broker.spool.flush import Current, Flusher
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.spool.spool import CommittedState, Hash, ProposalDecision, ProposalEffect, Spool
+from coranto_broker.spool.spool import CommittedState, Extended, Hash, ProposalDecision, ProposalEffect, Spool
 from coranto_broker.spool.write_worker import WriteQueue
 
 COMPACT_LOG_BYTES = 4 << 20
@@ -439,27 +439,73 @@ class DurableSpool:
         For the primary's spool when it has no delta. If writing fails (OSError), the spool stays as it was.
         """
         self._flusher.require_sound()
-        spool, stamp = self._spool, self._stamp
-        if self._log is not None and len(content) < DEFERRED_BYTES and self._writes.idle:
-            self._content.write_at(spool.check_content(0), content)
-            spool.extend(content)
-        else:
+        if not self._takes_at_once(len(content)):
             self.write(0, content)
             self.join()
-        decision = spool.decide_next(registers, self._folder.clock.now())
-        counted = revision and revision + self._folder.base
-        if stamp.written < counted:
-            self._stamp = stamp.followed(counted, wrote=True)
+            self._commit_delta(registers, revision)
+        else:
+            self._commit_extended(content, self._spool.extended(content, registers, self._folder.clock.now()), revision)
+        return self._spool.fragment
+
+    def commit_proposed(self, content: Bytes, proposal: pb.Fragment, revision: int) -> bool:
+        """Commit content that came with its proposal in one go, if it leaves the registers and has nothing to wait for.
+
+        For the spool of a replica. Returns False if that has changed nothing: `write` and `propose` answer it then.
+        If writing fails (OSError), the spool stays as it was.
+        """
+        self._flusher.require_sound()
+        spool = self._spool
+        if spool.delta or proposal.end != spool.end + len(content) or not self._takes_at_once(len(content)):
+            return False
+        extended, begin = spool.extended(content, spool.registers, self._folder.clock.now()), spool.fragment.begin
+        fragment = extended.committed.fragment
+        if not fragment.is_wire(proposal):
+            return False
+        self._commit_extended(content, extended, revision)
+        self.settle(begin)  # A pipeline takes content only once everybody has what lies before it.
+        self._unpublished.append(fragment)
+        self._observer.spool_ahead(fragment.end)
+        return True
+
+    def _takes_at_once(self, length: int) -> bool:
+        return self._log is not None and length < DEFERRED_BYTES and self._writes.idle
+
+    def _commit_extended(self, content: Bytes, extended: Extended, revision: int) -> None:
+        """Write and commit content that extends the fragment."""
+        stamp = self._follow_pipeline(revision)
+        length = self._spool.fragment.length
+        try:
+            self._content.write_at(length, content)
+            self._record(extended.committed)
+        except OSError:
+            self._stamp = stamp
+            if not self._flusher.failed:  # After a failed sync, recovery cuts the file.
+                self._content.truncate(length)
+            raise
+        self._spool.adopt_extended(extended)
+        self._ahead = False
+        self._flusher.version += 1
+
+    def _commit_delta(self, registers: pb.LabelSet, revision: int) -> None:
+        """Commit content that is already written."""
+        decision = self._spool.decide_next(registers, self._folder.clock.now())
+        stamp = self._follow_pipeline(revision)
         try:
             self._record(decision.committed)
         except OSError:
             self._stamp = stamp
             self.roll_back()
             raise
-        spool.adopt(decision)
+        self._spool.adopt(decision)
         self._ahead = False
         self._flusher.version += 1
-        return decision.committed.fragment
+
+    def _follow_pipeline(self, revision: int) -> Stamp:
+        """Stamp the spool with a pipeline that commits content. Returns the stamp before it."""
+        before, counted = self._stamp, revision and revision + self._folder.base
+        if before.written < counted:
+            self._stamp = before.followed(counted, wrote=True)
+        return before
 
     def settle(self, offset: int) -> None:
         """Raise the watermark: nobody can go on without the content below `offset`."""

@@ -26,7 +26,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from coranto.effects import Bytes
 from coranto.errors import InvalidInput
@@ -87,6 +87,13 @@ class ProposalDecision:
         response = pb.ReplicateResponse(status=pb.PROPOSAL_MISMATCH, fragment=self.committed.fragment.to_wire())
         response.registers.CopyFrom(self.committed.registers)  # Present on the wire even when empty.
         return response
+
+
+class Extended(NamedTuple):
+    """The state of a spool once content has joined its fragment, and the running SHA-1 of the fragment then."""
+
+    committed: CommittedState
+    sum: Hash
 
 
 class Spool:
@@ -197,6 +204,20 @@ class Spool:
             ProposalEffect.COMMIT,
             CommittedState(self.next_fragment(), registers, self._committed.first_append_time or now),
         )
+
+    def extended(self, content: Bytes, registers: pb.LabelSet, now: float) -> Extended:
+        """Return the state after a commit of `content` in one go. Requires that there is no delta. Changes nothing."""
+        sum, current = self._running_sum.copy(), self._committed
+        sum.update(content)
+        fragment = current.fragment
+        after = Fragment(fragment.journal, fragment.begin, fragment.end + len(content), sum.digest(), fragment.codec)
+        return Extended(CommittedState(after, registers, current.first_append_time or now), sum)
+
+    def adopt_extended(self, extended: Extended) -> None:
+        """Apply what `extended` returned in the present state."""
+        self._committed, self._running_sum = extended
+        self._committed_sum = self._running_sum.copy()
+        self._next = None
 
     def adopt(self, decision: ProposalDecision) -> None:
         """Apply a decision that was made in the present state."""

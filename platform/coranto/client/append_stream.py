@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -19,9 +20,9 @@ import grpc.aio
 
 from coranto.client.call_ends import CALL_ENDED, cancelled_from_outside
 from coranto.security.call_tokens import Metadata
-from coranto.transport.calls import ended_with
+from coranto.transport.calls import FrameCall, ended_with
 from coranto.wire import protocol_pb2 as pb
-from coranto.wire.append_stream_pb2 import AppendAnswer, AppendBatch, StreamedAppend
+from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
 
 MAX_CONTENT_BYTES: Final = 1 << 16
 """Most content of an append that goes over a stream. Larger ones gain nothing, and would hold up small ones."""
@@ -42,6 +43,9 @@ _BATCH_BYTES: Final = 1 << 20
 _SPLIT_ANSWERS: Final = 16
 """Fewer answers than this are passed on together: messages of half as many appends would cost more than they gain."""
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+_ENDED_IN_ORDER: Final = "the broker ended the stream"
 
 
 class NotSent(Exception):
@@ -75,7 +79,15 @@ class AppendStream:
         self._more = asyncio.Event()
         self._closing = False
         self._idle: asyncio.Future[None] | None = None
-        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+        self._framed = call if isinstance(call, FrameCall) else None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # Over frames: the call has.
+        self._unwritten: AppendBatch | None = None  # What frames did not take at once.
+        self._sends_soon = self._writing = False
+        self._tasks = [asyncio.create_task(self._write())]
+        if self._framed is None:
+            self._tasks.append(asyncio.create_task(self._read()))
+        else:
+            self._framed.receive(self._received, self._call_ended)
 
     @property
     def is_open(self) -> bool:
@@ -97,7 +109,7 @@ class AppendStream:
             append.authorization = metadata[0][1]
         done: asyncio.Future[AppendAnswer] = asyncio.get_running_loop().create_future()
         self._journals.setdefault(request.journal, _JournalAppends()).unsent.append((append, done))
-        self._more.set()
+        self._go_on()
         answer = await done
         if answer.code:
             code = _CODES.get(answer.code, grpc.StatusCode.UNKNOWN)
@@ -123,23 +135,43 @@ class AppendStream:
         self._fail("the connection was closed")
         self.finish()
         # What gRPC tells of a call after its event loop has ended, the loop reports as an error. So the broker ends it.
-        await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        ends = self._tasks if self._framed is None else [*self._tasks, self._ended]
+        await asyncio.wait(ends, timeout=CLOSE_SECONDS)
         self._call.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _go_on(self) -> None:
+        """Have appends sent at the end of this turn of the event loop, as far as the window allows."""
+        if self._framed is None or self._writing or self._closing:
+            self._more.set()
+        elif not self._sends_soon:
+            self._sends_soon = True
+            asyncio.get_running_loop().call_soon(self._send_soon, self._framed)
+
+    def _send_soon(self, framed: FrameCall[AppendAnswers]) -> None:
+        """Send appends without waking a task, unless the broker is slow."""
+        self._sends_soon = False
+        while not self._writing and not self._closing and (batch := self._next_batch()).appends:
+            if not framed.write_now(batch.SerializeToString()):
+                self._unwritten, self._writing = batch, True
+        if self._writing or self._closing:
+            self._more.set()
+
     async def _write(self) -> None:
         """Send appends as they come, while the window is open."""
         try:
             while True:
-                batch = self._next_batch()
+                batch, self._unwritten = self._unwritten or self._next_batch(), None
                 if batch.appends:
+                    self._writing = True
                     await self._call.write(batch)
                 elif self._closing and not self._has_unsent:
                     await self._call.done_writing()
                     return
                 else:
+                    self._writing = False
                     self._more.clear()
                     await self._more.wait()
         except CALL_ENDED:
@@ -190,22 +222,13 @@ class AppendStream:
         return batch
 
     async def _read(self) -> None:
-        """Pass answers to those who wait for them."""
-        problem = "the broker ended the stream"
+        """Pass answers of a call over gRPC to those who wait for them."""
+        problem = _ENDED_IN_ORDER
         try:
             while (answers := await self._call.read()) is not grpc.aio.EOF:
-                half = self._half(len(answers.answers))
-                for number, answer in enumerate(answers.answers):
-                    if half and number == half:
-                        self._more.set()
-                        await asyncio.sleep(0)
-                    self._answered(answer)
-                if answers.closing:
-                    self.finish()
-                self._tell_idle()
-                self._more.set()
+                self._received(answers)
         except grpc.aio.AioRpcError as error:
-            problem = f"{error.code().name}: {error.details()}"
+            problem = _words_of(error)
         except asyncio.CancelledError:
             problem = "the connection was closed"
             if cancelled_from_outside():
@@ -213,6 +236,29 @@ class AppendStream:
         finally:
             self.finish()
             self._fail(problem)
+
+    def _call_ended(self, status: grpc.aio.AioRpcError | None) -> None:
+        """Note the end of a call over frames."""
+        self.finish()
+        self._fail(_ENDED_IN_ORDER if status is None else _words_of(status))
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _received(self, answers: AppendAnswers) -> None:
+        """Pass answers to those who wait for them."""
+        half = self._half(len(answers.answers))
+        self._pass_on(answers.answers[:half] if half else answers.answers)
+        if half:
+            asyncio.get_running_loop().call_soon(self._pass_on, answers.answers[half:])
+        if answers.closing:
+            self.finish()
+
+    def _pass_on(self, answers: Iterable[AppendAnswer]) -> None:
+        for answer in answers:
+            self._answered(answer)
+        self._tell_idle()
+        if self._has_unsent or self._closing:
+            self._go_on()
 
     def _half(self, answers: int) -> int:
         """Return how many of a message's answers to pass on before others get their turn; 0 to pass on all at once.
@@ -250,3 +296,7 @@ class AppendStream:
                 if not done.done():
                     done.set_exception(NotSent(problem))
         self._tell_idle()
+
+
+def _words_of(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}"

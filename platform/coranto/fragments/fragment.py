@@ -126,16 +126,31 @@ class Fragment:
         return wire
 
     def fill(self, wire: pb.Fragment) -> None:
-        """Set every field of a wire message."""
+        """Set the fields of a new wire message."""
         wire.journal = self.journal
         wire.begin = self.begin
         wire.end = self.end
         digest = wire.sum
         digest.part1, digest.part2, digest.part3 = _SUM.unpack(self.sum)
         wire.compression_codec = self.codec.value
-        wire.backing_store = self.backing_store
-        wire.mod_time = self.mod_time
-        wire.path_postfix = self.path_postfix
+        if self.backing_store or self.mod_time or self.path_postfix:  # A broker's local fragments have none of them.
+            wire.backing_store = self.backing_store
+            wire.mod_time = self.mod_time
+            wire.path_postfix = self.path_postfix
+
+    def is_wire(self, wire: pb.Fragment) -> bool:
+        """Return True if a wire message has this fragment. Needs no valid message, and makes no other fragment."""
+        digest = wire.sum
+        return (
+            wire.end == self.end
+            and wire.begin == self.begin
+            and (digest.part1, digest.part2, digest.part3) == _SUM.unpack(self.sum)
+            and wire.journal == self.journal
+            and wire.compression_codec == self.codec
+            and wire.backing_store == self.backing_store
+            and wire.mod_time == self.mod_time
+            and wire.path_postfix == self.path_postfix
+        )
 
     @classmethod
     def from_wire(cls, message: pb.Fragment) -> Fragment:

@@ -17,7 +17,7 @@ from coranto.security.certificates import Reloaded, client_context
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import HEADER
 from coranto.transport.connection import FrameConnection
-from coranto.transport.frames import FrameKind
+from coranto.transport.frames import Frame, FrameKind
 from coranto.wire.frames_pb2 import FrameEnd, FrameOpening, FramePort
 
 PROTOCOL: Final = "coranto-frames"
@@ -43,6 +43,46 @@ class FrameCall(Generic[MessageT]):
         self._parse = parse
         self._ended: grpc.aio.AioRpcError | None = None
         self._over = False
+        self._each: Callable[[MessageT], object] | None = None
+        self._on_end: Callable[[grpc.aio.AioRpcError | None], object] | None = None
+
+    def write_now(self, message: bytes) -> bool:
+        """Send an encoded message if that takes no wait. Returns False, and sends nothing, otherwise.
+
+        No task may be in `write`. A call that has ended also returns False, and `write` tells why.
+        """
+        return self._connection.write_now(FrameKind.MESSAGE, message)
+
+    def receive(
+        self, each: Callable[[MessageT], object], ended: Callable[[grpc.aio.AioRpcError | None], object]
+    ) -> None:
+        """Call `each` with every message as it comes, and `ended` once with the call's status, instead of `read`.
+
+        The status is None if the broker ended the call in order. Neither may raise an error.
+        """
+        self._each, self._on_end = each, ended
+        self._connection.when_ready(self._take_all)
+
+    def _take_all(self) -> None:
+        """Pass on what has come. Whoever cancels the call meanwhile is told of nothing more."""
+        while self._on_end is not None and self._each is not None:
+            frame = self._connection.take()
+            if frame is None and self._connection.problem is None:
+                return
+            try:
+                message = self._content(frame, FrameKind.MESSAGE)
+            except grpc.aio.AioRpcError as error:
+                self._end_receiving(error)
+                return
+            if message is grpc.aio.EOF:
+                self._end_receiving(None)
+                return
+            self._each(message)
+
+    def _end_receiving(self, status: grpc.aio.AioRpcError | None) -> None:
+        ended, self._on_end = self._on_end, None
+        if ended is not None:
+            ended(status)
 
     async def write(self, message: Message) -> None:
         """Send a message, and wait while the broker is slow to accept it."""
@@ -73,7 +113,10 @@ class FrameCall(Generic[MessageT]):
 
     async def _next(self, kind: FrameKind) -> Any:
         """Return the content of the next frame, which must be of this kind, or EOF. Raises the call's status."""
-        frame = await self._connection.read()
+        return self._content(await self._connection.read(), kind)
+
+    def _content(self, frame: Frame | None, kind: FrameKind) -> Any:
+        """Return the content of a frame, which must be of this kind, or EOF. None: the connection is gone."""
         if frame is None:
             raise self._lost()
         try:

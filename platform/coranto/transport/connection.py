@@ -63,6 +63,7 @@ class FrameConnection(asyncio.Protocol):
         self._unread = 0
         self._reading_paused = False
         self._reader: asyncio.Future[None] | None = None
+        self._on_ready: Callable[[], object] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._watch: asyncio.TimerHandle | None = None
@@ -94,7 +95,8 @@ class FrameConnection(asyncio.Protocol):
             self.end(FrameEnd(code=_INVALID, details=self.problem).SerializeToString())
             self._wake()
             return
-        self._account()
+        if self._budget is not None:
+            self._account()
         if self._unread > READ_BYTES and not self._reading_paused and self._transport is not None:
             self._reading_paused = True
             self._transport.pause_reading()
@@ -150,7 +152,7 @@ class FrameConnection(asyncio.Protocol):
 
     async def read(self) -> Frame | None:
         """Return the next frame, or None once the connection is gone and all frames have been read."""
-        while not self._frames:
+        while (frame := self.take()) is None:
             if self.problem is not None:
                 return None
             self._reader = asyncio.get_running_loop().create_future()
@@ -158,13 +160,26 @@ class FrameConnection(asyncio.Protocol):
                 await self._reader
             finally:
                 self._reader = None
+        return frame
+
+    def when_ready(self, tell: Callable[[], object]) -> None:
+        """Call `tell` whenever frames can be taken, or the connection is gone, instead of having a task `read`."""
+        self._on_ready = tell
+        if self._frames or self.problem is not None:
+            tell()
+
+    def take(self) -> Frame | None:
+        """Return the next frame, or None if there is none at present."""
+        if not self._frames:
+            return None
         frame = self._frames.popleft()
         self._unread = max(0, self._unread - len(frame.payload) - FRAME_BYTES)
         if self._reading_paused and self._unread <= READ_BYTES // 2:
             self._reading_paused = self._overdue = False
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
-        self._account()
+        if self._budget is not None:
+            self._account()
         return frame
 
     async def write(self, kind: FrameKind, payload: bytes) -> bool:
@@ -174,6 +189,16 @@ class FrameConnection(asyncio.Protocol):
         self._send(kind, payload)
         if not self._writable.is_set():
             await self._writable.wait()
+        return True
+
+    def write_now(self, kind: FrameKind, payload: bytes) -> bool:
+        """Send a frame if that takes no wait. Returns False, and sends nothing, otherwise.
+
+        No task may be in `write`.
+        """
+        if self.problem is not None or self._ends or not self._writable.is_set():
+            return False
+        self._send(kind, payload)
         return True
 
     def end(self, payload: bytes) -> None:
@@ -202,15 +227,18 @@ class FrameConnection(asyncio.Protocol):
         """Keep frames for `read`, and give a sign of life if one is asked for. Raises FrameError if too many are."""
         if frames:
             self._overdue = False
-        signs = [frame for frame in frames if frame.kind in _SIGNS] if self._opened else []
-        if len(signs) > MOST_SIGNS:
-            raise FrameError(f"{len(signs)} signs of life came at once, which are more than {MOST_SIGNS}")
+        signs = asked = 0
         for frame in frames:
-            if not signs or frame.kind not in _SIGNS:
+            if self._opened and frame.kind in _SIGNS:
+                signs += 1
+                asked += frame.kind == FrameKind.PING
+            else:
                 self._frames.append(frame)
                 self._unread += len(frame.payload) + FRAME_BYTES
+        if signs > MOST_SIGNS:
+            raise FrameError(f"{signs} signs of life came at once, which are more than {MOST_SIGNS}")
         # Somebody who asks and does not read the answers gets none.
-        if any(frame.kind == FrameKind.PING for frame in signs) and self._writable.is_set():
+        if asked and self._writable.is_set():
             self._send(FrameKind.PONG, b"")
 
     def _send(self, kind: FrameKind, payload: bytes) -> None:
@@ -226,7 +254,9 @@ class FrameConnection(asyncio.Protocol):
         self._wake()
 
     def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
+        if self._on_ready is not None:
+            self._on_ready()
+        elif self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     def _look(self, asked: bool) -> None:

@@ -65,6 +65,11 @@ class FrameDecoder:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that are complete with `data`. Raises FrameError; then the connection is of no use."""
+        if self._introduced and not self._incomplete and len(data) >= _HEADER.size and self.most > 0:
+            length, kind = _HEADER.unpack_from(data)
+            if len(data) == _HEADER.size + length and length <= self.limit:  # By far the most come alone and whole.
+                self.most -= 1
+                return [Frame(kind, data[_HEADER.size :])]
         if self._incomplete:
             self._incomplete += data
             if len(self._incomplete) < self._needed:

@@ -31,19 +31,18 @@ class Messages(Counter[str]):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
-        send, read = PeerStream._send, PeerStream._next_response
+        send, received = PeerStream._send, PeerStream._received
 
         def counted_send(stream: PeerStream, request: pb.ReplicateRequest, size: int) -> None:
             self["requests"] += 1
             send(stream, request, size)
 
-        async def counted_read(stream: PeerStream) -> pb.ReplicateResponse:
-            response = await read(stream)
+        def counted_received(stream: PeerStream, response: pb.ReplicateResponse) -> None:
             self["acknowledgements"] += 1
-            return response
+            received(stream, response)
 
         monkeypatch.setattr(PeerStream, "_send", counted_send)
-        monkeypatch.setattr(PeerStream, "_next_response", counted_read)
+        monkeypatch.setattr(PeerStream, "_received", counted_received)
 
 
 def primary_of(journal: str, *processes: BrokerProcess) -> tuple[BrokerProcess, Replica]:

@@ -61,7 +61,8 @@ def lane(monkeypatch: pytest.MonkeyPatch) -> AppendLane:
 async def test_a_leader_gives_up_the_pipeline_whenever_its_client_goes_away(lane: AppendLane, turns: int) -> None:
     # Found by simulation: the task that waits for the outcome was cancelled before it began. The journal stood still.
     append = LaneAppend(pb.AppendRequest(journal="a/b"), Whole(b"x", 1), UNRESTRICTED, 0.0, lambda _: None)
-    lane.add(append, None)
+    assert lane.add(append, None)
+    lane.go()
     for _ in range(turns):
         await asyncio.sleep(0)
     lane.close()
