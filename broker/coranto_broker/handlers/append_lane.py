@@ -100,8 +100,11 @@ class AppendLane:
 
     def go(self) -> None:
         """Begin with what was added, unless proposals must end first. Call it once all that came together is added."""
-        if self._run is None and self._queue and not self._propose() and not self._proposed:
-            self._run = asyncio.create_task(self._serve())
+        while self._run is None and self._has_waiting():
+            if not self._propose():
+                if not self._proposed:
+                    self._run = asyncio.create_task(self._serve())
+                return
 
     def close(self) -> None:
         """Give up what has not been proposed: the client is gone."""
@@ -115,7 +118,7 @@ class AppendLane:
     async def _serve(self) -> None:
         at_once = 0
         try:
-            while self._queue:
+            while self._has_waiting():
                 # Before one of them leads: a group must not take along what commits by itself.
                 self._leave_line()
                 if self._propose():
@@ -123,8 +126,6 @@ class AppendLane:
                 if self._proposed:
                     return  # `go` follows when they have ended.
                 append = self._queue.popleft()
-                if append.is_taken:
-                    continue
                 if not self._commit_at_once(append, self.candidate(append)):
                     await self._lead(append)
                     await asyncio.sleep(0)  # The leader has handed the pipeline on by then.
@@ -138,13 +139,17 @@ class AppendLane:
         """Return an append's candidate for the fast path."""
         return fast_path.candidate(self._broker, append.request) if append.claims.covers_all else None
 
+    def _has_waiting(self) -> bool:
+        """Drop what a group has taken along from the head of the queue. Returns True if there is more."""
+        while self._queue and self._queue[0].is_taken:
+            self._queue.popleft()
+        return bool(self._queue)
+
     def _propose(self) -> bool:
         """Propose appends at the head of the queue together if only replicas must answer.
 
-        Returns False if that has changed nothing.
+        The first of them waits. If they cannot be written, it ends with that. Returns False if nothing has changed.
         """
-        while self._queue and self._queue[0].is_taken:
-            self._queue.popleft()
         ready: list[tuple[Candidate, pb.AppendRequest, Whole]] = []
         for append in self._queue:
             found = append.found
@@ -168,14 +173,16 @@ class AppendLane:
 
     async def _gather(self, proposed: Proposed, appends: list[LaneAppend]) -> None:
         """Answer appends that were proposed once all replicas have."""
-        found: Durability | CorantoError
+        found: Durability | Exception
         found = Unavailable("this broker is shutting down; what it proposed may be applied")
         try:
             found = await fast_path.gather(proposed)
+        except Exception as error:  # noqa: BLE001  # The appends end with it, as calls of their own would.
+            found = error
         finally:
             self._proposed -= 1
             for append, each in zip(appends, proposed.appends, strict=True):
-                if isinstance(found, CorantoError):
+                if isinstance(found, Exception):
                     self._ended(append, State.ERROR, found)
                 else:
                     commit = each.commit

@@ -146,7 +146,7 @@ class Fragment:
             and wire.begin == self.begin
             and (digest.part1, digest.part2, digest.part3) == _SUM.unpack(self.sum)
             and wire.journal == self.journal
-            and wire.compression_codec == self.codec
+            and int(wire.compression_codec) == self.codec
             and wire.backing_store == self.backing_store
             and wire.mod_time == self.mod_time
             and wire.path_postfix == self.path_postfix

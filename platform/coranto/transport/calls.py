@@ -43,6 +43,7 @@ class FrameCall(Generic[MessageT]):
         self._parse = parse
         self._ended: grpc.aio.AioRpcError | None = None
         self._over = False
+        self._passing_on = self._given_up = False
         self._each: Callable[[MessageT], object] | None = None
         self._on_end: Callable[[grpc.aio.AioRpcError | None], object] | None = None
 
@@ -64,23 +65,32 @@ class FrameCall(Generic[MessageT]):
         self._connection.when_ready(self._take_all)
 
     def _take_all(self) -> None:
-        """Pass on what has come. Whoever cancels the call meanwhile is told of nothing more."""
-        while self._on_end is not None and self._each is not None:
-            frame = self._connection.take()
-            if frame is None and self._connection.problem is None:
-                return
-            try:
-                message = self._content(frame, FrameKind.MESSAGE)
-            except grpc.aio.AioRpcError as error:
-                self._end_receiving(error)
-                return
-            if message is grpc.aio.EOF:
-                self._end_receiving(None)
-                return
-            self._each(message)
+        """Pass on what has come. Once the call is given up, only its end is told."""
+        if self._passing_on:
+            return  # The call was given up, or has ended, by what is being passed on.
+        self._passing_on = True
+        try:
+            while self._each is not None:
+                frame = None if self._given_up else self._connection.take()
+                if frame is None and self._connection.problem is None:
+                    return
+                self._pass_on(frame, self._each)
+        finally:
+            self._passing_on = False
+
+    def _pass_on(self, frame: Frame | None, each: Callable[[MessageT], object]) -> None:
+        try:
+            message = self._content(frame, FrameKind.MESSAGE)
+        except grpc.aio.AioRpcError as error:
+            self._end_receiving(error)
+            return
+        if message is grpc.aio.EOF:
+            self._end_receiving(None)
+        else:
+            each(message)
 
     def _end_receiving(self, status: grpc.aio.AioRpcError | None) -> None:
-        ended, self._on_end = self._on_end, None
+        ended, self._each, self._on_end = self._on_end, None, None
         if ended is not None:
             ended(status)
 
@@ -133,6 +143,7 @@ class FrameCall(Generic[MessageT]):
 
     def cancel(self) -> None:
         """Give the call up. The broker then gives up what it has not begun."""
+        self._given_up = True
         self._connection.abort("the call was given up")
 
     async def code(self) -> grpc.StatusCode:

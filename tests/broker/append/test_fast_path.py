@@ -1,15 +1,19 @@
-"""Appends that commit at once: which do, and that they come to what the state machine makes of them."""
+"""The fast path: which appends it commits or proposes, and that they come to what the state machine makes of them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 
 import grpc.aio
 import pytest
 
 from coranto import labels
+from coranto.client import JournalClient
+from coranto.errors import CorantoError
 from coranto.fragments.fragment import sum_from_wire, sum_of
+from coranto.specs.durability import ACK_REPLICAS
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import fast_path
 from coranto_broker.server.process import BrokerProcess
@@ -213,3 +217,160 @@ async def test_a_disk_that_fails_fails_the_append_and_leaves_no_trace(
         with commits.expected(1):
             assert (await client.append(J, b"again")).status == pb.OK
         assert await client.content(J) == content + b"keptagain"
+
+
+# ------------------------------------------------------------------------------------------------------- with replicas
+
+
+class Replicas:
+    """Three brokers, each with a disk of its own, and a journal with three replicas."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.processes: list[BrokerProcess] = []
+        self.raw: list[RawClient] = []
+        self.disks: list[FaultyDisk] = []
+        self.proposed: list[int] = []
+        """The number of appends of each proposal that the fast path made."""
+        propose = fast_path.propose
+
+        def counted(*arguments: object) -> fast_path.Proposed | None:
+            found = propose(*arguments)  # type: ignore[arg-type]
+            if found is not None:
+                self.proposed.append(len(found.appends))
+            return found
+
+        def disk() -> FaultyDisk:
+            self.disks.append(FaultyDisk())
+            return self.disks[-1]
+
+        monkeypatch.setattr(fast_path, "propose", counted)
+        monkeypatch.setattr("coranto_broker.server.process.LocalDisk", disk)
+
+    @property
+    def endpoint(self) -> str:
+        return self.processes[0].endpoint
+
+    async def member(self, *, primary: bool) -> int:
+        """The number of the primary, or of another replica."""
+        (listing,) = await self.raw[0].listing()
+        route = listing.journals[0].route
+        names = [process.broker.member.suffix for process in self.processes]
+        found = names.index(route.members[route.primary].suffix)
+        return found if primary else (found + 1) % 3
+
+    async def contents(self) -> set[bytes]:
+        """The content of the journal, by each replica."""
+        return {await raw.content(J, do_not_proxy=True) for raw in self.raw}
+
+
+@pytest.fixture
+async def replicas(
+    broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Replicas]:
+    found = Replicas(monkeypatch)
+    async with AsyncExitStack() as stack:
+        for number in range(3):
+            settings = broker_settings.model_copy(
+                update={"id": f"broker-{number}", "data_dir": broker_settings.data_dir / str(number)}
+            )
+            process, raw = await stack.enter_async_context(running_broker(settings))
+            found.processes.append(process)
+            found.raw.append(raw)
+        wanted = spec()
+        wanted.replication = 3
+        await create(found.raw[0], wanted)
+        yield found
+
+
+async def begin(client: JournalClient) -> bytes:
+    for content in (b"first\n", b"second\n"):
+        await client.append(J, content)
+    return b"first\nsecond\n"
+
+
+async def test_appends_to_replicas_that_come_together_are_proposed_together(replicas: Replicas) -> None:
+    async with JournalClient(replicas.endpoint) as client:
+        whole = await begin(client)
+        for _ in range(20):  # By then, a stream is open, and the peers are called by frames.
+            done = await asyncio.gather(*(client.append(J, b"%06d\n" % number) for number in range(40)))
+            for number, each in enumerate(done):
+                assert (each.begin, each.end, each.sum) == (len(whole), len(whole) + 7, sum_of(b"%06d\n" % number))
+                whole += b"%06d\n" % number
+            assert {each.durability.replicas for each in done} == {3}
+        assert await replicas.contents() == {whole}
+        assert max(replicas.proposed) > 1
+        assert sum(replicas.proposed) > 400
+
+
+async def test_conditions_hold_among_appends_that_are_proposed_together(replicas: Replicas) -> None:
+    async with JournalClient(replicas.endpoint) as client:
+        whole = await begin(client)
+        await client.append(J, b"claimed\n", union_registers=labels.label_set(turn="0"))
+        whole += b"claimed\n"
+
+        async def take(turn: int, who: int) -> bool:
+            try:
+                await client.append(
+                    J,
+                    b"%d by %d\n" % (turn, who),
+                    check_registers=labels.label_selector(include={"turn": str(turn)}),
+                    union_registers=labels.label_set(turn=str(turn + 1)),
+                )
+            except CorantoError:
+                return False
+            return True
+
+        for turn in range(30):
+            won = await asyncio.gather(*(take(turn, who) for who in range(5)))
+            assert sum(won) == 1
+            whole += b"%d by %d\n" % (turn, won.index(True))
+        assert await replicas.contents() == {whole}
+        assert len(replicas.proposed) >= 20
+
+
+@pytest.mark.parametrize("primary", [True, False])
+@pytest.mark.parametrize("full", [".content", ".commits"])
+async def test_a_full_disk_of_any_replica_loses_nothing_that_was_acknowledged(
+    replicas: Replicas, primary: bool, full: str
+) -> None:
+    acknowledged: list[tuple[int, bytes]] = []
+    failed = 0
+
+    async def append(client: JournalClient, number: int, patience: float) -> None:
+        nonlocal failed
+        content = b"%06d\n" % number
+        try:
+            acknowledged.append(((await client.append(J, content, patience=patience)).begin, content))
+        except CorantoError:
+            failed += 1
+
+    async with JournalClient(replicas.endpoint) as client:
+        await begin(client)
+        await asyncio.gather(*(append(client, number, 60) for number in range(40)))
+        assert failed == 0
+        disk = replicas.disks[await replicas.member(primary=primary)]
+        disk.full = full
+        await asyncio.gather(*(append(client, 100 + number, 0) for number in range(20)))
+        assert failed == 20
+        disk.full = None
+        for number in range(200, 220):
+            await append(client, number, 60)
+        assert failed == 20
+    (whole,) = await replicas.contents()
+    for begin_offset, content in acknowledged:
+        assert whole[begin_offset : begin_offset + len(content)] == content
+    assert len(acknowledged) == 60
+    assert all(whole.count(content) == 1 for _, content in acknowledged)
+
+
+async def test_appends_with_a_demand_on_their_durability_go_through_the_state_machine(
+    replicas: Replicas, spec: MakeSpec
+) -> None:
+    (listing,) = await replicas.raw[0].listing()
+    wanted = listing.journals[0].spec
+    wanted.labels.CopyFrom(labels.label_set({ACK_REPLICAS: "3"}))
+    await replicas.raw[0].apply(wanted, revision=listing.journals[0].mod_revision)
+    async with JournalClient(replicas.endpoint) as client:
+        for number in range(30):
+            assert (await client.append(J, b"%d\n" % number)).durability.replicas == 3
+    assert replicas.proposed == []

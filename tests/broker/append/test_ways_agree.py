@@ -1,7 +1,7 @@
 """An append ends alike whichever way it takes.
 
-It comes over a stream of appends or in a call of its own. It commits on the fast path or by the state machine, there
-with its content whole or in pieces.
+It comes over a stream of appends or in a call of its own. It commits or is proposed on the fast path, or goes through
+the state machine, there with its content whole or in pieces.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import pytest
@@ -28,6 +28,7 @@ from coranto_broker.append import registers as of_registers
 from coranto_broker.append.receiving import Inbox
 
 JOURNAL = "test/ways"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,22 +61,26 @@ AUTHOR = (("author", "1"),)
 QUICK = [Step(b"first"), Step(b"y" * 1200), Step(b"second"), Step(union=AUTHOR), Step(check=AUTHOR)]
 
 
-def outcome_of(steps: list[Step], prepare: Callable[[ExitStack], None]) -> tuple[list[object], bytes, int]:
+def outcome_of(
+    steps: list[Step], prepare: Callable[[ExitStack], None], replication: int = 1
+) -> tuple[list[object], bytes, int]:
     """The outcomes of appends one after the other, the journal's content, and how many took the fast path."""
     outcomes: list[object] = []
     content, quick = b"", 0
-    commit = fast_path.commit
 
-    def counted(*arguments: Any) -> fast_path.CommittedAppend | None:
-        nonlocal quick
-        found = commit(*arguments)
-        quick += found is not None
-        return found
+    def counting(way: Callable[..., T | None]) -> Callable[..., T | None]:
+        def counted(*arguments: Any) -> T | None:
+            nonlocal quick
+            found = way(*arguments)
+            quick += found is not None
+            return found
+
+        return counted
 
     async def main(loop: SimLoop) -> None:
         nonlocal content
-        async with Cluster(brokers=1) as cluster:
-            spec = pb.JournalSpec(name=JOURNAL, replication=1)
+        async with Cluster(brokers=replication) as cluster:
+            spec = pb.JournalSpec(name=JOURNAL, replication=replication)
             spec.fragment.length, spec.fragment.compression_codec = 1024, pb.NONE
             spec.fragment.refresh_interval.seconds = 60
             await cluster.create(spec)
@@ -101,7 +106,8 @@ def outcome_of(steps: list[Step], prepare: Callable[[ExitStack], None]) -> tuple
             content = await client.read_all(JOURNAL, 0, end) if end else b""
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(fast_path, "commit", counted))
+        stack.enter_context(patch.object(fast_path, "commit", counting(fast_path.commit)))
+        stack.enter_context(patch.object(fast_path, "propose", counting(fast_path.propose)))
         prepare(stack)
         with simulated(0) as loop:
             loop.run_until_complete(main(loop))
@@ -145,15 +151,26 @@ def test_an_append_ends_alike_whichever_way_it_takes(steps: list[Step]) -> None:
         assert outcome_of(steps, way) == (outcomes, content, 0), way.__name__
 
 
-@pytest.mark.parametrize("way", [over_a_stream, by_calls])
-def test_the_fast_path_is_taken(way: Callable[[ExitStack], None]) -> None:
-    *_, quick = outcome_of(QUICK, way)
+@given(st.lists(STEPS, min_size=1, max_size=8))
+@example(QUICK)
+@settings(max_examples=25, deadline=None)
+def test_an_append_to_replicas_ends_alike_whichever_way_it_takes(steps: list[Step]) -> None:
+    steps = [Step(b"begun"), Step(b"z" * 1100), Step(b"and rolled"), *steps]
+    outcomes, content, _ = outcome_of(steps, over_a_stream, 2)
+    assert outcome_of(steps, over_a_stream_through_the_machine, 2) == (outcomes, content, 0)
+    alone, *_ = outcome_of(steps, over_a_stream)
+    assert outcomes == alone
+
+
+@pytest.mark.parametrize(("way", "replication"), [(over_a_stream, 1), (by_calls, 1), (over_a_stream, 2)])
+def test_the_fast_path_is_taken(way: Callable[[ExitStack], None], replication: int) -> None:
+    *_, quick = outcome_of(QUICK, way, replication)
     assert quick >= 2
 
 
-@pytest.mark.parametrize("way", [over_a_stream, by_calls])
+@pytest.mark.parametrize(("way", "replication"), [(over_a_stream, 1), (by_calls, 1), (over_a_stream, 2)])
 def test_a_fast_path_that_forgets_a_check_is_caught(
-    way: Callable[[ExitStack], None], monkeypatch: pytest.MonkeyPatch
+    way: Callable[[ExitStack], None], replication: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def careless(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
         return of_registers.after(request, registers)
@@ -161,6 +178,6 @@ def test_a_fast_path_that_forgets_a_check_is_caught(
     steps = [*QUICK, Step(check=(("author", "2"),))]
     right, *_ = outcome_of(steps, by_calls_through_the_machine)
     monkeypatch.setattr(fast_path, "extend", careless)
-    wrong, *_ = outcome_of(steps, way)
+    wrong, *_ = outcome_of(steps, way, replication)
     assert right[:-1] == wrong[:-1]
     assert right[-1] != wrong[-1]

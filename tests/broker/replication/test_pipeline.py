@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from coranto import labels
-from coranto.fragments.fragment import Codec, Fragment
+from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.specs.durability import ACK_REPLICAS, ACK_UNMET, ACK_ZONES, Durability
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicationFailed, SyncResult, Turn
+from coranto_broker.replication.pipeline import Extension, LocalStream, Pipeline, ReplicationFailed, SyncResult, Turn
+from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import empty_at
@@ -21,6 +22,7 @@ from coranto_broker.testing.running import FaultyDisk, ManualClock
 
 JOURNAL = "a/journal"
 NONE = pb.LabelSet()
+MINE = labels.label_set(author="me")
 
 
 class Peer:
@@ -49,6 +51,10 @@ class Peer:
     ) -> None:
         self.headers.append(header)
         self._send(f"[{proposal.begin},{proposal.end})")
+
+    def extend(self, extension: Extension) -> None:
+        self.write(0, extension.content)
+        self.propose(extension.proposal, extension.registers, header=None, acknowledge=True, ask=0)
 
     def readable(self, offset: int) -> None:
         self.told.append(offset)
@@ -228,6 +234,58 @@ async def test_a_commit_is_visible_once_every_replica_has_acknowledged_it(
     assert observer.visible == 4
     assert peer.told == [4]
     assert pln.error is not None
+
+
+async def test_content_that_goes_with_its_proposal_is_visible_once_every_replica_has_it(
+    spool: DurableSpool, observer: Observer
+) -> None:
+    peer = Peer(OK, OK, OK)
+    pln = pipeline(spool, peer)
+    pln.propose(spool.fragment, NONE, acknowledge=True)
+    await pln.gather_sync()
+    pln.recorded = True
+    first, first_turn = pln.extend(b"de", NONE)
+    second, second_turn = pln.extend(b"f", MINE)
+    assert not pln.has_room(2)
+    assert pln.has_room(3)
+    assert peer.sent == ["[0,3)", "0+de", "[0,5)", "0+f", "[0,6)"]
+    assert (first.end, second.end, second.sum) == (5, 6, sum_of(b"abcdef"))
+    assert (spool.fragment, spool.registers) == (second, MINE)
+    for proposal, turn in ((first, first_turn), (second, second_turn)):
+        assert observer.visible < proposal.end
+        await turn.wait()
+        await pln.gather_ok(proposal)
+        turn.done()
+        assert observer.visible == proposal.end
+    assert pln.has_room(1)
+    assert pln.error is None
+
+
+@pytest.mark.parametrize("full", [".content", ".commits"])
+async def test_content_that_cannot_be_written_here_is_sent_to_nobody(
+    spool: DurableSpool, disk: FaultyDisk, full: str
+) -> None:
+    peer = Peer()
+    pln = pipeline(spool, peer)
+    disk.full = full
+    with pytest.raises(RolledBack, match="no space left"):
+        pln.extend(b"de", NONE)
+    assert peer.sent == []
+    assert pln.error is not None
+    assert spool.end == 3
+    assert pln.is_idle
+
+
+async def test_content_that_reached_some_replicas_only_breaks_the_pipeline(spool: DurableSpool) -> None:
+    broken, sound = Peer(), Peer(OK)
+    broken.broken = True
+    pln = pipeline(spool, broken, sound)
+    proposal, turn = pln.extend(b"de", NONE)
+    assert sound.sent == ["0+de", "[0,5)"]
+    assert proposal.end == spool.end == 5
+    await turn.wait()
+    turn.done()
+    assert "the stream is broken" in str(pln.error)
 
 
 async def test_an_acknowledgement_counts_replicas_by_what_they_tell(spool: DurableSpool) -> None:

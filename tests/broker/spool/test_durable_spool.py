@@ -15,7 +15,7 @@ import structlog.testing
 
 from coranto import labels
 from coranto.errors import InvalidInput
-from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool import commit_log, durable_spool
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
@@ -105,6 +105,79 @@ def test_a_commit_in_one_go_that_cannot_be_written_leaves_the_spool_as_it_was(
     assert (spool.committed, spool.stamp, spool.delta) == (before, stamp, 0)
     disk.full = None
     assert spool.commit(b"else", MINE, 9).sum == sum_of(b"someelse")
+
+
+def test_content_that_comes_with_its_proposal_commits_as_by_both_steps(tmp_path: Path) -> None:
+    left: list[list[bytes]] = []
+    seen: list[Observer] = []
+    for in_one_go in (True, False):
+        observer = Observer()
+        folder = SpoolFolder(folder_of(tmp_path / str(in_one_go), JOURNAL, 7), JOURNAL, 7, FaultyDisk(), ManualClock())
+        spool = DurableSpool(folder, observer, Fsync.NEVER)
+        append(spool, b"begun", MINE)
+        whole = b"begun"
+        for number in range(3):
+            content = b"%d" % number * 100
+            whole += content
+            proposal = Fragment(JOURNAL, 0, len(whole), sum_of(whole), Codec.NONE)
+            if in_one_go:
+                assert spool.commit_proposed(content, proposal.to_wire(), 5 + number)
+            else:
+                spool.write(0, content)
+                assert spool.propose(proposal, MINE, primary=False, revision=5 + number).effect is ProposalEffect.COMMIT
+            assert (spool.fragment, spool.registers, spool.delta) == (proposal, MINE, 0)
+            assert spool.stamp == Stamp(5 + number, 5 + number)
+        assert recover(folder).spool.fragment == spool.fragment
+        left.append([folder.disk.read(folder.path / name) for name in names(folder)])
+        seen.append(observer)
+        spool.publish_through(spool.end)
+    assert left[0] == left[1]
+    assert seen[0] == seen[1]
+    assert seen[0].ahead == seen[0].readable == 305
+
+
+def test_a_proposal_with_content_that_does_not_continue_the_spool_changes_nothing(
+    spool: DurableSpool, folder: SpoolFolder, observer: Observer
+) -> None:
+    append(spool, b"begun", MINE)
+    before = spool.committed, spool.stamp, spool.delta, observer.ahead
+    files = [folder.disk.read(folder.path / name) for name in names(folder)]
+    right = Fragment(JOURNAL, 0, 9, sum_of(b"begunmore"), Codec.NONE)
+    others = [
+        replace(right, sum=sum_of(b"begunless")),
+        replace(right, end=10),
+        replace(right, end=8),
+        replace(right, begin=1),
+        replace(right, begin=5, sum=sum_of(b"more")),
+        replace(right, journal="a/nother"),
+        replace(right, codec=Codec.GZIP),
+        replace(right, sum=ZERO_SUM),
+    ]
+    for other in others:
+        assert not spool.commit_proposed(b"more", other.to_wire(), 9), other
+        assert (spool.committed, spool.stamp, spool.delta, observer.ahead) == before
+        assert [folder.disk.read(folder.path / name) for name in names(folder)] == files
+    spool.write(0, b"x")
+    assert not spool.commit_proposed(b"more", right.to_wire(), 9), "it has content that is not committed"
+    spool.roll_back()
+    assert spool.commit_proposed(b"more", right.to_wire(), 9)
+    assert spool.committed.fragment == right
+
+
+@pytest.mark.parametrize("full", [".content", ".commits"])
+def test_a_disk_that_is_full_for_proposed_content_leaves_the_spool_as_it_was(
+    full: str, spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk, observer: Observer
+) -> None:
+    append(spool, b"some", MINE)
+    before, stamp, ahead = spool.committed, spool.stamp, observer.ahead
+    disk.full = full
+    proposal = Fragment(JOURNAL, 0, 8, sum_of(b"somemore"), Codec.NONE).to_wire()
+    with pytest.raises(OSError, match="no space left"):
+        spool.commit_proposed(b"more", proposal, 9)
+    assert (spool.committed, spool.stamp, spool.delta, observer.ahead) == (before, stamp, 0, ahead)
+    disk.full = None
+    assert spool.commit_proposed(b"more", proposal, 9)
+    assert recover(folder).spool.fragment == spool.fragment
 
 
 @pytest.mark.parametrize("lacks", [True, False])

@@ -1,15 +1,29 @@
-"""Messages in which a client's appends share a stream. What brokers do with them is tested in their handlers."""
+"""Messages in which a client's appends share a stream, also over frames to a slow broker.
+
+What brokers do with them is tested in their handlers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
-from coranto.client.append_stream import AppendStream
+from coranto.client.append_stream import AppendStream, NotSent
+from coranto.transport import connection as of_connections
+from coranto.transport.calls import FrameDialer
+from coranto.transport.connection import FrameConnection
+from coranto.transport.frames import FrameKind
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch
+from coranto.wire.frames_pb2 import FrameEnd, FramePort
+from coranto_broker.testing.running import eventually
 
 
 class FakeCall:
@@ -68,3 +82,111 @@ async def test_appends_that_were_all_answered_together_go_on_in_two_halves_that_
         call.answer(half)
     await asyncio.wait_for(asyncio.gather(*running), 10)
     await stream.close()
+
+
+class FramedBroker:
+    """A broker of append streams over frames, which reads nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.reads = asyncio.Event()
+        self.taken: list[int] = []
+        self.ends_after: int | None = None
+        """The number of appends after which it ends the stream, and answers no more; None: it does not."""
+        self._serving: set[asyncio.Task[None]] = set()
+
+    def accept(self) -> FrameConnection:
+        connection = FrameConnection(limit=16 << 20)
+        self._serving.add(asyncio.ensure_future(self._serve(connection)))
+        return connection
+
+    async def _serve(self, connection: FrameConnection) -> None:
+        await connection.read()
+        await connection.write(FrameKind.OPENED, b"")
+        await self.reads.wait()
+        while (frame := await connection.read()) is not None and frame.kind == FrameKind.MESSAGE:
+            ids = [append.id for append in AppendBatch.FromString(frame.payload).appends]
+            self.taken += ids
+            if self.ends_after is not None and len(self.taken) >= self.ends_after:
+                break
+            answers = AppendAnswers(answers=[AppendAnswer(id=each, response=b"done") for each in ids])
+            await connection.write(FrameKind.MESSAGE, answers.SerializeToString())
+        connection.end(FrameEnd().SerializeToString())
+        await connection.closed()
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._serving)
+
+
+@contextlib.asynccontextmanager
+async def framed(broker: FramedBroker) -> AsyncIterator[AppendStream]:
+    server = await asyncio.get_running_loop().create_server(broker.accept, "127.0.0.1", 0)
+    port = FramePort(port=server.sockets[0].getsockname()[1])
+    call = await FrameDialer("127.0.0.1", None).open("AppendStream", port, None, AppendAnswers.FromString)
+    stream = AppendStream(call)
+    try:
+        yield stream
+    finally:
+        broker.reads.set()
+        await stream.close()
+        await broker.close()
+        server.close()
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a connection hold little of what the other side does not read."""
+    real = of_connections._prepare
+
+    def prepare(found: socket.socket) -> None:
+        real(found)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            found.setsockopt(socket.SOL_SOCKET, option, 1 << 14)
+
+    monkeypatch.setattr(of_connections, "WRITE_BYTES", 1 << 14)
+    monkeypatch.setattr(of_connections, "_prepare", prepare)
+
+
+@pytest.mark.usefixtures("small_buffers")
+async def test_appends_to_a_broker_that_reads_slowly_wait_and_keep_their_order() -> None:
+    broker = FramedBroker()
+    async with framed(broker) as stream:
+        running = []
+        for number in range(400):
+            request = pb.AppendRequest(journal=f"a/{number % 3}")
+            running.append(asyncio.create_task(stream.append(request, b"x" * 4096, None)))
+            if number % 10 == 0:
+                await asyncio.sleep(0)  # They go in several messages.
+        await eventually(lambda: stream._writing)
+        broker.reads.set()
+        assert await asyncio.wait_for(asyncio.gather(*running), 10) == [b"done"] * 400
+        journals: dict[int, list[int]] = {}
+        for each in broker.taken:
+            journals.setdefault((each - 1) % 3, []).append(each)
+        assert sorted(broker.taken) == list(range(1, 401))
+        assert all(each == sorted(each) for each in journals.values())
+        # It is quick again, and sends without its task.
+        assert await asyncio.wait_for(stream.append(pb.AppendRequest(journal="a/0"), b"more", None), 10) == b"done"
+        assert not stream._writing
+
+
+@pytest.mark.usefixtures("small_buffers")
+async def test_a_slow_broker_that_ends_the_stream_leaves_unknown_only_what_was_sent() -> None:
+    broker = FramedBroker()
+    broker.ends_after = 1
+    async with framed(broker) as stream:
+        append = stream.append
+        running = [
+            asyncio.create_task(append(pb.AppendRequest(journal=f"a/{number % 3}"), b"x" * 60_000, None))
+            for number in range(100)
+        ]
+        await eventually(lambda: stream._writing)
+        sent = set(stream._sent)
+        broker.reads.set()
+        found = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 10)
+        not_sent = [number for number, error in enumerate(found, 1) if isinstance(error, NotSent)]
+        unknown = [number for number, error in enumerate(found, 1) if isinstance(error, grpc.aio.AioRpcError)]
+        assert len(not_sent) + len(unknown) == 100
+        assert set(broker.taken) <= sent <= set(unknown)
+        assert not_sent
+        with pytest.raises(NotSent):
+            await append(pb.AppendRequest(journal="a/b"), b"late", None)

@@ -68,6 +68,23 @@ def test_wire_round_trip(fragment: Fragment) -> None:
     assert Fragment.from_wire(pb.Fragment.FromString(fragment.to_wire().SerializeToString())) == fragment
 
 
+@given(fragments(), fragments(), st.data())
+def test_a_fragment_knows_its_own_wire_message_from_others(
+    fragment: Fragment, other: Fragment, data: st.DataObject
+) -> None:
+    wire = fragment.to_wire()
+    assert fragment.is_wire(wire)
+    name = data.draw(st.sampled_from([each.name for each in wire.DESCRIPTOR.fields]))
+    theirs = other.to_wire()
+    same = getattr(wire, name) == getattr(theirs, name)
+    wire.ClearField(name)
+    if name == "sum":
+        wire.sum.CopyFrom(theirs.sum)
+    else:
+        setattr(wire, name, getattr(theirs, name))
+    assert fragment.is_wire(wire) == same
+
+
 @given(fragments())
 def test_content_path_round_trip(fragment: Fragment) -> None:
     relative = fragment.content_path.removeprefix(fragment.journal + "/")

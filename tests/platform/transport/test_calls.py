@@ -120,3 +120,100 @@ async def test_a_port_or_a_host_that_none_can_be_makes_the_broker_unavailable(ho
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await FrameDialer(host, None).open("AppendStream", FramePort(port=number), None, AppendAnswers.FromString)
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+class Received:
+    """What a call passes on: messages, and then once its status."""
+
+    def __init__(self) -> None:
+        self.messages: list[AppendAnswers] = []
+        self.ended: asyncio.Future[grpc.aio.AioRpcError | None] = asyncio.get_running_loop().create_future()
+
+    async def status(self) -> grpc.StatusCode | None:
+        error = await asyncio.wait_for(asyncio.shield(self.ended), 10)
+        return error.code() if error is not None else None
+
+
+@pytest.mark.parametrize("ends", ["in order", "refused", "broken", "unreadable"])
+async def test_messages_and_the_end_are_passed_on_as_they_come(ends: str) -> None:
+    async def serve(connection: FrameConnection, _: Frame) -> None:
+        for _ in range(3):
+            await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())
+        assert await connection.read() == (FrameKind.MESSAGE, AppendBatch().SerializeToString())
+        await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())
+        if ends == "in order":
+            connection.end(FrameEnd().SerializeToString())
+        elif ends == "refused":
+            connection.end(FrameEnd(code=grpc.StatusCode.ABORTED.value[0]).SerializeToString())
+        elif ends == "broken":
+            await connection.read()  # An abort would throw away what is on its way.
+            connection.abort("killed")
+        else:
+            await connection.write(FrameKind.MESSAGE, b"\xff")
+            await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())
+
+    async with called(serve) as call:
+        found = Received()
+
+        def each(message: AppendAnswers) -> None:
+            assert not found.ended.done()
+            found.messages.append(message)
+            if len(found.messages) == 3:
+                assert call.write_now(AppendBatch().SerializeToString())
+            if len(found.messages) == 4 and ends == "broken":
+                assert call.write_now(AppendBatch().SerializeToString())
+
+        call.receive(each, found.ended.set_result)
+        codes = {
+            "in order": None,
+            "refused": grpc.StatusCode.ABORTED,
+            "broken": grpc.StatusCode.UNAVAILABLE,
+            "unreadable": grpc.StatusCode.INTERNAL,
+        }
+        assert await found.status() == codes[ends]
+        assert found.messages == [ANSWER] * 4
+        assert not call.write_now(AppendBatch().SerializeToString())
+
+
+async def test_nothing_is_passed_on_once_a_call_was_given_up_but_its_end() -> None:
+    async def serve(connection: FrameConnection, _: Frame) -> None:
+        for _ in range(3):
+            await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())
+        await connection.closed()
+
+    async with called(serve) as call:
+        found = Received()
+
+        def each(message: AppendAnswers) -> None:
+            found.messages.append(message)
+            call.cancel()
+
+        call.receive(each, found.ended.set_result)
+        assert await found.status() == grpc.StatusCode.UNAVAILABLE
+        count = len(found.messages)
+        await asyncio.sleep(0)
+        assert 1 <= count == len(found.messages)
+
+
+async def test_a_message_for_a_server_that_does_not_read_is_not_taken_at_once() -> None:
+    read = asyncio.Event()
+    whole = 0
+
+    async def serve(connection: FrameConnection, _: Frame) -> None:
+        nonlocal whole
+        await read.wait()
+        while (frame := await connection.read()) is not None and frame.kind == FrameKind.MESSAGE:
+            assert frame.payload == b"x" * (1 << 16)
+            whole += 1
+        connection.end(FrameEnd().SerializeToString())
+
+    async with called(serve) as call:
+        found, sent = Received(), 0
+        call.receive(found.messages.append, found.ended.set_result)
+        while call.write_now(b"x" * (1 << 16)):
+            sent += 1
+            assert sent < 10_000, "the connection holds all that is written"
+        read.set()
+        await asyncio.wait_for(call.done_writing(), 10)
+        assert await found.status() is None
+        assert whole == sent
