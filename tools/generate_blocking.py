@@ -99,6 +99,7 @@ FACES: Mapping[str, tuple[FaceSpec, ...]] = {
         ),
         FaceSpec("coranto.streams.groups.state_synchronizer", "StateSynchronizer"),
     ),
+    "coranto.types.generated.faces": (FaceSpec("coranto.types.registry", "TypeRegistry"),),
     "coranto.testing.generated.faces": (
         FaceSpec("coranto.testing.cluster", "Cluster", {"client": BY_HAND, "close": BY_HAND}),
     ),

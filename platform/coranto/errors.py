@@ -29,6 +29,8 @@
     ├── RpcFailed                       a broker ended a call with a gRPC error that a retry will not cure
     │   ├── Unauthenticated             the call has no token, or an invalid one
     │   └── PermissionDenied            the token is valid, but does not allow this call
+    ├── MessageTypeNotFound             a registry has no such message type, or no such version of it
+    ├── IncompatibleType                a new version of a message type breaks the promise to readers of its journals
     ├── AppendOutcomeUnknown            the connection broke after a commit may have been sent
     ├── ApplyOutcomeUnknown             the connection broke while specs were being applied
     ├── NotDurable                      an acknowledged append does not survive yet what its client waits for
@@ -76,7 +78,7 @@ succeed later. For operations that change something, `outcome` tells whether the
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -198,6 +200,30 @@ class PermissionDenied(RpcFailed):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "PERMISSION_DENIED")
+
+
+class MessageTypeNotFound(CorantoError):
+    """A registry has no such message type, or no such version of it."""
+
+    def __init__(self, registry: str, wanted: str, present: Sequence[str]) -> None:
+        shown = ", ".join(present[:20]) + (f" and {len(present) - 20} more" if len(present) > 20 else "")
+        super().__init__(
+            f"registry {registry} has no message type {wanted}; it has {shown or 'none'}. Register it by "
+            "`coranto types register`"
+        )
+        self.registry = registry
+        self.wanted = wanted
+
+
+class IncompatibleType(CorantoError):
+    """A new version of a message type breaks the promise that it is to keep. `problems` tell of each field."""
+
+    def __init__(self, name: str, compatibility: str, problems: Sequence[str]) -> None:
+        told = "; ".join(problems)
+        super().__init__(f"{name} is not {compatibility} compatible with its earlier versions: {told}")
+        self.name = name
+        self.compatibility = compatibility
+        self.problems = tuple(problems)
 
 
 class OffsetJump(CorantoError):

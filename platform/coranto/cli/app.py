@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import grpc
 import typer
 
-from coranto.cli import attach_uuids, audit, cluster, doctor, journals, recover, streams
+from coranto.cli import attach_uuids, audit, cluster, doctor, journals, recover, streams, types
 from coranto.cli.output import printable
 from coranto.cli.plugins import add_plugins
 from coranto.errors import CorantoError
@@ -60,6 +60,7 @@ def _build(words: Sequence[str]) -> typer.Typer:
     app.add_typer(journals.app, name="journals")
     app.add_typer(audit.app, name="audit")
     app.add_typer(streams.app, name="streams")
+    app.add_typer(types.app, name="types")
     app.add_typer(recover.app, name="recover")
     app.command("up")(cluster.up)
     app.command("attach-uuids")(attach_uuids.attach_uuids)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from coranto.client import SyncJournalClient
+from coranto.client.record_journals import HELD, next_record, records_spec
 from coranto.errors import (
     AppendOutcomeUnknown,
     CorruptData,
@@ -36,16 +37,7 @@ from coranto.errors import (
     RegisterMismatch,
     WrongAppendOffset,
 )
-from coranto.labels import (
-    CONTENT_TYPE,
-    JSON_LINES,
-    MANAGED_BY,
-    NAME,
-    PUBLICATIONS,
-    label_selector,
-    label_set,
-    value_of,
-)
+from coranto.labels import NAME, PUBLICATIONS, label_selector, value_of
 from coranto.names import validate_journal
 from coranto.streams.model.stream import HELD_LABEL
 from coranto.wire import protocol_pb2 as pb
@@ -239,12 +231,7 @@ class Ledger:
             self.refresh()
 
     def _append(self, line: bytes) -> None:
-        if self._offset:
-            held = label_selector(include=[(HELD_LABEL, "")])
-            self._client.append(self.journal, line, offset=self._offset, check_registers=held)
-        else:  # No offset can be demanded of an empty journal; its registers tell that it is one.
-            empty = label_selector(exclude=[(HELD_LABEL, "")])
-            self._client.append(self.journal, line, check_registers=empty, union_registers=_HELD)
+        self._client.append(self.journal, line, **next_record(self._offset)._asdict())
 
     def _exists(self) -> bool:
         return bool(self._client.list(label_selector(include=[(NAME, self.journal)])).journals)
@@ -253,11 +240,7 @@ class Ledger:
         found = self._client.list(label_selector(include=[(NAME, like)])).journals
         if not found:
             raise JournalNotFound(like)
-        template = found[0].spec
-        spec = pb.JournalSpec(name=self.journal, replication=template.replication, flags=template.flags)
-        spec.labels.CopyFrom(label_set({CONTENT_TYPE: JSON_LINES, MANAGED_BY: PUBLICATIONS}))
-        spec.fragment.CopyFrom(template.fragment)
-        spec.fragment.ClearField("retention")
+        spec = records_spec(self.journal, found[0].spec, PUBLICATIONS)
         try:
             self._client.apply([pb.ApplyRequest.Change(upsert=spec)])
         except EtcdTransactionFailed as error:  # Another publisher was faster. Ask brokers that know that.
@@ -270,15 +253,12 @@ class Ledger:
             return
         if accept_loss:
             untouched = label_selector(exclude=[(HELD_LABEL, "")])
-            self._client.append(self.journal, acknowledged_line(""), check_registers=untouched, union_registers=_HELD)
+            self._client.append(self.journal, acknowledged_line(""), check_registers=untouched, union_registers=HELD)
             return
         raise LedgerDamaged(
             f"journal {self.journal} has content but not the registers of a ledger: it is not one, or all its brokers "
             "were lost, and its last records perhaps with them"
         )
-
-
-_HELD = label_set({HELD_LABEL: "true"})
 
 
 def checked_writer_id(writer_id: str) -> str:

@@ -1,0 +1,102 @@
+"""`coranto types register|check`: registers definitions of message types, or tells what would stand against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.output import note, opened
+from coranto.client import JournalClient
+from coranto.errors import InvalidInput
+from coranto.types.compatibility import Compatibility
+from coranto.types.definitions import MessageType
+from coranto.types.documents import parse_type_document
+from coranto.types.registry import TypeRegistry
+
+DEFAULT_REGISTRY = "types/registry"
+
+Registry = Annotated[
+    str, typer.Option("--registry", envvar="CORANTO_TYPE_REGISTRY", help="Journal that registers the types.")
+]
+_Files = Annotated[
+    list[str], typer.Option("--file", "-f", help="YAML file with the definition of a type, or - for input. May repeat.")
+]
+_Promise = Annotated[
+    Compatibility | None,
+    typer.Option(
+        "--compatibility",
+        case_sensitive=False,
+        help="Who reads whose messages: BACKWARD (new versions those of earlier ones), FORWARD, FULL, NONE. Default: "
+        "as the last version, BACKWARD for the first.",
+        show_default=False,
+    ),
+]
+
+
+def register(
+    files: _Files,
+    registry: Registry = DEFAULT_REGISTRY,
+    compatibility: _Promise = None,
+    like: Annotated[
+        str,
+        typer.Option("--like", help="Create the registry if it is missing, with the settings of this journal."),
+    ] = "",
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on although the registry may have lost versions.")
+    ] = False,
+    endpoint: Endpoint = None,
+) -> None:
+    """Register message types: each definition is the next version of its type, unless it has been registered before.
+
+    A version that would break readers is refused, with each field that breaks them.
+    """
+    definitions = [_read(name) for name in files]
+
+    async def work(client: JournalClient) -> None:
+        types = TypeRegistry(client, registry)
+        for definition in definitions:
+            done = await types.register(definition, compatibility=compatibility, like=like, accept_loss=accept_loss)
+            typer.echo(f"{'registered' if done.is_new else 'unchanged:'} {done.version}")
+
+    with_client(endpoint, work)
+
+
+def check(
+    files: _Files, registry: Registry = DEFAULT_REGISTRY, compatibility: _Promise = None, endpoint: Endpoint = None
+) -> None:
+    """Tell what `register` would do, and change nothing. The exit code is 1 if it would refuse a definition."""
+    definitions = [_read(name) for name in files]
+
+    async def work(client: JournalClient) -> bool:
+        types = TypeRegistry(client, registry)
+        sound = True
+        for definition in definitions:
+            catalog = await types.catalog()
+            problems = await types.problems(definition, compatibility=compatibility)
+            known = catalog.version_of(definition)
+            for problem in problems:
+                note(f"{definition.name}: {problem}")
+            sound &= not problems
+            if known is not None:
+                typer.echo(f"unchanged: {known}")
+            elif not problems:
+                following = catalog.next_version(definition, compatibility, 0.0)
+                typer.echo(f"would register {following}")
+        return sound
+
+    if not with_client(endpoint, work):
+        raise typer.Exit(1)
+
+
+def _read(name: str) -> MessageType:
+    with opened(name, "rb") as file:
+        content = file.read()
+    try:
+        return parse_type_document(content.decode(), Path() if name == "-" else Path(name).parent)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"is not UTF-8: {error}", field=name) from error
+    except InvalidInput as error:
+        raise error.within(name) from error

@@ -1,0 +1,271 @@
+"""The catalog of message types: what the records of a registry say, and the record that is to come next.
+
+A registry is a journal of lines of JSON. A record registers one version:
+
+    {"registry": 1, "type": "shop.Order", "version": 2, "compatibility": "BACKWARD", "time": 1.7e9, "definition": {…}}
+
+`registry` is the format of records. `Catalog` folds the lines, in their order:
+
+* The first record of a type has the version 1, and each one after it the next. A record of another version does not
+  count: its writer has lost a race, or repeated an append.
+* A line that is no record is *stray*. It cannot be a version, so it is passed over and told.
+* A record whose definition this program does not understand bars the type from this version on, because the latest
+  version is not known then. Other types, and earlier versions by their numbers, remain.
+* A record of a later format ends the fold with an error: it may mean anything.
+
+A new version is checked against all versions from the last one on that was registered with NONE, because a journal
+keeps messages of all of them. A definition that one of the versions has already adds nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from coranto.errors import CorruptData, CorruptMessage, IncompatibleType, InvalidInput, MessageTypeNotFound
+from coranto.messages.framing import JsonLines
+from coranto.types.compatibility import Compatibility, FieldProblem, problems_of
+from coranto.types.definitions import MessageType, validate_type_name
+from coranto.types.references import TypeReference
+
+FORMAT: Final = 1
+MAX_RECORD_BYTES: Final = 4 << 20
+"""The longest record in bytes. Nothing that is longer is one."""
+MAX_STRAYS: Final = 100
+"""The most stray lines that are remembered."""
+_RECORD: Final = "registry"
+_LAST_TIME: Final = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class TypeVersion:
+    """A registered version of a message type: when it was registered (Unix seconds), and by which promise."""
+
+    number: int
+    definition: MessageType
+    compatibility: Compatibility
+    time: float
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def reference(self) -> TypeReference:
+        """The reference to exactly this version."""
+        return TypeReference(self.name, self.number)
+
+    def __str__(self) -> str:
+        return str(self.reference)
+
+    def to_line(self) -> bytes:
+        """Return the record of the version. Raises InvalidInput for one that is too long."""
+        line = json.dumps(
+            {
+                _RECORD: FORMAT,
+                "type": self.name,
+                "version": self.number,
+                "compatibility": self.compatibility.value,
+                "time": self.time,
+                "definition": self.definition.to_plain(),
+            },
+            separators=(",", ":"),
+        ).encode()
+        if len(line) > MAX_RECORD_BYTES:
+            raise InvalidInput(
+                f"the record of {self.name} has {len(line)} bytes, and may have {MAX_RECORD_BYTES}: leave fields, or "
+                "descriptors that it does not need, out"
+            )
+        return line + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StrayLine:
+    """A line of a registry that is no record."""
+
+    offset: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Barred:
+    version: int
+    offset: int
+    problem: str
+
+
+class Catalog:
+    """The types that the lines of a registry register, as far as they were fed."""
+
+    def __init__(self, journal: str) -> None:
+        self.journal = journal
+        self.strays: list[StrayLine] = []
+        """The first stray lines."""
+        self.stray_count = 0
+        self._versions: dict[str, list[TypeVersion]] = {}
+        self._barred: dict[str, _Barred] = {}
+        self._fed = 0
+        self._decoder = JsonLines(None, tolerant=True, max_line_bytes=MAX_RECORD_BYTES).decoder(journal, 0)
+
+    @property
+    def offset(self) -> int:
+        """The offset up to which content was fed."""
+        return self._fed
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the content that was fed ends with a whole line."""
+        return self._decoder.finish() is None
+
+    def feed(self, content: bytes) -> None:
+        """Take in content that follows what was fed before. Raises CorruptData for a record of a later format."""
+        self._fed += len(content)
+        while True:
+            try:
+                for envelope in self._decoder.feed(content):
+                    self._take(envelope.content, envelope.begin)
+                return
+            except CorruptMessage as error:
+                self._stray(error.offset, f"a line of more than {MAX_RECORD_BYTES} bytes")
+                content = b""
+
+    def _take(self, line: bytes, offset: int) -> None:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            return self._stray(offset, "not JSON")
+        if not isinstance(record, dict) or _RECORD not in record:
+            return self._stray(offset, "no record of a registry")
+        if record[_RECORD] != FORMAT:
+            raise CorruptData(
+                f"registry {self.journal} at offset {offset}: a record of the format {str(record[_RECORD])[:40]}, and "
+                f"this version of Coranto knows the format {FORMAT}: use a later version of Coranto"
+            )
+        name, number = record.get("type"), record.get("version")
+        try:
+            validate_type_name(name if isinstance(name, str) else "")
+        except InvalidInput as error:
+            return self._stray(offset, error.message)
+        assert isinstance(name, str)
+        if name in self._barred or type(number) is not int or number != self._next(name):
+            return self._stray(offset, f"version {str(number)[:20]} of {name}, where {self._next(name)} is next")
+        try:
+            found = TypeVersion(number, _definition(record, name), _promise(record), _time(record))
+        except (InvalidInput, RecursionError) as error:
+            self._barred[name] = _Barred(number, offset, str(error))
+            return None
+        self._versions.setdefault(name, []).append(found)
+        return None
+
+    def _stray(self, offset: int, problem: str) -> None:
+        self.stray_count += 1
+        if len(self.strays) < MAX_STRAYS:
+            self.strays.append(StrayLine(offset, problem))
+
+    def _next(self, name: str) -> int:
+        return len(self._versions.get(name, ())) + 1
+
+    # -- Asking ----------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all types, sorted."""
+        return tuple(sorted(self._versions.keys() | self._barred.keys()))
+
+    def problem_of(self, name: str) -> str:
+        """Return what bars a type; empty if nothing does."""
+        found = self._barred.get(name)
+        return "" if found is None else self._barred_text(name, found)
+
+    def history(self, name: str) -> tuple[TypeVersion, ...]:
+        """Return the versions of a type that are known, the first one first. Raises MessageTypeNotFound."""
+        if name not in self._versions and name not in self._barred:
+            raise MessageTypeNotFound(self.journal, name, self.names)
+        return tuple(self._versions.get(name, ()))
+
+    def find(self, reference: TypeReference) -> TypeVersion:
+        """Return the version that a reference means.
+
+        Raises MessageTypeNotFound if there is none, and CorruptData for the latest one of a type that is barred.
+        """
+        versions = self.history(reference.name)
+        barred = self._barred.get(reference.name)
+        if barred is not None and (reference.version is None or reference.version >= barred.version):
+            raise CorruptData(self._barred_text(reference.name, barred))
+        if reference.version is None:
+            return versions[-1]
+        if reference.version > len(versions):
+            raise MessageTypeNotFound(self.journal, str(reference), [str(each) for each in versions])
+        return versions[reference.version - 1]
+
+    def _barred_text(self, name: str, barred: _Barred) -> str:
+        return (
+            f"registry {self.journal} at offset {barred.offset}: version {barred.version} of {name} cannot be "
+            f"understood: {barred.problem}. Use a later version of Coranto, or an earlier version of the type by its "
+            "number"
+        )
+
+    # -- Registering -----------------------------------------------------------------------------------------------
+
+    def promise_of(self, name: str) -> Compatibility:
+        """Return the promise of a type's next version, if it names none itself: the last one that was not NONE."""
+        kept = [each.compatibility for each in self._versions.get(name, ()) if each.compatibility != Compatibility.NONE]
+        return kept[-1] if kept else Compatibility.BACKWARD
+
+    def next_version(self, definition: MessageType, promise: Compatibility | None, now: float) -> TypeVersion | None:
+        """Return the version that a definition would get at the time `now`. None if a version has it already.
+
+        Raises IncompatibleType for one that breaks its promise, and CorruptData for a type that is barred.
+        """
+        name = definition.name
+        if (barred := self._barred.get(name)) is not None:
+            raise CorruptData(self._barred_text(name, barred))
+        if self.version_of(definition) is not None:
+            return None
+        chosen = promise or self.promise_of(name)
+        if chosen is not Compatibility.NONE and (found := self.problems(definition, chosen)):
+            raise IncompatibleType(name, chosen.value, [str(each) for each in found])
+        return TypeVersion(self._next(name), definition, chosen, now)
+
+    def version_of(self, definition: MessageType) -> TypeVersion | None:
+        """Return the last version with exactly this definition, or None."""
+        same = [each for each in self._versions.get(definition.name, ()) if each.definition == definition]
+        return same[-1] if same else None
+
+    def problems(self, definition: MessageType, promise: Compatibility) -> tuple[FieldProblem, ...]:
+        """Return what breaks a promise to the versions that it is given to, that of the latest version first."""
+        found: list[FieldProblem] = []
+        for each in reversed(_since_cut(self._versions.get(definition.name, ()))):
+            told = {problem.place for problem in found}
+            problems = problems_of(definition, each.definition, promise, each.number)
+            found += [problem for problem in problems if problem.place not in told]
+        return tuple(found)
+
+
+def _since_cut(versions: Sequence[TypeVersion]) -> Sequence[TypeVersion]:
+    """Return the versions from the last one on that was registered with NONE."""
+    cuts = [at for at, each in enumerate(versions) if each.compatibility is Compatibility.NONE]
+    return versions[cuts[-1] :] if cuts else versions
+
+
+def _definition(record: dict[str, Any], name: str) -> MessageType:
+    found = MessageType.of_plain(record.get("definition"))
+    if found.name != name:
+        raise InvalidInput(f"its definition is of {found.name}")
+    return found
+
+
+def _promise(record: dict[str, Any]) -> Compatibility:
+    try:
+        return Compatibility(record.get("compatibility"))
+    except ValueError as error:
+        raise InvalidInput(f"its compatibility is {str(record.get('compatibility'))[:40]!r}") from error
+
+
+def _time(record: dict[str, Any]) -> float:
+    time = record.get("time")
+    if type(time) not in (int, float) or not abs(time) <= _LAST_TIME:
+        raise InvalidInput(f"its time is {str(time)[:40]!r}")
+    return float(time)

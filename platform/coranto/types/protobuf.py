@@ -1,0 +1,214 @@
+"""Fields of protobuf messages as fields of message types, and which changes of a message its readers survive.
+
+=====================================  ===============================================================================
+a field                                is
+=====================================  ===============================================================================
+int32, sint32, sfixed32                INT, BIGINT
+int64, uint32 and the like; uint64     BIGINT; a uint64 of 2**63 or more does not fit
+float; double                          FLOAT, DOUBLE; DOUBLE
+bool, string, bytes                    BOOLEAN, STRING, BINARY
+enum                                   STRING (the name, or the number of a value without one), INT
+google.protobuf.Timestamp              TIMESTAMP
+a message; repeated; map               STRUCT of some of its fields; ARRAY; MAP
+=====================================  ===============================================================================
+
+The first type is the one that is derived.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from google.protobuf import descriptor_pb2, message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError
+
+from coranto.errors import InvalidInput
+from coranto.messages.payloads import ProtobufPayload
+from coranto.types.kinds import ArrayKind, Kind, MapKind, PlainKind, StructKind, TypeField, format_kind
+
+_F: Final = FieldDescriptor
+_INTS: Final = (PlainKind.INT, PlainKind.BIGINT)
+SCALARS: Final[dict[int, tuple[PlainKind, ...]]] = {
+    **dict.fromkeys((_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_SFIXED32), _INTS),
+    **dict.fromkeys((_F.TYPE_INT64, _F.TYPE_SINT64, _F.TYPE_SFIXED64), (PlainKind.BIGINT,)),
+    **dict.fromkeys((_F.TYPE_UINT32, _F.TYPE_FIXED32, _F.TYPE_UINT64, _F.TYPE_FIXED64), (PlainKind.BIGINT,)),
+    _F.TYPE_FLOAT: (PlainKind.FLOAT, PlainKind.DOUBLE),
+    _F.TYPE_DOUBLE: (PlainKind.DOUBLE,),
+    _F.TYPE_BOOL: (PlainKind.BOOLEAN,),
+    _F.TYPE_STRING: (PlainKind.STRING,),
+    _F.TYPE_BYTES: (PlainKind.BINARY,),
+    _F.TYPE_ENUM: (PlainKind.STRING, PlainKind.INT),
+}
+"""The types of fields that are neither messages, repeated nor maps."""
+TIMESTAMP: Final = "google.protobuf.Timestamp"
+_ALSO_READS: Final = {
+    (_F.TYPE_INT64, _F.TYPE_INT32),
+    (_F.TYPE_INT64, _F.TYPE_UINT32),
+    (_F.TYPE_UINT64, _F.TYPE_UINT32),
+}
+"""Types of a reader's field, and other types whose values on the wire mean the same to it."""
+_MOST_DEPTH: Final = 20
+
+
+@functools.lru_cache(maxsize=64)
+def message_class(descriptors: bytes, message: str) -> Any:
+    """Return the class of a message among descriptors. Raises InvalidInput for one that there is not."""
+    try:
+        known = message_factory.GetMessages(descriptor_pb2.FileDescriptorSet.FromString(descriptors).file)
+    except (DecodeError, TypeError, KeyError) as error:
+        raise InvalidInput(
+            f"not a set of file descriptors: {error}; write it by protoc --include_imports --descriptor_set_out",
+            field="descriptorSet",
+        ) from error
+    if message not in known:
+        raise InvalidInput(
+            f"there is no {message} among the descriptors; there are {', '.join(sorted(known))}", field="messageType"
+        )
+    return known[message]
+
+
+def needed_descriptors(descriptors: bytes, message: str) -> bytes:
+    """Return descriptors without files that a message does not need, and without comments: equal ones are equal bytes.
+
+    Raises InvalidInput.
+    """
+    wanted = message_class(descriptors, message).DESCRIPTOR.file.name
+    files = {each.name: each for each in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file}
+    ordered: dict[str, descriptor_pb2.FileDescriptorProto] = {}
+
+    def add(name: str) -> None:
+        if name in ordered or name not in files:
+            return
+        for needed in files[name].dependency:
+            add(needed)
+        files[name].ClearField("source_code_info")
+        ordered[name] = files[name]
+
+    add(wanted)
+    return descriptor_pb2.FileDescriptorSet(file=ordered.values()).SerializeToString(deterministic=True)
+
+
+def fields_of(kind: Any, uuid_field: str | None) -> tuple[TypeField, ...]:
+    """Return the fields of a message class without the UUID's. Raises InvalidInput for one that contains itself."""
+    fields = _derived(kind.DESCRIPTOR, ())
+    return tuple(field for field in fields if field.name != uuid_field)
+
+
+def _derived(owner: Descriptor, within: tuple[str, ...]) -> tuple[TypeField, ...]:
+    if owner.full_name in within:
+        raise InvalidInput(
+            f"{owner.full_name} contains itself, and columns end somewhere: name the fields", field="fields"
+        )
+    if not owner.fields:
+        raise InvalidInput(f"{owner.full_name} has no fields: name the fields that you want", field="fields")
+    return tuple(
+        TypeField(each.name, _derived_kind(each, (*within, owner.full_name)), not each.is_required)
+        for each in owner.fields
+    )
+
+
+def _derived_kind(field: FieldDescriptor, within: tuple[str, ...]) -> Kind:
+    if is_map(field):
+        entry = field.message_type.fields_by_name
+        return MapKind(_derived_single(entry["key"], within), _derived_single(entry["value"], within))
+    single = _derived_single(field, within)
+    return ArrayKind(single) if field.is_repeated else single
+
+
+def _derived_single(field: FieldDescriptor, within: tuple[str, ...]) -> Kind:
+    if field.message_type is None:
+        return SCALARS[field.type][0]
+    if field.message_type.full_name == TIMESTAMP:
+        return PlainKind.TIMESTAMP
+    return StructKind(_derived(field.message_type, within))
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    """Return True if a field is a map."""
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def require_holds(kind: Any, fields: Sequence[TypeField], uuid_field: str | None) -> None:
+    """Raise InvalidInput for fields that a message class does not have, and for a place where no UUID can be."""
+    ProtobufPayload(kind, uuid_field)
+    _require_fields(kind.DESCRIPTOR, fields)
+
+
+def _require_fields(owner: Descriptor, fields: Sequence[TypeField]) -> None:
+    for field in fields:
+        found = owner.fields_by_name.get(field.name)
+        if found is None:
+            names = ", ".join(each.name for each in owner.fields)
+            raise InvalidInput(f"{owner.full_name} has no field {field.name!r}; it has {names}")
+        _require_kind(found, field.kind)
+
+
+def _require_kind(field: FieldDescriptor, kind: Kind) -> None:
+    if is_map(field):
+        if not isinstance(kind, MapKind):
+            raise _wrong(field, kind, "a map")
+        entry = field.message_type.fields_by_name
+        _require_single(entry["key"], kind.key)
+        _require_single(entry["value"], kind.value)
+    elif field.is_repeated:
+        if not isinstance(kind, ArrayKind):
+            raise _wrong(field, kind, "repeated")
+        _require_single(field, kind.element)
+    else:
+        _require_single(field, kind)
+
+
+def _require_single(field: FieldDescriptor, kind: Kind) -> None:
+    if field.message_type is None:
+        fitting = SCALARS.get(field.type, ())
+        if kind not in fitting:
+            raise _wrong(field, kind, " or ".join(each.value for each in fitting) or "of no such type")
+    elif isinstance(kind, StructKind):
+        _require_fields(field.message_type, kind.fields)
+    elif field.message_type.full_name != TIMESTAMP or kind is not PlainKind.TIMESTAMP:
+        raise _wrong(field, kind, f"a message {field.message_type.full_name}")
+
+
+def _wrong(field: FieldDescriptor, kind: Kind, actual: str) -> InvalidInput:
+    return InvalidInput(f"the field {field.full_name} is {actual}, and no {format_kind(kind)}")
+
+
+def wire_changes(reader: Any, written: Any) -> Iterator[tuple[str, str]]:
+    """Yield the places of fields of a reader's message class that misread messages of another class, and the problem.
+
+    Only what is on the wire counts: numbers, types, and whether a field repeats.
+    """
+    yield from _changes(reader.DESCRIPTOR, written.DESCRIPTOR, "", set(), 0)
+
+
+def _changes(
+    reader: Descriptor, written: Descriptor, place: str, seen: set[tuple[str, str]], depth: int
+) -> Iterator[tuple[str, str]]:
+    pair = reader.full_name, written.full_name
+    if pair in seen or depth > _MOST_DEPTH:
+        return
+    seen.add(pair)
+    for field in reader.fields:
+        where = f"{place}.{field.name}" if place else field.name
+        same = written.fields_by_number.get(field.number)
+        named = written.fields_by_name.get(field.name)
+        if named is not None and named.number != field.number:
+            yield where, f"has the number {field.number}, and {named.number} in the messages"
+        if same is None:
+            if field.is_required:
+                yield where, "is required, and the messages lack it"
+            continue
+        if field.is_repeated != same.is_repeated or is_map(field) != is_map(same):
+            yield where, f"repeats in one of both, and the number {field.number} does not in the other"
+        elif field.message_type is not None and same.message_type is not None:
+            yield from _changes(field.message_type, same.message_type, where, seen, depth + 1)
+        elif field.type != same.type and (field.type, same.type) not in _ALSO_READS:
+            yield where, f"is a {_type_name(field)}, and a {_type_name(same)} in the messages"
+
+
+def _type_name(field: FieldDescriptor) -> str:
+    name = descriptor_pb2.FieldDescriptorProto.Type.Name(descriptor_pb2.FieldDescriptorProto.Type.ValueType(field.type))
+    return name.removeprefix("TYPE_").lower()

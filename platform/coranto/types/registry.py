@@ -1,0 +1,221 @@
+"""`TypeRegistry`: the message types that a journal registers (`catalog.py` has its records and what they mean)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import structlog
+
+from coranto import labels
+from coranto.client import JournalClient, JournalInfo
+from coranto.client.record_journals import HELD, RecordConditions, next_record, records_spec
+from coranto.effects import Clock, SystemClock
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CorruptData,
+    EtcdTransactionFailed,
+    InvalidInput,
+    JournalNotFound,
+    OffsetJump,
+    RegisterMismatch,
+    WrongAppendOffset,
+)
+from coranto.labels import label_selector
+from coranto.names import validate_journal
+from coranto.types.catalog import Catalog, TypeVersion
+from coranto.types.compatibility import Compatibility, FieldProblem
+from coranto.types.definitions import MessageType
+from coranto.types.references import parse_reference, require_content_type, type_named_by
+from coranto.wire import protocol_pb2 as pb
+
+_log = structlog.get_logger(__name__)
+
+
+class Registration(NamedTuple):
+    """The version that a definition has, and True if it was registered just now."""
+
+    version: TypeVersion
+    is_new: bool
+
+
+class TypeRegistry:
+    """The registry of message types in a journal, for one task at a time.
+
+    Each method first reads the records that were added since the last one. A cancelled read is done again by the next
+    call; after a cancelled `register`, the version may be registered or not, and registering it again tells.
+
+    Methods raise CorruptData if the registry is damaged, or has records of a later version of Coranto, and the client's
+    errors, such as JournalNotFound for a registry that there is not.
+    """
+
+    def __init__(self, client: JournalClient, journal: str, *, clock: Clock | None = None) -> None:
+        self.journal = validate_journal(journal)
+        self._client = client
+        self._clock: Clock = clock or SystemClock()
+        self._catalog = Catalog(journal)
+        self._known_revision = 0
+        self._warned = 0
+
+    async def register(
+        self,
+        definition: MessageType,
+        *,
+        compatibility: Compatibility | None = None,
+        like: str = "",
+        accept_loss: bool = False,
+    ) -> Registration:
+        """Register a definition as the next version of its type, unless a version has exactly this definition.
+
+        `compatibility` is the promise of the version to those before; by default the one that the last version gave,
+        and BACKWARD for the first. With `like`, a registry that does not exist is created, with the settings of that
+        journal. Raises IncompatibleType, with each field that breaks the promise, and AppendOutcomeUnknown if answers
+        were lost for the client's patience: register it again then. Raises CorruptData if the brokers have lost what
+        tells that no record is missing; `accept_loss` goes on nevertheless.
+        """
+        await self._require(like)
+        await self._require_held(accept_loss)
+        mine: TypeVersion | None = None
+        is_unknown = False
+        while True:
+            await self._refresh()
+            wanted = self._catalog.next_version(definition, compatibility, self._clock.now())
+            if wanted is None:
+                found = self._catalog.version_of(definition)
+                assert found is not None
+                return Registration(found, found == mine)
+            mine = mine if is_unknown and mine is not None and mine.number == wanted.number else wanted
+            try:
+                await self._append(mine.to_line(), accept_loss)
+            except (WrongAppendOffset, RegisterMismatch):
+                await self._require_held(accept_loss)
+            except AppendOutcomeUnknown:
+                if is_unknown:
+                    raise
+                is_unknown = True
+
+    async def problems(
+        self, definition: MessageType, *, compatibility: Compatibility | None = None
+    ) -> tuple[FieldProblem, ...]:
+        """Return what `register` would refuse a definition for: nothing, if it would take it or has it. Cancellable."""
+        await self._refresh()
+        if self._catalog.version_of(definition) is not None:
+            return ()
+        return self._catalog.problems(definition, compatibility or self._catalog.promise_of(definition.name))
+
+    async def find(self, reference: str) -> TypeVersion:
+        """Return the latest version of a type (`shop.Order`), or a certain one (`shop.Order@3`). Cancellable.
+
+        Raises MessageTypeNotFound if there is none.
+        """
+        wanted = parse_reference(reference)
+        await self._refresh()
+        return self._catalog.find(wanted)
+
+    async def find_for(self, journals: Iterable[JournalInfo], reference: str = "") -> TypeVersion:
+        """Return the type of journals: the one that a reference names, else the one that the labels of all name.
+
+        Raises InvalidInput if they name none or several, or have another `content-type` than the type's messages.
+        Cancellable.
+        """
+        present: Mapping[str, pb.LabelSet] = {info.name: info.spec.labels for info in journals}
+        found = await self.find(reference or type_named_by(present))
+        for journal, told in present.items():
+            require_content_type(journal, told, found.definition)
+        return found
+
+    async def catalog(self) -> Catalog:
+        """Return all that the registry has now. Later calls of this registry add to it. Cancellable."""
+        await self._refresh()
+        return self._catalog
+
+    # -- The journal -----------------------------------------------------------------------------------------------
+
+    async def _refresh(self) -> None:
+        catalog = self._catalog
+        try:
+            head = await self._client.head(self.journal)
+            if head < catalog.offset:
+                raise CorruptData(
+                    f"registry {self.journal} was read up to offset {catalog.offset}, and ends at {head} now: it was "
+                    "deleted and created again, or has lost records; run `coranto audit` on it"
+                )
+            if head > catalog.offset:
+                await self._read_to(head)
+        except OffsetJump as error:
+            raise CorruptData(
+                f"registry {self.journal} has lost records: {error} Recover them (`coranto audit`), or begin a new "
+                "registry; a registry has no retention"
+            ) from error
+        if not catalog.is_whole:
+            raise CorruptData(f"registry {self.journal} ends at {head} within a record; run `coranto audit` on it")
+        if catalog.stray_count > self._warned:
+            self._warned = catalog.stray_count
+            last = catalog.strays[-1]
+            _log.warning(
+                "types.stray_lines",
+                registry=self.journal,
+                lines=catalog.stray_count,
+                offset=last.offset,
+                problem=last.problem,
+            )
+
+    async def _read_to(self, head: int) -> None:
+        chunks = self._client.read(self.journal, self._catalog.offset, end_offset=head, fail_on_jump=True)
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                self._catalog.feed(chunk.content)
+
+    async def _append(self, line: bytes, accept_loss: bool) -> None:
+        conditions = next_record(self._catalog.offset)
+        if accept_loss and self._catalog.offset:
+            conditions = RecordConditions(self._catalog.offset, pb.LabelSelector(), HELD)
+        await self._client.append(self.journal, line, min_etcd_revision=self._known_revision, **conditions._asdict())
+
+    async def _require_held(self, accept_loss: bool) -> None:
+        """Raise CorruptData if the brokers have content of the registry, but not its registers."""
+        at = await self._client.append(self.journal, b"", min_etcd_revision=self._known_revision)
+        if at.end and not labels.value_of(at.registers, labels.HELD) and not accept_loss:
+            raise CorruptData(
+                f"journal {self.journal} has content but not the registers of a registry: it is not one, or all its "
+                "brokers were lost, and its last records perhaps with them. Run `coranto audit` on it and recover what "
+                "is lost; or accept that versions may be gone (--accept-loss)"
+            )
+
+    async def _require(self, like: str) -> None:
+        """Return once the registry exists. Raises InvalidInput for a journal that cannot be one."""
+        found = await self._listed(self.journal)
+        if found is None:
+            if not like:
+                raise JournalNotFound(
+                    self.journal, detail="there is no such registry yet; name a journal whose settings it gets (like)"
+                )
+            await self._create(like)
+            return
+        if found.spec.fragment.retention.ToNanoseconds():
+            raise InvalidInput(
+                f"journal {self.journal} has a retention, and a registry needs all its records: remove it there",
+                field="registry",
+            )
+        kind = labels.value_of(found.spec.labels, labels.CONTENT_TYPE, labels.JSON_LINES)
+        if kind != labels.JSON_LINES:
+            raise InvalidInput(
+                f"journal {self.journal} has {labels.CONTENT_TYPE} {kind}, and a registry has lines of JSON: name "
+                "another",
+                field="registry",
+            )
+
+    async def _create(self, like: str) -> None:
+        template = await self._listed(like)
+        if template is None:
+            raise JournalNotFound(like)
+        spec = records_spec(self.journal, template.spec, labels.MESSAGE_TYPES)
+        try:
+            await self._client.apply([pb.ApplyRequest.Change(upsert=spec)])
+        except EtcdTransactionFailed as error:  # Another process was faster. Ask brokers that know that.
+            self._known_revision = error.header.etcd.revision if error.header is not None else 0
+
+    async def _listed(self, journal: str) -> JournalInfo | None:
+        listing = await self._client.list(label_selector(include=[(labels.NAME, journal)]))
+        return next(iter(listing.journals), None)
