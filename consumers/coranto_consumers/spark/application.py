@@ -89,7 +89,8 @@ class Application(Protocol):
     def value_schema(self) -> str:
         """The DDL of the columns that messages are parsed into, such as `carrier STRING, arr_delay DOUBLE`.
 
-        With `_commit_offset BIGINT`, rows also tell where in their journal they became committed.
+        With `_commit_offset BIGINT`, rows also tell where in their journal they became committed. If the consumer has a
+        registry, `*` at the beginning stands for all fields of the message type: `*, _commit_offset BIGINT`.
         """
         ...
 
@@ -101,6 +102,16 @@ class Application(Protocol):
         of later transactions after all of this one. The output may be evaluated several times, also for transactions
         that are then abandoned. So it must have no side effects.
         """
+        ...
+
+
+@runtime_checkable
+class NamesMessageType(Protocol):
+    """An application that names the registered type of its messages. Others take the one that the journals name."""
+
+    @property
+    def message_type(self) -> str:
+        """The type, such as `shop.Order`, or one of its versions, such as `shop.Order@3`."""
         ...
 
 

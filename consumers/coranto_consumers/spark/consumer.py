@@ -51,7 +51,6 @@ from coranto_consumers.spark.discovery import (
     contents,
     cuts_of,
     heads_of,
-    list_journals,
     require_unread,
 )
 from coranto_consumers.spark.frames import ExpectedRows
@@ -86,8 +85,10 @@ class SparkConsumer:
     function that starts a session; it is called when there is something to read. `on_progress` is called once the plan
     is known, and after each transaction.
     `uuid_pointer` is the JSON pointer to a message's UUID. `framing` is that of messages which are not lines of JSON
-    (`framings.py`). Use an instance from one thread only. Instances with the same application name fence each other
-    off, on any machine.
+    (`framings.py`). A `registry` of message types tells both: those of the type that the application names
+    (`message_type`), else of the one that the labels of all journals name. The version is found when the first run
+    begins, and stays that of the instance. Use an instance from one thread only. Instances with the same application
+    name fence each other off, on any machine.
 
     Messages that do not fit the application's columns, or whose UUID cannot be read, are `misfits`. They end the run;
     or the application gets them, with nulls for what does not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters`
@@ -115,6 +116,7 @@ class SparkConsumer:
         fail_on_data_loss: bool = True,
         uuid_pointer: str = DEFAULT_UUID_POINTER,
         framing: ReadFraming | None = None,
+        registry: str = "",
     ) -> None:
         options = ConsumerOptions(
             max_transaction_bytes=max_transaction_bytes,
@@ -125,6 +127,7 @@ class SparkConsumer:
             fail_on_data_loss=fail_on_data_loss,
             uuid_pointer=uuid_pointer,
             framing=framing,
+            registry=registry,
         )  # Raises InvalidInput.
         if not client.name:
             client = replace(client, name=f"spark-consumer/{quote(application.name)[:100]}")
@@ -196,7 +199,7 @@ class SparkConsumer:
             return report
 
     def _present(self, client: SyncJournalClient) -> dict[str, ContentExtent]:
-        return contents(client, list_journals(client, self._application.sources, field="application sources"))
+        return contents(client, self._input.journals(client, self._application.sources, field="application sources"))
 
     def _begin(self, client: SyncJournalClient) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Run step 1 of the module's description, if the database accepts the application's own SQL."""

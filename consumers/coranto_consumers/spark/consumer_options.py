@@ -8,12 +8,13 @@ from typing import Any, Final, Self
 
 from coranto.errors import InvalidInput
 from coranto.messages.framing import DEFAULT_UUID_POINTER
+from coranto.names import validate_journal
 from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, dead_letter_table, policy_of
 from coranto_consumers.spark.framings import ReadFraming, chosen_framing, parse_framing
 
 DEFAULT_TRANSACTION_BYTES: Final = 256 << 20
 DEFAULT_PARTITION_BYTES: Final = 32 << 20
-_OF_WINDOWS: Final = ("max_partition_bytes", "misfits", "uuid_pointer", "framing")
+_OF_WINDOWS: Final = ("max_partition_bytes", "misfits", "uuid_pointer", "framing", "registry")
 _PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "max_transaction_bytes": ((int,), "a whole number"),
     "max_transaction_messages": ((int, type(None)), "a whole number"),
@@ -21,6 +22,7 @@ _PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "max_partition_bytes": ((int,), "a whole number"),
     "fail_on_data_loss": ((bool,), "true or false"),
     "uuid_pointer": ((str,), "a text"),
+    "registry": ((str,), "a text"),
 }
 _POLICIES: Final = {"fail": MisfitPolicy.FAIL, "nulls": MisfitPolicy.NULLS}
 
@@ -37,6 +39,7 @@ class ConsumerOptions:
     fail_on_data_loss: bool = True
     uuid_pointer: str = DEFAULT_UUID_POINTER
     framing: ReadFraming | None = None
+    registry: str = ""
 
     def __post_init__(self) -> None:
         policy_of(self.misfits)
@@ -54,6 +57,11 @@ class ConsumerOptions:
                 f"{self.min_transaction_seconds} is not a number of seconds from 0 on", field="min_transaction_seconds"
             )
         chosen_framing(self.framing, self.uuid_pointer)
+        if self.registry:
+            validate_journal(self.registry, kind="registry")
+            if self.framing is not None or self.uuid_pointer != DEFAULT_UUID_POINTER:
+                name = "uuid_pointer" if self.framing is None else "framing"
+                raise InvalidInput("is told by the registry; leave it out", field=name)
 
     @classmethod
     def of(cls, given: Mapping[str, object], *, by_window: bool = False) -> Self:
@@ -96,7 +104,7 @@ class ConsumerOptions:
 
     @property
     def chosen_framing(self) -> ReadFraming:
-        """The framing that `framing` and `uuid_pointer` choose."""
+        """The framing that `framing` and `uuid_pointer` choose. With a registry, the type's takes its place."""
         return chosen_framing(self.framing, self.uuid_pointer)
 
 

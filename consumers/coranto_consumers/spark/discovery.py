@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from coranto.client import JournalInfo, SyncJournalClient
 from coranto.errors import InvalidInput, JournalNotFound, JournalSuspended
 from coranto.fragments import forks
-from coranto.labels import CONTENT_TYPE, JSON_LINES, NAME, STREAM, label_selector, value_of
+from coranto.labels import CONTENT_TYPE, JSON_LINES, MESSAGE_TYPE, NAME, STREAM, label_selector, value_of
 from coranto.wire import protocol_pb2 as pb
 
 if TYPE_CHECKING:
@@ -22,15 +22,49 @@ T = TypeVar("T")
 _CALLS_AT_ONCE: Final = 16
 
 
-def find_journals(client: SyncJournalClient, wanted: str | Sequence[str], *, field: str) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class JournalLabels:
+    """The labels that journals must have: their `content-type`, if they have one, and the type of their messages."""
+
+    content_type: str | None = JSON_LINES
+    """None: any."""
+    message_type: str = ""
+    """Empty: any, or none."""
+
+    def require(self, info: JournalInfo, field: str) -> None:
+        """Raise InvalidInput, naming `field`, for a journal with other labels."""
+        content_type = value_of(info.spec.labels, CONTENT_TYPE)
+        if self.content_type is not None and content_type not in ("", self.content_type):
+            raise InvalidInput(
+                f"journal {info.name} has {CONTENT_TYPE} {content_type}; only {self.content_type} can be read: "
+                "leave the journal out, or say how its messages are framed",
+                field=field,
+            )
+        message_type = value_of(info.spec.labels, MESSAGE_TYPE)
+        if self.message_type and message_type != self.message_type:
+            raise InvalidInput(
+                f"journal {info.name} has {MESSAGE_TYPE} {message_type or 'none'}, and {self.message_type} is read: "
+                "leave the journal out, or name a message type",
+                field=field,
+            )
+
+
+_LINES_OF_JSON: Final = JournalLabels()
+
+
+def find_journals(
+    client: SyncJournalClient, wanted: str | Sequence[str], *, field: str, labels: JournalLabels = _LINES_OF_JSON
+) -> tuple[str, ...]:
     """Return the sorted names of the journals of a label selector or a list of names. Raises as `list_journals`."""
-    return tuple(info.name for info in list_journals(client, wanted, field=field))
+    return tuple(info.name for info in list_journals(client, wanted, field=field, labels=labels))
 
 
-def list_journals(client: SyncJournalClient, wanted: str | Sequence[str], *, field: str) -> tuple[JournalInfo, ...]:
+def list_journals(
+    client: SyncJournalClient, wanted: str | Sequence[str], *, field: str, labels: JournalLabels = _LINES_OF_JSON
+) -> tuple[JournalInfo, ...]:
     """Return the journals of a label selector or a list of names, sorted by name.
 
-    Raises InvalidInput, naming `field`, when there are none, a name is unknown, or a journal does not hold JSON lines.
+    Raises InvalidInput, naming `field`, when there are none, a name is unknown, or a journal has other labels.
     """
     if isinstance(wanted, str):
         listing = client.list(wanted)
@@ -42,41 +76,35 @@ def list_journals(client: SyncJournalClient, wanted: str | Sequence[str], *, fie
         listing = client.list(label_selector(include=[(NAME, name) for name in wanted]))
         if missing := sorted(set(wanted) - set(listing.names)):
             raise InvalidInput(f"there is no journal {missing[0]}; `coranto journals list` shows them all", field=field)
-    return _checked(listing.journals, field)
+    return _checked(listing.journals, field, labels)
 
 
 def select_journals(
-    client: SyncJournalClient, names: Sequence[str] | None, pattern: str, selector: str
+    client: SyncJournalClient,
+    names: Sequence[str] | None,
+    pattern: str,
+    selector: str,
+    labels: JournalLabels = _LINES_OF_JSON,
 ) -> tuple[JournalInfo, ...]:
     """Return the journals that options select, sorted by name: by a pattern, by names, or by a label selector.
 
     A pattern is a regular expression for whole names. Raises InvalidInput as `list_journals` does.
     """
     if not pattern:
-        return list_journals(client, selector if names is None else names, field="options")
+        return list_journals(client, selector if names is None else names, field="options", labels=labels)
     field = "option subscribePattern"
     found = [info for info in client.list("").journals if re.fullmatch(pattern, info.name)]
     if not found:
         raise InvalidInput(
             f"no journal has a name like {pattern!r}; `coranto journals list` shows them all", field=field
         )
-    return _checked(found, field)
+    return _checked(found, field, labels)
 
 
-def _checked(found: Iterable[JournalInfo], field: str) -> tuple[JournalInfo, ...]:
+def _checked(found: Iterable[JournalInfo], field: str, labels: JournalLabels) -> tuple[JournalInfo, ...]:
     for info in found:
-        _require_json_lines(info, field)
+        labels.require(info, field)
     return tuple(sorted(found, key=lambda info: info.name))
-
-
-def _require_json_lines(info: JournalInfo, field: str) -> None:
-    content_type = value_of(info.spec.labels, CONTENT_TYPE, JSON_LINES)
-    if content_type != JSON_LINES:
-        raise InvalidInput(
-            f"journal {info.name} has {CONTENT_TYPE} {content_type}; only {JSON_LINES} can be read: "
-            "leave the journal out",
-            field=field,
-        )
 
 
 def require_unread(client: SyncJournalClient, journals: Iterable[str], known: Collection[str]) -> None:

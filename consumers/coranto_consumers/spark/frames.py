@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ _TEXT = "_coranto_corrupt"
 _PARSED = "_coranto_parsed"
 _TOLD_SECONDS: Final = 2.0
 """The time in seconds within which Spark tells what an action has observed, if it does."""
+_DDL: Final = "value_schema"
+_ALL: Final = re.compile(r"\s*\*\s*(?:,|$)")
 _LOW, _HIGH, _COMMIT = "_coranto_low", "_coranto_high", "_coranto_commit"
 _PIECE = PARSED_PREFIX + PIECE.name
 _LINE = PARSED_PREFIX + LINE.name
@@ -228,25 +231,46 @@ def choose_committed(
     return committed.select("*", *offset_column).drop(_PIECE, _LOW, _HIGH, _COMMIT)
 
 
-def parse_schema(ddl: str) -> StructType:
-    """Return the columns of an application's `value_schema`, which may ask for `COMMITTED_AT`. Raises InvalidInput."""
+def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
+    """Return the columns of an application's `value_schema`, which may ask for `COMMITTED_AT`. Raises InvalidInput.
+
+    `*` at the beginning stands for the columns of a registered type.
+    """
+    star, rest = _ALL.match(ddl), ddl
+    if star is not None:
+        if registered is None:
+            raise InvalidInput(
+                "`*` stands for the fields of a registered type: give the consumer a registry", field=_DDL
+            )
+        rest = ddl[star.end() :]
+        if not rest.strip():
+            return _checked(registered)
     try:
-        schema = StructType.fromDDL(ddl)
+        schema = StructType.fromDDL(rest)
     except PySparkException as error:
         raise InvalidInput(
-            f"{ddl!r} is not a list of columns: {error}; write it as `id BIGINT, name STRING`", field="value_schema"
+            f"{ddl!r} is not a list of columns: {error}; write it as `id BIGINT, name STRING`", field=_DDL
         ) from error
     if not isinstance(schema, StructType):
         raise InvalidInput(
-            f"{ddl!r} is a type, not a list of columns; write it as `id BIGINT, name STRING`", field="value_schema"
+            f"{ddl!r} is a type, not a list of columns; write it as `id BIGINT, name STRING`", field=_DDL
         )
+    if star is not None and registered is not None:
+        if twice := sorted(set(registered.names) & set(schema.names)):
+            raise InvalidInput(f"column {twice[0]} is among those that `*` stands for; leave it out", field=_DDL)
+        schema = StructType([*registered.fields, *schema.fields])
+    return _checked(schema)
+
+
+def _checked(schema: StructType) -> StructType:
+    """Return columns that an application may have. Raises InvalidInput for others."""
     asked = {name: schema[name].dataType.simpleString() for name in schema.names if name == COMMITTED_AT}
     if asked.get(COMMITTED_AT, "bigint") != "bigint":
-        raise InvalidInput(f"column {COMMITTED_AT} is a BIGINT, not {asked[COMMITTED_AT]}", field="value_schema")
+        raise InvalidInput(f"column {COMMITTED_AT} is a BIGINT, not {asked[COMMITTED_AT]}", field=_DDL)
     own = {PARSED_PREFIX + name for name in FIELDS} - asked.keys()
     reserved = sorted(name for name in schema.names if name in own or name.startswith("_coranto_"))
     if reserved:
-        raise InvalidInput(f"column {reserved[0]} is reserved; give yours another name", field="value_schema")
+        raise InvalidInput(f"column {reserved[0]} is reserved; give yours another name", field=_DDL)
     return schema
 
 

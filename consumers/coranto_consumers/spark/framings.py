@@ -10,7 +10,6 @@ does.
 
 from __future__ import annotations
 
-import functools
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from coranto.errors import InvalidInput
 from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
+from coranto_consumers.spark.discovery import JournalLabels
 
 if TYPE_CHECKING:
     from coranto.messages.csv_rows import CsvRows
@@ -27,14 +27,17 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = {
     "framing": "json: lines of JSON objects (default); lines: any lines, without UUIDs; csv; fixed: fixed frames",
-    "uuidPointer": "JSON pointer to a message's UUID: /_meta/uuid (default)",
+    "uuidPointer": "JSON pointer to a message's UUID: /_meta/uuid (default), or none",
     "csvColumns": "number of columns of framing=csv, the UUID's included",
     "csvUuidColumn": "the UUID's column of framing=csv, counted from 0 (default 0), or none",
     "descriptorFile": "for framing=fixed: a file that `protoc --include_imports --descriptor_set_out` wrote",
     "descriptorSet": "for framing=fixed: the content of such a file as base64, instead of its name",
-    "messageType": "for framing=fixed: full name of the messages' type among the descriptors; without it, no UUIDs",
+    "messageType": "for framing=fixed: full name of the messages' type among the descriptors; without it, no UUIDs. "
+    "With a registry: name of a message type there, as shop.Order or shop.Order@3",
     "uuidField": "for framing=fixed: field of the messageType with the UUID: uuid (default), a path as meta.uuid, none",
 }
+NO_UUID: Final = "none"
+"""The place of the UUID in an option, if messages have none."""
 _OF_FRAMING: Final = {
     "json": ("uuidPointer",),
     "lines": (),
@@ -116,24 +119,13 @@ class FixedRecords:
         return _kind(self.descriptors, self.message_type)
 
 
-@functools.lru_cache(maxsize=16)
 def _kind(descriptors: bytes, message_type: str) -> Any:
-    from google.protobuf import descriptor_pb2, message_factory
-    from google.protobuf.message import DecodeError
+    from coranto.types.protobuf import message_class
 
     try:
-        known = message_factory.GetMessages(descriptor_pb2.FileDescriptorSet.FromString(descriptors).file)
-    except (DecodeError, TypeError, KeyError) as error:
-        raise InvalidInput(
-            f"not a set of file descriptors: {error}; write it by protoc --include_imports --descriptor_set_out",
-            field="option descriptorSet",
-        ) from error
-    if message_type not in known:
-        raise InvalidInput(
-            f"there is no {message_type} among the descriptors; there are {', '.join(sorted(known))}",
-            field="option messageType",
-        )
-    return known[message_type]
+        return message_class(descriptors, message_type)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, field=f"option {error.field}") from error
 
 
 class _Opaque:
@@ -180,8 +172,9 @@ def parse_framing(given: Mapping[str, str], *, tolerant: bool) -> ReadFraming:
             if other != name and option.lower() in given:
                 raise InvalidInput(f"is for framing={other}, not for {name}: leave it out", field=f"option {option}")
     if name == "json":
+        pointer = given.get("uuidpointer", DEFAULT_UUID_POINTER)
         try:
-            return JsonLines(given.get("uuidpointer", DEFAULT_UUID_POINTER), tolerant=tolerant)
+            return JsonLines(None if pointer == NO_UUID else pointer, tolerant=tolerant)
         except InvalidInput as error:
             raise InvalidInput(error.message, field="option uuidPointer") from error
     if name == "lines":
@@ -189,6 +182,11 @@ def parse_framing(given: Mapping[str, str], *, tolerant: bool) -> ReadFraming:
     records = _csv(given) if name == "csv" else _fixed(given)
     records.framing()  # Raises InvalidInput.
     return replace(records, tolerant=tolerant)
+
+
+def labels_of(framing: ReadFraming) -> JournalLabels:
+    """Return the labels of journals in which a framing can be. Who names another one than JSON knows what they hold."""
+    return JournalLabels() if name_of(framing) == "json" else JournalLabels(content_type=None)
 
 
 def options_of(framing: ReadFraming) -> dict[str, str]:
@@ -203,8 +201,10 @@ def options_of(framing: ReadFraming) -> dict[str, str]:
         case FixedRecords(descriptors, message_type, uuid_field) if message_type:
             options |= {"descriptorSet": b64encode(descriptors).decode(), "messageType": message_type}
             options |= {"uuidField": "none" if uuid_field is None else uuid_field}
-        case JsonLines(pointer=str(pointer)):
-            options |= {"uuidPointer": pointer}
+        case AnyLines():
+            pass
+        case JsonLines(pointer=pointer):
+            options |= {"uuidPointer": NO_UUID if pointer is None else pointer}
     return options
 
 

@@ -13,11 +13,14 @@ from datetime import tzinfo
 from coranto.client import ClientConfig
 from coranto.client.disk_cache import DEFAULT_CACHE_BYTES
 from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines
+from coranto.names import validate_journal
 from coranto_consumers.spark import bounds, client_options, framings, selections, times
-from coranto_consumers.spark.framings import ReadFraming
+from coranto_consumers.spark.discovery import JournalLabels
+from coranto_consumers.spark.framings import ReadFraming, labels_of
 from coranto_consumers.spark.json_times import zone_of
 from coranto_consumers.spark.option_values import bytes_option, choice_option, count_option, flag_option, require_known
-from coranto_consumers.spark.rows import Misfits
+from coranto_consumers.spark.rows import FIELDS, PARSED_PREFIX, Misfits
 from coranto_consumers.spark.times import TimeOptions
 
 DEFAULT_MAX_BYTES = 32 << 20
@@ -39,6 +42,9 @@ OPTIONS = {
     "columnNameOfCorruptRecord": "column for lines that do not fit, if the schema has it: _corrupt_record (default)",
     "timeZone": "time zone of TIMESTAMP columns for texts that name none, such as Europe/Paris: the session's",
     **framings.OPTIONS,
+    "registry": "journal that registers message types: columns and framing are those of the type that messageType "
+    "names, else of the one that the journals' labels name",
+    "metadataColumns": "columns of the source's own beside those of a registered type, as _journal,_offset: none",
     "includeHeaders": "false (default): as in Spark's Kafka source, but no framing has headers",
     "failOnDataLoss": "whether offsets whose content is gone are an error (true, default) or a warning (false)",
     "slices": "what each task reads, planned by a consumer; excludes all options that say what to read",
@@ -95,6 +101,14 @@ class SourceOptions:
     fail_on_data_loss: bool
     times: TimeOptions
     slices: str
+    labels: JournalLabels
+    """The labels of journals that can be read."""
+    registry: str = ""
+    """The journal with the type of the messages. Then `framing` and `labels` are to be those of the type."""
+    type_reference: str = ""
+    """The type in the registry. Empty: the one that journals' labels name."""
+    metadata: tuple[str, ...] = ()
+    """The columns besides those of the type, if the user gives no schema."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -118,6 +132,8 @@ class SourceOptions:
                 "no framing has headers: write what they would tell into the messages, and leave the option out",
                 field="option includeHeaders",
             )
+        registry = _registry(given)
+        framing = JsonLines(tolerant=tolerant) if registry else framings.parse_framing(given, tolerant=tolerant)
         return cls(
             client=client_options.client_of(given),
             journals=selected.journals,
@@ -134,15 +150,55 @@ class SourceOptions:
             min_partitions=count_option(given, "minPartitions", "1"),
             cache_bytes=bytes_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
             include_uuid=flag_option(given, "includeUuid", True),
-            parses=_parse(given),
+            parses=bool(registry) or _parse(given),
             misfits=Misfits.DEFERRED if slices else _misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
-            framing=framings.parse_framing(given, tolerant=tolerant),
+            framing=framing,
             zone=_zone(given),
             times=TimeOptions.parse(given),
             fail_on_data_loss=flag_option(given, "failOnDataLoss", True),
             slices=slices,
+            labels=labels_of(framing),
+            registry=registry,
+            type_reference=type_reference(given) if registry else "",
+            metadata=_metadata(given, registry),
         )
+
+
+def _registry(given: Mapping[str, str]) -> str:
+    """Return the registry that is given; empty if there is none."""
+    registry = given.get("registry", "")
+    if not registry:
+        if "registry" in given:
+            raise InvalidInput("names no journal: give one, as types/registry", field="option registry")
+        return ""
+    for name in (*framings.OPTIONS, "parse"):
+        if name.lower() in given and name != "messageType":
+            raise InvalidInput("is told by the registry: leave it out", field=f"option {name}")
+    return validate_journal(registry, kind="option registry")
+
+
+def type_reference(given: Mapping[str, str]) -> str:
+    """Return the message type that an option names, empty if it names none. Raises InvalidInput."""
+    text = given.get("messagetype", "")
+    if "messagetype" not in given:
+        return ""
+    from coranto.types.references import parse_reference  # Not for each worker.
+
+    return str(parse_reference(text, field="option messageType"))
+
+
+def _metadata(given: Mapping[str, str], registry: str) -> tuple[str, ...]:
+    field = "option metadataColumns"
+    if "metadatacolumns" not in given:
+        return ()
+    if not registry:
+        raise InvalidInput("is for reads by a registry; name columns in the schema", field=field)
+    names = tuple(dict.fromkeys(name.strip() for name in given["metadatacolumns"].split(",")))
+    known = [PARSED_PREFIX + name for name in FIELDS] + [given.get("columnnameofcorruptrecord", "_corrupt_record")]
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidInput(f"{unknown[0]!r} is not one of {', '.join(known)}", field=field)
+    return names
 
 
 def _parse(given: Mapping[str, str]) -> bool:

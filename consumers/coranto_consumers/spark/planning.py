@@ -100,7 +100,7 @@ def _unsplit(wholes: Sequence[Range], options: SourceOptions) -> Plan:
 
 
 def _journals(client: SyncJournalClient, options: SourceOptions) -> tuple[JournalInfo, ...]:
-    listed = select_journals(client, options.journals, options.pattern, options.selector)
+    listed = select_journals(client, options.journals, options.pattern, options.selector, options.labels)
     journals = [info.name for info in listed]
     for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
         if offsets is not None and set(offsets) != set(journals):

@@ -1,16 +1,6 @@
 """The values of protobuf messages for columns of Spark: fields by their names, nested messages as structs.
 
-=====================================  ===============================================================================
-a field                                fits a column
-=====================================  ===============================================================================
-int32, sint32, sfixed32                INT, BIGINT
-int64, uint32 and the like; uint64     BIGINT; a uint64 of 2**63 or more does not fit
-float; double                          FLOAT, DOUBLE; DOUBLE
-bool, string, bytes                    BOOLEAN, STRING, BINARY
-enum                                   STRING (the name, or the number of a value without one), INT
-google.protobuf.Timestamp              TIMESTAMP
-a message; repeated; map               STRUCT of some of its fields; ARRAY; MAP
-=====================================  ===============================================================================
+`coranto.types.protobuf` has the table of the fields and the columns that they fit.
 
 A field that is not set is null if its type can tell (`optional`, messages, members of a `oneof`), and otherwise has the
 type's default. `google.protobuf` itself decodes the messages.
@@ -23,37 +13,15 @@ from typing import Any, Final, TypeAlias
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType, TimestampType
 
 from coranto.errors import InvalidInput
+from coranto.types.protobuf import SCALARS, TIMESTAMP, is_map
+from coranto_consumers.spark.type_columns import spark_type
 
-_INTS: Final = (IntegerType(), LongType())
-_F: Final = FieldDescriptor
 _SCALARS: Final[dict[int, tuple[DataType, ...]]] = {
-    **dict.fromkeys((_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_SFIXED32), _INTS),
-    **dict.fromkeys((_F.TYPE_INT64, _F.TYPE_SINT64, _F.TYPE_SFIXED64), (LongType(),)),
-    **dict.fromkeys((_F.TYPE_UINT32, _F.TYPE_FIXED32, _F.TYPE_UINT64, _F.TYPE_FIXED64), (LongType(),)),
-    _F.TYPE_FLOAT: (FloatType(), DoubleType()),
-    _F.TYPE_DOUBLE: (DoubleType(),),
-    _F.TYPE_BOOL: (BooleanType(),),
-    _F.TYPE_STRING: (StringType(),),
-    _F.TYPE_BYTES: (BinaryType(),),
-    _F.TYPE_ENUM: (StringType(), IntegerType()),
+    field: tuple(spark_type(kind) for kind in kinds) for field, kinds in SCALARS.items()
 }
-_TIMESTAMP: Final = "google.protobuf.Timestamp"
 
 _Convert: TypeAlias = Callable[[Any], object]
 
@@ -101,7 +69,7 @@ def _field(owner: Descriptor, name: str, kind: DataType) -> _Convert:
 
 def _converter(field: FieldDescriptor, kind: DataType) -> _Convert:
     """Return the function from a field's value to that of a column."""
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+    if is_map(field):
         if not isinstance(kind, MapType):
             raise _wrong(field, kind, "a map")
         key = _single(field.message_type.fields_by_name["key"], kind.keyType)
@@ -117,7 +85,7 @@ def _converter(field: FieldDescriptor, kind: DataType) -> _Convert:
 
 def _single(field: FieldDescriptor, kind: DataType) -> _Convert:
     if field.message_type is not None:
-        if field.message_type.full_name == _TIMESTAMP and isinstance(kind, TimestampType):
+        if field.message_type.full_name == TIMESTAMP and isinstance(kind, TimestampType):
             return lambda found: _fitting(found.seconds * 1_000_000 + found.nanos // 1000)
         if not isinstance(kind, StructType):
             raise _wrong(field, kind, f"a message {field.message_type.full_name}")

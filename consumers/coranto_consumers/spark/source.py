@@ -62,6 +62,7 @@ from coranto_consumers.spark.task_errors import told_to_driver
 from coranto_consumers.spark.times import TimeSpan
 
 if TYPE_CHECKING:
+    from coranto_consumers.spark.message_types import ResolvedType
     from coranto_consumers.spark.sink.stream_writer import StreamBatchWriter, StreamQueryWriter
     from coranto_consumers.spark.sink.writer import JournalStreamWriter, JournalWriter
 
@@ -82,11 +83,18 @@ class JournalDataSource(DataSource):
     def name(cls) -> str:
         return "journal"
 
+    _type: ResolvedType | None = None
+    """The registered type, once it is found. It goes along when Spark pickles the source, so a read has one version."""
+
     def schema(self) -> StructType:
         # Streaming queries have other starting offsets. Which of both this will be, is not known here.
         given = {key: value for key, value in self.options.items() if key.lower() != "startingoffsets"}
         with told_to_driver():
             options = SourceOptions.parse(given)
+            if options.registry:
+                from coranto_consumers.spark.message_types import registered_schema  # Not for each worker.
+
+                return registered_schema(self._resolved(options), options)
         names = [name for name in FIELDS if options.include_uuid or name not in UUID_FIELDS]
         names.remove(COMMIT_OFFSET)  # It costs something, so it must be asked for.
         fields = [FIELDS[name] for name in names]
@@ -99,7 +107,7 @@ class JournalDataSource(DataSource):
     def reader(self, schema: StructType) -> JournalReader:
         with told_to_driver():
             refuse_stream_options(self.options)
-            options = SourceOptions.parse(self.options)
+            options = self._typed(SourceOptions.parse(self.options))
             options, layout = _layout(schema, options)
             if options.isolation is Isolation.SEQUENCED:
                 return JournalReader(options, layout, {}, ReadPlan.loads(options.slices).numbered())
@@ -110,8 +118,24 @@ class JournalDataSource(DataSource):
     def streamReader(self, schema: StructType) -> JournalStreamReader:
         with told_to_driver():
             options = StreamOptions.parse(self.options)
-            source, layout = _layout(schema, options.source)
+            source, layout = _layout(schema, self._typed(options.source))
             return JournalStreamReader(replace(options, source=source), layout)
+
+    def _typed(self, options: SourceOptions) -> SourceOptions:
+        """Return the options with the framing of the registered type, if there is a registry."""
+        if not options.registry:
+            return options
+        from coranto_consumers.spark.message_types import with_type  # Not for each worker.
+
+        return with_type(options, self._resolved(options))
+
+    def _resolved(self, options: SourceOptions) -> ResolvedType:
+        if self._type is None:
+            from coranto_consumers.spark.message_types import find_type  # Not for each worker.
+
+            with SyncJournalClient.of(options.client) as client:
+                self._type = find_type(client, options)
+        return self._type
 
     def writer(self, schema: StructType, overwrite: bool) -> JournalWriter | StreamBatchWriter:
         from coranto_consumers.spark.sink.options import SinkOptions
@@ -119,7 +143,7 @@ class JournalDataSource(DataSource):
         from coranto_consumers.spark.sink.writer import JournalWriter
 
         with told_to_driver():
-            options = SinkOptions.parse(self.options, streaming=False)
+            options = SinkOptions.parse(self.options, streaming=False).typed()
             return (StreamBatchWriter if options.stream else JournalWriter)(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> JournalStreamWriter | StreamQueryWriter:
@@ -128,7 +152,7 @@ class JournalDataSource(DataSource):
         from coranto_consumers.spark.sink.writer import JournalStreamWriter
 
         with told_to_driver():
-            options = SinkOptions.parse(self.options, streaming=True)
+            options = SinkOptions.parse(self.options, streaming=True).typed()
             return (StreamQueryWriter if options.stream else JournalStreamWriter)(options, schema, overwrite)
 
 

@@ -32,7 +32,7 @@ from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application, TableOutput
 from coranto_consumers.spark.consumer_options import DEFAULT_PARTITION_BYTES, ConsumerOptions
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
-from coranto_consumers.spark.discovery import cuts_of, find_journals
+from coranto_consumers.spark.discovery import cuts_of
 from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader
@@ -71,8 +71,8 @@ class WindowConsumer:
 
     The application's outputs are tables only, with the column `coranto_window` (BIGINT NOT NULL), which is part of each
     key; this class fills it. The application's name and its selector of sources play no part: a window tells what is
-    read, and has a fence of its own. `misfits`, `uuid_pointer` and `framing` are those of `SparkConsumer`; dead
-    letters go to a table only, which `dead_letter_table(…, by_window=True)` makes.
+    read, and has a fence of its own. `misfits`, `uuid_pointer`, `framing` and `registry` are those of `SparkConsumer`;
+    dead letters go to a table only, which `dead_letter_table(…, by_window=True)` makes.
     """
 
     def __init__(
@@ -88,9 +88,14 @@ class WindowConsumer:
         misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
         uuid_pointer: str = DEFAULT_UUID_POINTER,
         framing: ReadFraming | None = None,
+        registry: str = "",
     ) -> None:
         options = ConsumerOptions(
-            max_partition_bytes=max_partition_bytes, misfits=misfits, uuid_pointer=uuid_pointer, framing=framing
+            max_partition_bytes=max_partition_bytes,
+            misfits=misfits,
+            uuid_pointer=uuid_pointer,
+            framing=framing,
+            registry=registry,
         )  # Raises InvalidInput.
         self._input = InputSettings(application, client, spark, options, name)
         if isinstance(misfits, DeadLetters) and (misfits.table is None or WINDOW_COLUMN not in misfits.table.c):
@@ -128,7 +133,7 @@ class WindowConsumer:
         self._delete_stale_rows(shard, fence, [each.window for each in known])
         self._hooks.reached(Step.FENCED)
         with SyncJournalClient.of(self._config) as client, errors_of_tasks():
-            _require_same_journals(client, window)
+            _require_same_journals(client, window, self._input)
             reader = self._input.reader()
             sources = self._sources(reader, client, known, window)
             ranges, cuts, sources, pruning = _plan(client, window, sources)
@@ -233,9 +238,9 @@ def _require_whole(window: Window, sources: Mapping[str, Source]) -> None:
             )
 
 
-def _require_same_journals(client: SyncJournalClient, window: Window) -> None:
+def _require_same_journals(client: SyncJournalClient, window: Window, settings: InputSettings) -> None:
     """Raise CorruptData for a journal that is not the one that the window was made of."""
-    find_journals(client, sorted(window.spans), field=f"window {window.name}")
+    settings.journals(client, sorted(window.spans), field=f"window {window.name}")
     for each in client.heads(label_selector(include=[(NAME, journal) for journal in window.spans])):
         span = window.spans[each.journal]
         if each.create_revision != span.revision:

@@ -104,6 +104,27 @@ def require_table(table: Any, fields: Sequence[TypeField]) -> None:
     nulls.
     """
     require_columns(fields_of_arrow(table.schema), fields)
-    for field in fields:
-        if not field.nullable and table.column(field.name).null_count:
-            raise InvalidInput(f"{field.name} is NOT NULL, and a row has none: fill it, or filter such rows out")
+    require_filled(table.schema.names, table.columns, fields)
+
+
+def require_filled(names: Sequence[str], columns: Sequence[Any], fields: Sequence[TypeField], place: str = "") -> None:
+    """Raise InvalidInput if a column has a null where its field is not nullable. Columns fit the fields otherwise."""
+    known = {field.name: field for field in fields}
+    for name, column in zip(names, columns, strict=True):
+        field, where = known[name], f"{place}.{name}" if place else name
+        if not field.nullable and column.null_count:
+            raise InvalidInput(f"{where} is NOT NULL, and a row has none: fill it, or filter such rows out")
+        whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        _require_filled_within(whole, field.kind, where)
+
+
+def _require_filled_within(array: Any, kind: Kind, place: str) -> None:
+    present = array.drop_null()
+    match kind:
+        case StructKind(fields):
+            names = [array.type.field(number).name for number in range(array.type.num_fields)]
+            require_filled(names, present.flatten(), fields, place)
+        case ArrayKind(element) if isinstance(element, StructKind | ArrayKind | MapKind):
+            _require_filled_within(present.flatten(), element, f"{place}[]")
+        case MapKind(_, value) if isinstance(value, StructKind | ArrayKind | MapKind):
+            _require_filled_within(present.items, value, f"{place}{{}}")

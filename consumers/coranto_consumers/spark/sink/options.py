@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast, get_args
 
 import pyarrow as pa
@@ -11,20 +11,29 @@ from pyspark.sql.types import BinaryType, MapType, StringType, StructField, Stru
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import InvalidInput
-from coranto.messages.framing import JsonLines
+from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
 from coranto.messages.mapping import MappingName
 from coranto.publication.ledger import checked_writer_id
+from coranto.types.arrow import require_filled
+from coranto.types.catalog import TypeVersion
+from coranto.types.kinds import TypeField
+from coranto.types.writing import require_columns
 from coranto_consumers.spark import client_options, selections
 from coranto_consumers.spark.discovery import select_journals
 from coranto_consumers.spark.framings import require_json
+from coranto_consumers.spark.message_types import find_type
 from coranto_consumers.spark.option_values import flag_option, require_known
 from coranto_consumers.spark.options import OPTIONS, SourceOptions
 from coranto_consumers.spark.sink.encoding import encode_rows, encode_structs, require_encodable
+from coranto_consumers.spark.type_columns import fields_of_spark
 
-_SHARED: Final = (*client_options.OPTIONS, *selections.OPTIONS, "uuidPointer")
+_SHARED: Final = (*client_options.OPTIONS, *selections.OPTIONS, "uuidPointer", "registry", "messageType")
 """The options that reads have, too."""
 SINK_OPTIONS: Final[Mapping[str, str]] = {
     **{name: OPTIONS[name] for name in _SHARED},
+    "registry": "journal that registers message types: rows that do not fit the type that messageType names, else the "
+    "one that the journals' labels name, are refused",
+    "messageType": "with a registry: name of a message type there, as shop.Order or shop.Order@3",
     "stream": "name of a stream, to whose segments messages go by their keys, through splits and merges: shop/orders",
     "ledger": "journal that records which writes are decided; it is created if it is missing (required, for a stream "
     "only with writerId)",
@@ -58,6 +67,8 @@ class SinkOptions:
     """Empty: the write is known by a name of its own."""
     accept_loss: bool
     framing: JsonLines
+    version: TypeVersion | None = None
+    """The registered type that rows have to fit."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -98,10 +109,37 @@ class SinkOptions:
             require_json(target.framing, "the sink writes"),
         )
 
+    def typed(self) -> SinkOptions:
+        """Return the options with the registered type that rows have to fit, if there is a registry.
+
+        Raises InvalidInput for a type whose messages the sink does not write.
+        """
+        if not self.target.registry:
+            return self
+        with SyncJournalClient.of(self.client) as client:
+            found = find_type(client, self.target)
+        framing = require_json(found.framing, f"{found.version} has another framing: the sink writes")
+        if self.stream and framing.pointer != DEFAULT_UUID_POINTER:
+            raise InvalidInput(
+                f"{found.version} has its UUIDs at {framing.pointer}, and events of a stream have them at "
+                f"{DEFAULT_UUID_POINTER}",
+                field="option registry",
+            )
+        if framing.pointer is None:
+            raise InvalidInput(
+                f"messages of {found.version} have no UUIDs, which the sink needs to write them once",
+                field="option registry",
+            )
+        target = replace(self.target, labels=found.labels)
+        return replace(self, target=target, framing=framing, version=found.version)
+
     def journals(self, client: SyncJournalClient) -> tuple[str, ...]:
         """Return the journals to write to. Raises InvalidInput if there are none."""
         target = self.target
-        return tuple(info.name for info in select_journals(client, target.journals, target.pattern, target.selector))
+        return tuple(
+            info.name
+            for info in select_journals(client, target.journals, target.pattern, target.selector, target.labels)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +156,8 @@ class RowForm:
     key: int | None
     journal: int | None
     value: int | None
+    registered: tuple[TypeField, ...] = ()
+    """The fields of the registered type that messages have to fit."""
 
     @classmethod
     def of(cls, schema: StructType, options: SinkOptions, journals: int = 0) -> RowForm:
@@ -154,7 +194,21 @@ class RowForm:
                 "another one (keyColumn), or set mapping=random",
                 field="schema",
             )
-        return form
+        return form if options.version is None else form._fitting(options.version)
+
+    def _fitting(self, version: TypeVersion) -> RowForm:
+        """Return the form for messages of a registered type. Raises InvalidInput for columns that do not fit it."""
+        if self.text:
+            raise InvalidInput(
+                "the value is a text, whose fields are not known before it is written: make it a struct of the fields "
+                f"of {version} (from_json)",
+                field="schema",
+            )
+        try:
+            require_columns(fields_of_spark(StructType(list(self.fields))), version.definition.fields)
+        except InvalidInput as error:
+            raise InvalidInput(f"rows do not fit {version}: {error.message}", field="schema") from error
+        return replace(self, registered=version.definition.fields)
 
     @classmethod
     def _of_value(cls, schema: StructType, options: SinkOptions, key: int | None) -> RowForm:
@@ -188,6 +242,9 @@ class RowForm:
 
     def texts(self, batch: Any) -> Any:
         """Return the messages of an Arrow batch as texts of JSON objects. Raises InvalidInput."""
+        if self.registered:
+            columns = batch.columns if self.value is None else batch.column(self.value).flatten()
+            require_filled([field.name for field in self.fields], columns, self.registered)
         if self.value is None:
             return encode_rows(self.fields, batch.columns, batch.num_rows)
         column = batch.column(self.value)

@@ -39,7 +39,7 @@ class QueryJournals:
     def ask(self) -> dict[str, ContentExtent]:
         """Ask for the journals and what they hold."""
         options = self._options
-        journals = select_journals(self.client, options.journals, options.pattern, options.selector)
+        journals = select_journals(self.client, options.journals, options.pattern, options.selector, options.labels)
         self.heads = contents(self.client, journals)
         self._asked = time.monotonic()
         return self.heads
