@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType, TimestampType
 
 from coranto.errors import InvalidInput
-from coranto.types.protobuf import SCALARS, TIMESTAMP, is_map
+from coranto.types.protobuf import SCALARS, TIMESTAMP, map_entry
 from coranto_consumers.spark.type_columns import spark_type
 
 _SCALARS: Final[dict[int, tuple[DataType, ...]]] = {
@@ -69,11 +69,10 @@ def _field(owner: Descriptor, name: str, kind: DataType) -> _Convert:
 
 def _converter(field: FieldDescriptor, kind: DataType) -> _Convert:
     """Return the function from a field's value to that of a column."""
-    if is_map(field):
+    if (entry := map_entry(field)) is not None:
         if not isinstance(kind, MapType):
             raise _wrong(field, kind, "a map")
-        key = _single(field.message_type.fields_by_name["key"], kind.keyType)
-        value = _single(field.message_type.fields_by_name["value"], kind.valueType)
+        key, value = _single(entry[0], kind.keyType), _single(entry[1], kind.valueType)
         return lambda found: [(key(each), value(found[each])) for each in found]
     if field.is_repeated:
         if not isinstance(kind, ArrayType):

@@ -151,7 +151,7 @@ class WindowConsumer:
         """Return the states of sources where a window begins, reading those windows before it that lack them."""
         sources, between = sources_before(known, window)
         for each in between:
-            _require_same_journals(client, each)
+            _require_same_journals(client, each, self._input)
             ranges, cuts, sources, pruning = _plan(client, each, sources)
             sources = reader.advance(ranges, sources, cuts, pruning)
             _require_whole(each, sources)

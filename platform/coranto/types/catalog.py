@@ -20,7 +20,7 @@ keeps messages of all of them. A definition that one of the versions has already
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,7 +28,8 @@ from coranto.errors import CorruptData, CorruptMessage, IncompatibleType, Invali
 from coranto.messages.framing import JsonLines
 from coranto.types.compatibility import Compatibility, FieldProblem, problems_of
 from coranto.types.definitions import MessageType, validate_type_name
-from coranto.types.references import TypeReference
+from coranto.types.references import TypeReference, parse_reference, require_content_type, type_named_by
+from coranto.wire import protocol_pb2 as pb
 
 FORMAT: Final = 1
 MAX_RECORD_BYTES: Final = 4 << 20
@@ -200,6 +201,17 @@ class Catalog:
             raise MessageTypeNotFound(self.journal, str(reference), [str(each) for each in versions])
         return versions[reference.version - 1]
 
+    def find_for(self, journals: Mapping[str, pb.LabelSet], reference: str = "") -> TypeVersion:
+        """Return the type of journals, whose labels are given: that of a reference, else the one that all of them name.
+
+        Raises as `find`, and InvalidInput if they name none or several, or have another `content-type` than the type's
+        messages.
+        """
+        found = self.find(parse_reference(reference or type_named_by(journals)))
+        for journal, labels in journals.items():
+            require_content_type(journal, labels, found.definition)
+        return found
+
     def _barred_text(self, name: str, barred: _Barred) -> str:
         return (
             f"registry {self.journal} at offset {barred.offset}: version {barred.version} of {name} cannot be "
@@ -258,14 +270,14 @@ def _definition(record: dict[str, Any], name: str) -> MessageType:
 
 
 def _promise(record: dict[str, Any]) -> Compatibility:
-    try:
-        return Compatibility(record.get("compatibility"))
-    except ValueError as error:
-        raise InvalidInput(f"its compatibility is {str(record.get('compatibility'))[:40]!r}") from error
+    told = record.get("compatibility")
+    if told not in list(Compatibility):
+        raise InvalidInput(f"its compatibility is {str(told)[:40]!r}")
+    return Compatibility(told)
 
 
 def _time(record: dict[str, Any]) -> float:
     time = record.get("time")
-    if type(time) not in (int, float) or not abs(time) <= _LAST_TIME:
+    if not isinstance(time, int | float) or not abs(time) <= _LAST_TIME:
         raise InvalidInput(f"its time is {str(time)[:40]!r}")
     return float(time)

@@ -275,7 +275,7 @@ def _fields(plain: Mapping[Any, Any], form: FramingForm) -> tuple[TypeField, ...
         return parse_fields(given)
     if not isinstance(given, Mapping):
         raise InvalidInput(
-            "are a mapping of names to types, or a text such as `id BIGINT, name STRING`", field="fields"
+            "are no mapping of names to types, and no text such as `id BIGINT, name STRING`", field="fields"
         )
     found = []
     for name, text in given.items():

@@ -78,7 +78,7 @@ def _hints_of(kind: type[Any]) -> Iterator[tuple[str, Any, Sequence[Any]]]:
         hints = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     elif not typing.is_typeddict(kind):
         raise InvalidInput(f"{kind.__name__} is no model, dataclass or typed dict")
-    optional = getattr(kind, "__optional_keys__", frozenset())
+    optional: frozenset[str] = getattr(kind, "__optional_keys__", frozenset())
     for name, hint in hints.items():
         yield name, (hint | None) if name in optional else hint, ()
 
@@ -87,7 +87,8 @@ def _typed(hint: Any, metadata: tuple[Any, ...], place: str, within: tuple[type[
     """Return the type of a field, and True if it may be None."""
     origin = get_origin(hint)
     if origin in (typing.Required, typing.NotRequired):
-        return _typed(get_args(hint)[0], metadata, place, within)
+        kind, nullable = _typed(get_args(hint)[0], metadata, place, within)
+        return kind, nullable or origin is typing.NotRequired
     if origin is Annotated:
         inner, *more = get_args(hint)
         return _typed(inner, (*metadata, *more), place, within)

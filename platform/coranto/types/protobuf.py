@@ -111,9 +111,8 @@ def _derived(owner: Descriptor, within: tuple[str, ...]) -> tuple[TypeField, ...
 
 
 def _derived_kind(field: FieldDescriptor, within: tuple[str, ...]) -> Kind:
-    if is_map(field):
-        entry = field.message_type.fields_by_name
-        return MapKind(_derived_single(entry["key"], within), _derived_single(entry["value"], within))
+    if (entry := map_entry(field)) is not None:
+        return MapKind(_derived_single(entry[0], within), _derived_single(entry[1], within))
     single = _derived_single(field, within)
     return ArrayKind(single) if field.is_repeated else single
 
@@ -126,9 +125,12 @@ def _derived_single(field: FieldDescriptor, within: tuple[str, ...]) -> Kind:
     return StructKind(_derived(field.message_type, within))
 
 
-def is_map(field: FieldDescriptor) -> bool:
-    """Return True if a field is a map."""
-    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+def map_entry(field: FieldDescriptor) -> tuple[FieldDescriptor, FieldDescriptor] | None:
+    """Return the fields of the keys and values of a map; None for a field that is none."""
+    entry = field.message_type
+    if entry is None or not entry.GetOptions().map_entry:
+        return None
+    return entry.fields_by_name["key"], entry.fields_by_name["value"]
 
 
 def require_holds(kind: Any, fields: Sequence[TypeField], uuid_field: str | None) -> None:
@@ -147,12 +149,11 @@ def _require_fields(owner: Descriptor, fields: Sequence[TypeField]) -> None:
 
 
 def _require_kind(field: FieldDescriptor, kind: Kind) -> None:
-    if is_map(field):
+    if (entry := map_entry(field)) is not None:
         if not isinstance(kind, MapKind):
             raise _wrong(field, kind, "a map")
-        entry = field.message_type.fields_by_name
-        _require_single(entry["key"], kind.key)
-        _require_single(entry["value"], kind.value)
+        _require_single(entry[0], kind.key)
+        _require_single(entry[1], kind.value)
     elif field.is_repeated:
         if not isinstance(kind, ArrayKind):
             raise _wrong(field, kind, "repeated")
@@ -201,7 +202,7 @@ def _changes(
             if field.is_required:
                 yield where, "is required, and the messages lack it"
             continue
-        if field.is_repeated != same.is_repeated or is_map(field) != is_map(same):
+        if field.is_repeated != same.is_repeated or (map_entry(field) is None) != (map_entry(same) is None):
             yield where, f"repeats in one of both, and the number {field.number} does not in the other"
         elif field.message_type is not None and same.message_type is not None:
             yield from _changes(field.message_type, same.message_type, where, seen, depth + 1)

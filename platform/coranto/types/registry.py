@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import structlog
@@ -27,7 +27,7 @@ from coranto.names import validate_journal
 from coranto.types.catalog import Catalog, TypeVersion
 from coranto.types.compatibility import Compatibility, FieldProblem
 from coranto.types.definitions import MessageType
-from coranto.types.references import parse_reference, require_content_type, type_named_by
+from coranto.types.references import parse_reference
 from coranto.wire import protocol_pb2 as pb
 
 _log = structlog.get_logger(__name__)
@@ -116,14 +116,10 @@ class TypeRegistry:
     async def find_for(self, journals: Iterable[JournalInfo], reference: str = "") -> TypeVersion:
         """Return the type of journals: the one that a reference names, else the one that the labels of all name.
 
-        Raises InvalidInput if they name none or several, or have another `content-type` than the type's messages.
-        Cancellable.
+        Raises as `Catalog.find_for`. Cancellable.
         """
-        present: Mapping[str, pb.LabelSet] = {info.name: info.spec.labels for info in journals}
-        found = await self.find(reference or type_named_by(present))
-        for journal, told in present.items():
-            require_content_type(journal, told, found.definition)
-        return found
+        await self._refresh()
+        return self._catalog.find_for({info.name: info.spec.labels for info in journals}, reference)
 
     async def catalog(self) -> Catalog:
         """Return all that the registry has now. Later calls of this registry add to it. Cancellable."""

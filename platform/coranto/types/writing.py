@@ -29,6 +29,8 @@ _CLOCK: Final = r"[T ](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?"
 _DAY: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _LOCAL: Final = re.compile(rf"(\d{{4}}-\d\d-\d\d){_CLOCK}", re.ASCII)
 _ZONED: Final = re.compile(rf"(\d{{4}}-\d\d-\d\d){_CLOCK}(?:Z|[+-](?:0\d|1[0-7]):[0-5]\d)", re.ASCII)
+_NUMBER: Final = re.compile(r"-?\d{1,80}(?:\.\d{1,80})?(?:E[+-]?\d{1,2})?", re.ASCII)
+"""Texts of decimals, as pydantic writes them."""
 _WORDS: Final = ("NaN", "Infinity", "-Infinity")
 _LARGEST_FLOAT: Final = 3.4028234663852886e38
 
@@ -163,12 +165,14 @@ def _is_day(text: str) -> bool:
 
 
 def _is_decimal(value: object, kind: DecimalKind) -> bool:
-    """Return True if a number has no more digits than a column on either side of the point."""
+    """Return True if a number, or its text, has no more digits than a column on either side of the point."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = decimal.Decimal(value)
     if isinstance(value, bool) or not isinstance(value, int | float | decimal.Decimal):
         return False
     exact = decimal.Decimal(repr(value)) if isinstance(value, float) else decimal.Decimal(value)
-    if not exact.is_finite():
-        return False
+    if not exact.is_finite() or not exact:
+        return exact.is_finite()
     _, digits, exponent = exact.normalize(decimal.Context(prec=1000)).as_tuple()
     assert isinstance(exponent, int)
     return -exponent <= kind.scale and len(digits) + exponent <= kind.precision - kind.scale

@@ -16,7 +16,6 @@ from coranto.messages.mapping import MappingName
 from coranto.publication.ledger import checked_writer_id
 from coranto.types.arrow import require_filled
 from coranto.types.catalog import TypeVersion
-from coranto.types.kinds import TypeField
 from coranto.types.writing import require_columns
 from coranto_consumers.spark import client_options, selections
 from coranto_consumers.spark.discovery import select_journals
@@ -156,8 +155,8 @@ class RowForm:
     key: int | None
     journal: int | None
     value: int | None
-    registered: tuple[TypeField, ...] = ()
-    """The fields of the registered type that messages have to fit."""
+    registered: TypeVersion | None = None
+    """The registered type that messages have to fit."""
 
     @classmethod
     def of(cls, schema: StructType, options: SinkOptions, journals: int = 0) -> RowForm:
@@ -208,7 +207,7 @@ class RowForm:
             require_columns(fields_of_spark(StructType(list(self.fields))), version.definition.fields)
         except InvalidInput as error:
             raise InvalidInput(f"rows do not fit {version}: {error.message}", field="schema") from error
-        return replace(self, registered=version.definition.fields)
+        return replace(self, registered=version)
 
     @classmethod
     def _of_value(cls, schema: StructType, options: SinkOptions, key: int | None) -> RowForm:
@@ -242,9 +241,7 @@ class RowForm:
 
     def texts(self, batch: Any) -> Any:
         """Return the messages of an Arrow batch as texts of JSON objects. Raises InvalidInput."""
-        if self.registered:
-            columns = batch.columns if self.value is None else batch.column(self.value).flatten()
-            require_filled([field.name for field in self.fields], columns, self.registered)
+        self._require_filled(batch)
         if self.value is None:
             return encode_rows(self.fields, batch.columns, batch.num_rows)
         column = batch.column(self.value)
@@ -254,3 +251,13 @@ class RowForm:
             return column.cast(pa.string())
         except pa.ArrowInvalid as error:
             raise InvalidInput(f"a value is not UTF-8: {error}", field="column value") from error
+
+    def _require_filled(self, batch: Any) -> None:
+        """Raise InvalidInput if a row lacks what the registered type demands."""
+        if self.registered is None:
+            return
+        columns = batch.columns if self.value is None else batch.column(self.value).flatten()
+        try:
+            require_filled([field.name for field in self.fields], columns, self.registered.definition.fields)
+        except InvalidInput as error:
+            raise InvalidInput(f"rows do not fit {self.registered}: {error.message}", field="schema") from error

@@ -1,0 +1,233 @@
+"""Registries on real brokers: concurrent registrations, lost answers, and registries that are damaged or none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from coranto import labels
+from coranto.client import AppendResult, JournalClient, SyncJournalClient
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CorruptData,
+    IncompatibleType,
+    InvalidInput,
+    JournalNotFound,
+    MessageTypeNotFound,
+)
+from coranto.labels import label_set
+from coranto.testing import Cluster
+from coranto.testing.sync_cluster import SyncCluster
+from coranto.types import Compatibility, JsonForm, MessageType, SyncTypeRegistry, TypeRegistry, parse_fields
+from coranto.wire import protocol_pb2 as pb
+
+LIKE = "shop/orders"
+
+
+def order(fields: str, name: str = "shop.Order") -> MessageType:
+    return MessageType(name, JsonForm(), parse_fields(fields))
+
+
+@pytest_asyncio.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with Cluster(brokers=2, grpc=True) as cluster:
+        await cluster.create(LIKE)
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> JournalClient:
+    return cluster.client()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"types/{os.urandom(4).hex()}"
+
+
+async def test_a_registry_is_created_once_and_read_by_all(cluster: Cluster, client: JournalClient, name: str) -> None:
+    registry = TypeRegistry(client, name)
+    with pytest.raises(JournalNotFound, match="name a journal whose settings it gets"):
+        await registry.register(order("id INT"))
+    first = await registry.register(order("id INT"), like=LIKE)
+    again = await registry.register(order("id INT"), like=LIKE)
+    second = await registry.register(order("id BIGINT, at TIMESTAMP"))
+
+    assert (first.is_new, again.is_new, second.is_new) == (True, False, True)
+    assert again.version == first.version
+    other = TypeRegistry(cluster.client(), name)
+    assert str(await other.find("shop.Order")) == "shop.Order@2"
+    assert (await other.find("shop.Order@1")) == first.version
+    with pytest.raises(MessageTypeNotFound):
+        await other.find("shop.Else")
+    [info] = (await client.list(f"name={name}")).journals
+    assert labels.value_of(info.spec.labels, labels.MANAGED_BY) == labels.MESSAGE_TYPES
+    assert labels.value_of(info.spec.labels, labels.CONTENT_TYPE) == labels.JSON_LINES
+
+
+async def test_a_version_that_breaks_readers_is_refused_and_adds_nothing(client: JournalClient, name: str) -> None:
+    registry = TypeRegistry(client, name)
+    await registry.register(order("id INT"), like=LIKE)
+    head = await client.head(name)
+    [problem] = await registry.problems(order("id STRING"))
+    assert str(problem).startswith("id is STRING in the new version, which does not hold INT of version 1: keep INT")
+    with pytest.raises(IncompatibleType, match="id is STRING"):
+        await registry.register(order("id STRING"))
+    assert await client.head(name) == head
+    assert await registry.problems(order("id INT")) == ()
+    assert await registry.problems(order("id STRING"), compatibility=Compatibility.NONE) == ()
+    done = await registry.register(order("id STRING"), compatibility=Compatibility.NONE)
+    assert str(done.version) == "shop.Order@2"
+
+
+async def test_of_concurrent_registrations_each_sees_those_before(cluster: Cluster, name: str) -> None:
+    """Some definitions fit together, and others only one of two. Whoever wins, the versions stay compatible."""
+    fields = [*(f"id INT, f{n} STRING" for n in range(6)), "id INT, g STRING", "id INT, g DATE", "id INT, g BOOLEAN"]
+    registries = [TypeRegistry(cluster.client(), name) for _ in fields]
+    done = await asyncio.gather(
+        *(each.register(order(text), like=LIKE) for each, text in zip(registries, fields, strict=True)),
+        return_exceptions=True,
+    )
+
+    refused = [each for each in done if isinstance(each, BaseException)]
+    assert len(refused) == 2
+    assert all(isinstance(each, IncompatibleType) for each in refused)
+    catalog = await TypeRegistry(cluster.client(), name).catalog()
+    versions = catalog.history("shop.Order")
+    assert [each.number for each in versions] == [*range(1, 8)]
+    assert catalog.strays == []
+    told = {each.version.number: each.version for each in done if not isinstance(each, BaseException)}
+    assert told == {each.number: each for each in versions}
+
+
+async def test_the_same_definition_is_registered_once_however_many_register_it(cluster: Cluster, name: str) -> None:
+    registries = [TypeRegistry(cluster.client(), name) for _ in range(8)]
+    done = await asyncio.gather(*(each.register(order("id INT"), like=LIKE) for each in registries))
+    assert [each.is_new for each in done].count(True) == 1
+    assert {each.version for each in done} == {done[0].version}
+    assert len((await registries[0].catalog()).history("shop.Order")) == 1
+
+
+class DeafClient(JournalClient):
+    """A client that loses the answers to a number of appends with content, which were applied or not."""
+
+    times = 0
+    applied = True
+
+    async def append(self, journal: str, content: object, **options: object) -> AppendResult:  # type: ignore[override]
+        if content and self.times:
+            self.times -= 1
+            if self.applied:
+                await super().append(journal, content, **options)  # type: ignore[arg-type]
+            raise AppendOutcomeUnknown("the answer was lost")
+        return await super().append(journal, content, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_lost_answers_register_nothing_twice(cluster: Cluster, name: str, applied: bool) -> None:
+    async with DeafClient.of(cluster.client().config) as deaf:
+        assert isinstance(deaf, DeafClient)
+        deaf.applied = applied
+        for number, text in enumerate(("id INT", "id BIGINT"), 1):
+            deaf.times = 1
+            registry = TypeRegistry(deaf, name)
+            done = await registry.register(order(text), like=LIKE)
+            assert (done.version.number, done.is_new) == (number, True)
+            assert len((await registry.catalog()).history("shop.Order")) == number
+            assert (await registry.catalog()).strays == []
+        deaf.times = 2
+        if not applied:
+            with pytest.raises(AppendOutcomeUnknown):
+                await TypeRegistry(deaf, name).register(order("id BIGINT, x INT"))
+
+
+async def test_strays_are_passed_over_and_a_later_format_ends_reads(client: JournalClient, name: str) -> None:
+    registry = TypeRegistry(client, name)
+    await registry.register(order("id INT"), like=LIKE)
+    await client.append(name, b"hello\n")
+    assert (await registry.register(order("id BIGINT"))).version.number == 2
+    assert [each.problem for each in (await registry.catalog()).strays] == ["not JSON"]
+    await client.append(name, b'{"registry": 2}\n')
+    for each in (registry, TypeRegistry(client, name)):
+        with pytest.raises(CorruptData, match="use a later version of Coranto"):
+            await each.find("shop.Order")
+
+
+async def test_a_registry_that_ends_within_a_record_is_damaged(client: JournalClient, name: str) -> None:
+    registry = TypeRegistry(client, name)
+    await registry.register(order("id INT"), like=LIKE)
+    await client.append(name, b'{"registry": 1')
+    with pytest.raises(CorruptData, match="within a record"):
+        await registry.find("shop.Order")
+
+
+async def test_lost_registers_are_refused_until_the_loss_is_accepted(client: JournalClient, name: str) -> None:
+    registry = TypeRegistry(client, name)
+    await registry.register(order("id INT"), like=LIKE)
+    await client.append(name, b"\n", subtract_registers=label_set({labels.HELD: "true"}))
+    with pytest.raises(CorruptData, match="not the registers of a registry"):
+        await registry.register(order("id BIGINT"))
+    assert (await registry.find("shop.Order")).number == 1
+    assert (await registry.register(order("id BIGINT"), accept_loss=True)).version.number == 2
+    assert (await registry.register(order("id BIGINT, x INT"))).version.number == 3
+
+
+async def test_a_journal_with_other_content_is_no_registry(client: JournalClient) -> None:
+    await client.append(LIKE, b'{"id": 1}\n')
+    with pytest.raises(CorruptData, match="it is not one"):
+        await TypeRegistry(client, LIKE).register(order("id INT"))
+
+
+async def test_a_registry_that_was_made_again_is_noticed(cluster: Cluster, client: JournalClient, name: str) -> None:
+    registry = TypeRegistry(client, name)
+    await registry.register(order("id INT"), like=LIKE)
+    [info] = (await client.list(f"name={name}")).journals
+    await client.apply([pb.ApplyRequest.Change(delete=name, expect_mod_revision=info.mod_revision)])
+    await cluster.create(name)
+    with pytest.raises(CorruptData, match="deleted and created again"):
+        await registry.find("shop.Order")
+
+
+async def test_journals_with_a_retention_or_another_content_are_no_registry(
+    cluster: Cluster, client: JournalClient, name: str
+) -> None:
+    await cluster.create(name, labels={labels.CONTENT_TYPE: labels.CSV})
+    with pytest.raises(InvalidInput, match="has content-type text/csv, and a registry has lines of JSON"):
+        await TypeRegistry(client, name).register(order("id INT"))
+    [info] = (await client.list(f"name={name}")).journals
+    info.spec.labels.Clear()
+    info.spec.fragment.retention.FromSeconds(3600)
+    await client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
+    with pytest.raises(InvalidInput, match="has a retention"):
+        await TypeRegistry(client, name).register(order("id INT"))
+
+
+async def test_the_type_of_journals_is_that_of_their_labels(cluster: Cluster, client: JournalClient, name: str) -> None:
+    told = {labels.CONTENT_TYPE: labels.JSON_LINES, labels.MESSAGE_TYPE: "shop.Order"}
+    for part in ("a/orders/one", "a/orders/two"):
+        await cluster.create(part, labels=told)
+    await cluster.create("a/others/one", labels={labels.CONTENT_TYPE: labels.CSV})
+    registry = TypeRegistry(client, name)
+    await registry.register(order("id INT"), like=LIKE)
+
+    orders = (await client.list("name:prefix=a/orders/")).journals
+    assert str(await registry.find_for(orders)) == "shop.Order@1"
+    everything = (await client.list("name:prefix=a/")).journals
+    with pytest.raises(InvalidInput, match=r"none: a/others/one; shop\.Order: a/orders/one, a/orders/two"):
+        await registry.find_for(everything)
+    with pytest.raises(InvalidInput, match="journal a/others/one has content-type text/csv"):
+        await registry.find_for(everything, "shop.Order@1")
+
+
+def test_blocking_code_has_the_same_registry() -> None:
+    with SyncCluster(brokers=1) as cluster:
+        cluster.create(LIKE)
+        client: SyncJournalClient = cluster.client()
+        with SyncTypeRegistry(client, "types/registry") as registry:
+            assert registry.register(order("id INT"), like=LIKE).is_new
+            assert registry.find("shop.Order").definition == order("id INT")
+            assert registry.catalog().names == ("shop.Order",)
