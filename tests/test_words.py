@@ -58,6 +58,7 @@ PACKAGES = (
     "coranto.messages",
     "coranto.streams",
     "coranto.testing",
+    "coranto.types",
     "coranto_consumers.recoverylog",
     "coranto_consumers.stores",
 )

@@ -59,6 +59,7 @@ from dagster_coranto.translation.translator import (
     build_group_spec,
     build_journal_asset_specs,
 )
+from dagster_coranto.translation.typed import TypedJournalTranslator
 from dagster_coranto.verification.alerts import build_failed_check_sensor
 from dagster_coranto.verification.checks import build_audit_check, build_fragment_check
 from dagster_coranto.verification.recovery import (
@@ -108,6 +109,7 @@ __all__ = [
     "SparkResource",
     "SpecOptions",
     "SqlStoreResource",
+    "TypedJournalTranslator",
     "Verification",
     "WindowMetadataSet",
     "WindowedConsumer",

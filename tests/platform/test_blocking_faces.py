@@ -15,10 +15,11 @@ import pytest
 import coranto.client
 import coranto.streams
 import coranto.testing
+import coranto.types
 from coranto_consumers.runtime.sync_client import SyncShardClient
 
 TOOL = Path(__file__).parents[2] / "tools" / "generate_blocking.py"
-PUBLIC = (coranto.client, coranto.streams, coranto.testing)
+PUBLIC = (coranto.client, coranto.streams, coranto.testing, coranto.types)
 
 
 def load_tool() -> ModuleType:

@@ -98,7 +98,7 @@ class TypeRegistry:
     async def problems(
         self, definition: MessageType, *, compatibility: Compatibility | None = None
     ) -> tuple[FieldProblem, ...]:
-        """Return what `register` would refuse a definition for: nothing, if it would take it or has it. Cancellable."""
+        """Return the problems for which `register` would refuse a definition; none if it has or takes it. Cancellable."""
         await self._refresh()
         if self._catalog.version_of(definition) is not None:
             return ()

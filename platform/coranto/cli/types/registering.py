@@ -67,7 +67,7 @@ def register(
 def check(
     files: _Files, registry: Registry = DEFAULT_REGISTRY, compatibility: _Promise = None, endpoint: Endpoint = None
 ) -> None:
-    """Tell what `register` would do, and change nothing. The exit code is 1 if it would refuse a definition."""
+    """Check definitions as `register` does, and change nothing. The exit code is 1 if it would refuse one of them."""
     definitions = [_read(name) for name in files]
 
     async def work(client: JournalClient) -> bool:

@@ -37,7 +37,7 @@ class TypeRegistryFace(Face):
     def problems(
         self, definition: MessageType, *, compatibility: Compatibility | None = None
     ) -> tuple[FieldProblem, ...]:
-        """Return what `register` would refuse a definition for: nothing, if it would take it or has it.
+        """Return the problems for which `register` would refuse a definition; none if it has or takes it.
         Cancellable.
         """
         return self._run(self._inner.problems(definition, compatibility=compatibility))
