@@ -176,7 +176,7 @@ class Catalog:
         return tuple(sorted(self._versions.keys() | self._barred.keys()))
 
     def problem_of(self, name: str) -> str:
-        """Return what bars a type; empty if nothing does."""
+        """Return the problem that bars a type; empty if none does."""
         found = self._barred.get(name)
         return "" if found is None else self._barred_text(name, found)
 
@@ -247,7 +247,7 @@ class Catalog:
         return same[-1] if same else None
 
     def problems(self, definition: MessageType, promise: Compatibility) -> tuple[FieldProblem, ...]:
-        """Return what breaks a promise to the versions that it is given to, that of the latest version first."""
+        """Return the breaches of a promise to the versions that it is given to, those of the latest version first."""
         found: list[FieldProblem] = []
         for each in reversed(_since_cut(self._versions.get(definition.name, ()))):
             told = {problem.place for problem in found}

@@ -18,6 +18,7 @@ The first type is the one that is derived.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -51,6 +52,8 @@ _ALSO_READS: Final = {
 }
 """Types of a reader's field, and other types whose values on the wire mean the same to it."""
 _MOST_DEPTH: Final = 20
+MAX_DERIVED: Final = 10_000
+"""The most fields that a message may have, those of messages within it included, if they are not named."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -58,7 +61,7 @@ def message_class(descriptors: bytes, message: str) -> Any:
     """Return the class of a message among descriptors. Raises InvalidInput for one that there is not."""
     try:
         known = message_factory.GetMessages(descriptor_pb2.FileDescriptorSet.FromString(descriptors).file)
-    except (DecodeError, TypeError, KeyError) as error:
+    except (DecodeError, TypeError, KeyError, RecursionError) as error:
         raise InvalidInput(
             f"not a set of file descriptors: {error}; write it by protoc --include_imports --descriptor_set_out",
             field="descriptorSet",
@@ -78,26 +81,30 @@ def needed_descriptors(descriptors: bytes, message: str) -> bytes:
     wanted = message_class(descriptors, message).DESCRIPTOR.file.name
     files = {each.name: each for each in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file}
     ordered: dict[str, descriptor_pb2.FileDescriptorProto] = {}
-
-    def add(name: str) -> None:
-        if name in ordered or name not in files:
-            return
-        for needed in files[name].dependency:
-            add(needed)
+    waiting = [wanted]
+    while waiting:
+        name = waiting[-1]
+        needed = [each for each in files[name].dependency if each in files and each not in ordered]
+        if needed:
+            waiting += reversed(needed)
+            continue
+        waiting.pop()
         files[name].ClearField("source_code_info")
-        ordered[name] = files[name]
-
-    add(wanted)
+        ordered.setdefault(name, files[name])
     return descriptor_pb2.FileDescriptorSet(file=ordered.values()).SerializeToString(deterministic=True)
 
 
 def fields_of(kind: Any, uuid_field: str | None) -> tuple[TypeField, ...]:
-    """Return the fields of a message class without the UUID's. Raises InvalidInput for one that contains itself."""
-    fields = _derived(kind.DESCRIPTOR, ())
+    """Return the fields of a message class without the UUID's.
+
+    Raises InvalidInput for a message that contains itself, and for one with too many fields: a few messages that each
+    contain the next one several times have more of them than fit into memory.
+    """
+    fields = _derived(kind.DESCRIPTOR, (), itertools.count(1))
     return tuple(field for field in fields if field.name != uuid_field)
 
 
-def _derived(owner: Descriptor, within: tuple[str, ...]) -> tuple[TypeField, ...]:
+def _derived(owner: Descriptor, within: tuple[str, ...], count: Iterator[int]) -> tuple[TypeField, ...]:
     if owner.full_name in within:
         raise InvalidInput(
             f"{owner.full_name} contains itself, and columns end somewhere: name the fields", field="fields"
@@ -105,24 +112,30 @@ def _derived(owner: Descriptor, within: tuple[str, ...]) -> tuple[TypeField, ...
     if not owner.fields:
         raise InvalidInput(f"{owner.full_name} has no fields: name the fields that you want", field="fields")
     return tuple(
-        TypeField(each.name, _derived_kind(each, (*within, owner.full_name)), not each.is_required)
+        TypeField(each.name, _derived_kind(each, (*within, owner.full_name), count), not each.is_required)
         for each in owner.fields
     )
 
 
-def _derived_kind(field: FieldDescriptor, within: tuple[str, ...]) -> Kind:
+def _derived_kind(field: FieldDescriptor, within: tuple[str, ...], count: Iterator[int]) -> Kind:
+    if next(count) > MAX_DERIVED:
+        raise InvalidInput(
+            f"{within[0]} has more than {MAX_DERIVED} fields, those of messages within it included: name the fields "
+            "that you want",
+            field="fields",
+        )
     if (entry := map_entry(field)) is not None:
-        return MapKind(_derived_single(entry[0], within), _derived_single(entry[1], within))
-    single = _derived_single(field, within)
+        return MapKind(_derived_single(entry[0], within, count), _derived_single(entry[1], within, count))
+    single = _derived_single(field, within, count)
     return ArrayKind(single) if field.is_repeated else single
 
 
-def _derived_single(field: FieldDescriptor, within: tuple[str, ...]) -> Kind:
+def _derived_single(field: FieldDescriptor, within: tuple[str, ...], count: Iterator[int]) -> Kind:
     if field.message_type is None:
         return SCALARS[field.type][0]
     if field.message_type.full_name == TIMESTAMP:
         return PlainKind.TIMESTAMP
-    return StructKind(_derived(field.message_type, within))
+    return StructKind(_derived(field.message_type, within, count))
 
 
 def map_entry(field: FieldDescriptor) -> tuple[FieldDescriptor, FieldDescriptor] | None:
@@ -198,13 +211,14 @@ def _changes(
         named = written.fields_by_name.get(field.name)
         if named is not None and named.number != field.number:
             yield where, f"has the number {field.number}, and {named.number} in the messages"
+        if field.is_required and (same is None or not same.is_required):
+            yield where, "is required, and messages may lack it"
         if same is None:
-            if field.is_required:
-                yield where, "is required, and the messages lack it"
             continue
         if field.is_repeated != same.is_repeated or (map_entry(field) is None) != (map_entry(same) is None):
             yield where, f"repeats in one of both, and the number {field.number} does not in the other"
-        elif field.message_type is not None and same.message_type is not None:
+        elif field.message_type is not None and field.type == same.type:
+            assert same.message_type is not None
             yield from _changes(field.message_type, same.message_type, where, seen, depth + 1)
         elif field.type != same.type and (field.type, same.type) not in _ALSO_READS:
             yield where, f"is a {_type_name(field)}, and a {_type_name(same)} in the messages"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -30,6 +30,11 @@ from coranto.types.definitions import MessageType
 from coranto.types.references import parse_reference
 from coranto.wire import protocol_pb2 as pb
 
+_TAIL_BYTES: Final = 256
+_MISSING: Final = (
+    "there is no such registry yet; the first `register` creates it, if it is told a journal whose settings it gets "
+    "(`like`, and `coranto types register --like`)"
+)
 _log = structlog.get_logger(__name__)
 
 
@@ -56,6 +61,7 @@ class TypeRegistry:
         self._clock: Clock = clock or SystemClock()
         self._catalog = Catalog(journal)
         self._known_revision = 0
+        self._tail = b""
         self._warned = 0
 
     async def register(
@@ -98,7 +104,7 @@ class TypeRegistry:
     async def problems(
         self, definition: MessageType, *, compatibility: Compatibility | None = None
     ) -> tuple[FieldProblem, ...]:
-        """Return the problems for which `register` would refuse a definition; none if it has or takes it. Cancellable."""
+        """Return the problems for which `register` would refuse a definition; none if it would not. Cancellable."""
         await self._refresh()
         if self._catalog.version_of(definition) is not None:
             return ()
@@ -133,12 +139,11 @@ class TypeRegistry:
         try:
             head = await self._client.head(self.journal)
             if head < catalog.offset:
-                raise CorruptData(
-                    f"registry {self.journal} was read up to offset {catalog.offset}, and ends at {head} now: it was "
-                    "deleted and created again, or has lost records; run `coranto audit` on it"
-                )
-            if head > catalog.offset:
+                raise self._another(f"ends at {head}")
+            if head:
                 await self._read_to(head)
+        except JournalNotFound as error:
+            raise JournalNotFound(self.journal, detail=_MISSING) from error
         except OffsetJump as error:
             raise CorruptData(
                 f"registry {self.journal} has lost records: {error} Recover them (`coranto audit`), or begin a new "
@@ -158,10 +163,24 @@ class TypeRegistry:
             )
 
     async def _read_to(self, head: int) -> None:
-        chunks = self._client.read(self.journal, self._catalog.offset, end_offset=head, fail_on_jump=True)
+        """Feed the catalog up to an offset. The end of what it has is read again, to see that it is still there."""
+        known = self._tail
+        begin = self._catalog.offset - len(known)
+        chunks = self._client.read(self.journal, begin, end_offset=head, fail_on_jump=True)
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
-                self._catalog.feed(chunk.content)
+                same, content = chunk.content[: len(known)], chunk.content[len(known) :]
+                if not known.startswith(same):
+                    raise self._another("has other records there")
+                known = known[len(same) :]
+                self._tail = (self._tail + content)[-_TAIL_BYTES:]
+                self._catalog.feed(content)
+
+    def _another(self, finding: str) -> CorruptData:
+        return CorruptData(
+            f"registry {self.journal} was read up to offset {self._catalog.offset}, and {finding} now: it was deleted "
+            "and created again, or has lost records. Run `coranto audit` on it, and begin anew with what it has"
+        )
 
     async def _append(self, line: bytes, accept_loss: bool) -> None:
         conditions = next_record(self._catalog.offset)
@@ -184,9 +203,7 @@ class TypeRegistry:
         found = await self._listed(self.journal)
         if found is None:
             if not like:
-                raise JournalNotFound(
-                    self.journal, detail="there is no such registry yet; name a journal whose settings it gets (like)"
-                )
+                raise JournalNotFound(self.journal, detail=_MISSING)
             await self._create(like)
             return
         if found.spec.fragment.retention.ToNanoseconds():

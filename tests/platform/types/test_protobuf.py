@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf import descriptor_pb2
 
 from coranto.errors import InvalidInput
 from coranto.types.kinds import format_fields, parse_fields
@@ -95,3 +96,66 @@ def test_descriptors_that_are_none_are_refused():
         message_class(b"\xff\xff", "shop.Order")
     with pytest.raises(InvalidInput, match=r"no shop\.None among the descriptors; there are .*shop\.Order"):
         message_class(shop(), "shop.None")
+
+
+def test_a_field_that_readers_require_must_be_required_before():
+    """A parser refuses a message without it, whatever the fields of the type say."""
+    required = message_class(shop((2, "n", F.TYPE_INT32, F.LABEL_REQUIRED), syntax="proto2"), "shop.Order")
+    optional = message_class(shop((2, "n", F.TYPE_INT32), syntax="proto2"), "shop.Order")
+    for written in (optional, order()):
+        assert list(wire_changes(required, written)) == [("n", "is required, and messages may lack it")]
+    assert list(wire_changes(required, required)) == []
+    assert list(wire_changes(optional, required)) == []
+
+
+def nested(depth: int, width: int) -> bytes:
+    """Return descriptors of messages that have the next one `width` times."""
+    found = descriptor_pb2.FileDescriptorSet()
+    file = found.file.add(name="nested.proto", package="nested", syntax="proto3")
+    for level in range(depth):
+        message = file.message_type.add(name=f"Level{level}")
+        message.field.add(name="n", number=1, type=F.TYPE_INT32, label=F.LABEL_OPTIONAL)
+        for number in range(width if level + 1 < depth else 0):
+            kind = f".nested.Level{level + 1}"
+            message.field.add(
+                name=f"f{number}", number=number + 2, type=F.TYPE_MESSAGE, label=F.LABEL_OPTIONAL, type_name=kind
+            )
+    return found.SerializeToString()
+
+
+def test_a_message_whose_fields_are_too_many_to_list_is_refused_before_they_are_listed():
+    """Twenty messages of ten fields each are 10^20 fields."""
+    small = message_class(nested(3, 2), "nested.Level0")
+    assert format_fields(fields_of(small, None)).count("n") > 3
+    with pytest.raises(InvalidInput, match=r"nested\.Level0 has more than 10000 fields"):
+        fields_of(message_class(nested(20, 10), "nested.Level0"), None)
+
+
+def imports(count: int) -> bytes:
+    """Return files that each import the next one."""
+    found = descriptor_pb2.FileDescriptorSet()
+    for number in reversed(range(count)):
+        file = found.file.add(name=f"{number}.proto", package="chain", syntax="proto3")
+        if number + 1 < count:
+            file.dependency.append(f"{number + 1}.proto")
+        file.message_type.add(name=f"M{number}").field.add(
+            name="n", number=1, type=F.TYPE_INT32, label=F.LABEL_OPTIONAL
+        )
+    return found.SerializeToString()
+
+
+def test_files_that_import_each_other_in_a_long_chain_are_taken_or_refused():
+    chain = imports(100)
+    assert needed_descriptors(chain, "chain.M0") == chain
+    with pytest.raises(InvalidInput, match="not a set of file descriptors"):
+        needed_descriptors(imports(5000), "chain.M0")
+
+
+@pytest.mark.parametrize("dependencies", [["a.proto"], ["b.proto"], ["missing.proto"]])
+def test_files_that_import_themselves_or_are_missing_are_refused(dependencies):
+    found = descriptor_pb2.FileDescriptorSet()
+    for name, imported in (("a.proto", dependencies), ("b.proto", ["a.proto"])):
+        found.file.add(name=name, package="p", syntax="proto3", dependency=imported).message_type.add(name="A")
+    found.file[1].message_type[0].name = "B"
+    with pytest.raises(InvalidInput, match="not a set of file descriptors"):
+        needed_descriptors(found.SerializeToString(), "p.A")

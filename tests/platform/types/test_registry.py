@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from coranto import labels
 from coranto.client import AppendResult, JournalClient, SyncJournalClient
+from coranto.effects import SystemClock
 from coranto.errors import (
     AppendOutcomeUnknown,
     CorruptData,
@@ -18,6 +19,7 @@ from coranto.errors import (
     InvalidInput,
     JournalNotFound,
     MessageTypeNotFound,
+    NotAllowed,
 )
 from coranto.labels import label_set
 from coranto.testing import Cluster
@@ -51,8 +53,9 @@ def name() -> str:
 
 async def test_a_registry_is_created_once_and_read_by_all(cluster: Cluster, client: JournalClient, name: str) -> None:
     registry = TypeRegistry(client, name)
-    with pytest.raises(JournalNotFound, match="name a journal whose settings it gets"):
-        await registry.register(order("id INT"))
+    for asked in (registry.register(order("id INT")), registry.find("shop.Order"), registry.catalog()):
+        with pytest.raises(JournalNotFound, match="there is no such registry yet; the first `register` creates it"):
+            await asked
     first = await registry.register(order("id INT"), like=LIKE)
     again = await registry.register(order("id INT"), like=LIKE)
     second = await registry.register(order("id BIGINT, at TIMESTAMP"))
@@ -110,6 +113,16 @@ async def test_the_same_definition_is_registered_once_however_many_register_it(c
     assert [each.is_new for each in done].count(True) == 1
     assert {each.version for each in done} == {done[0].version}
     assert len((await registries[0].catalog()).history("shop.Order")) == 1
+
+
+class FixedClock(SystemClock):
+    """A clock whose wall time stands still."""
+
+    def __init__(self, time: float) -> None:
+        self.time = time
+
+    def now(self) -> float:
+        return self.time
 
 
 class DeafClient(JournalClient):
@@ -190,6 +203,78 @@ async def test_a_registry_that_was_made_again_is_noticed(cluster: Cluster, clien
     await cluster.create(name)
     with pytest.raises(CorruptData, match="deleted and created again"):
         await registry.find("shop.Order")
+
+
+@pytest.mark.parametrize("fields", [["id INT"], ["id DATE, name STRING", "id DATE, name STRING, x INT"]])
+async def test_a_registry_that_was_made_again_is_noticed_however_long_it_is(
+    cluster: Cluster, client: JournalClient, name: str, fields: list[str]
+) -> None:
+    """Otherwise old knowledge and new records would mix, and a version be registered that others pass over."""
+    earlier, later = FixedClock(1.7e9), FixedClock(1.8e9)  # So the first records have the same length.
+    reader, registrant = TypeRegistry(client, name), TypeRegistry(client, name, clock=earlier)
+    await registrant.register(order("id INT"), like=LIKE)
+    await reader.find("shop.Order")
+    [info] = (await client.list(f"name={name}")).journals
+    await client.apply([pb.ApplyRequest.Change(delete=name, expect_mod_revision=info.mod_revision)])
+    other = TypeRegistry(cluster.client(), name, clock=later)
+    for each in fields:
+        await other.register(order(each), like=LIKE)
+    for asked in (reader.find("shop.Order"), registrant.register(order("id BIGINT"))):
+        with pytest.raises(CorruptData, match="has other records there now: it was deleted and created again"):
+            await asked
+    assert (await TypeRegistry(client, name).find("shop.Order")).number == len(fields)
+
+
+async def test_those_who_have_read_before_see_what_came_since(
+    cluster: Cluster, client: JournalClient, name: str
+) -> None:
+    """A reader keeps the version that it has, and a registrant with old knowledge gets the next number."""
+    old = TypeRegistry(client, name)
+    first = await old.register(order("id INT"), like=LIKE)
+    other = TypeRegistry(cluster.client(), name)
+    await other.register(order("id BIGINT"))
+    await other.register(order("id BIGINT, at TIMESTAMP"))
+    assert str(first.version) == "shop.Order@1"
+    with pytest.raises(IncompatibleType, match="does not hold BIGINT of version 3"):
+        await old.register(order("id INT, n INT"))
+    assert (await old.register(order("id BIGINT, n INT"))).version.number == 4
+    assert str(await other.find("shop.Order")) == "shop.Order@4"
+    assert await other.find("shop.Order@1") == first.version
+
+
+async def test_a_definition_of_a_mebibyte_is_registered_and_a_larger_one_refused(
+    client: JournalClient, name: str
+) -> None:
+    wide = MessageType("wide.Row", JsonForm(), parse_fields(", ".join(f"f{n:05}{'x' * 95} INT" for n in range(9700))))
+    registry = TypeRegistry(client, name)
+    await registry.register(wide, like=LIKE)
+    assert await client.head(name) > 1_000_000
+    assert (await TypeRegistry(client, name).find("wide.Row")).definition == wide
+    with pytest.raises(InvalidInput, match=r"the record of wide\.Row has 5.* bytes, and may have 4194304"):
+        await registry.register(MessageType("wide.Row", JsonForm(), wide.fields, "x" * (4 << 20)))
+    assert (await registry.find("wide.Row")).number == 1
+
+
+async def test_a_registry_may_be_read_only_or_suspended(client: JournalClient, name: str) -> None:
+    registry = TypeRegistry(client, name)
+    await registry.register(order("id INT"), like=LIKE)
+
+    async def change(flags: pb.JournalSpec.Flag.ValueType, level: pb.JournalSpec.Suspend.Level.ValueType) -> None:
+        [info] = (await client.list(f"name={name}")).journals
+        info.spec.flags = flags
+        offset = await client.head(name) if level else 0
+        info.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=level, offset=offset))
+        await client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
+
+    await change(pb.JournalSpec.O_RDONLY, pb.JournalSpec.Suspend.NONE)
+    for reader in (registry, TypeRegistry(client, name)):
+        assert (await reader.find("shop.Order")).number == 1
+    with pytest.raises(NotAllowed):
+        await registry.register(order("id BIGINT"))
+    await change(pb.JournalSpec.O_RDWR, pb.JournalSpec.Suspend.PARTIAL)
+    for reader in (registry, TypeRegistry(client, name)):
+        assert (await reader.find("shop.Order")).number == 1
+    assert (await registry.register(order("id BIGINT"))).version.number == 2
 
 
 async def test_journals_with_a_retention_or_another_content_are_no_registry(

@@ -110,7 +110,7 @@ def test_descriptors_come_from_a_file_beside_the_document(types: CommandLine, tm
         (("show", "shop.None"), "has no message type shop.None; it has shop.Order"),
         (("show", "a@b"), "TYPE: 'a@b' has no version behind @"),
         (("history", "x"), "has no message type x"),
-        (("list", "--registry", "types/none"), "write head of types/none: JOURNAL_NOT_FOUND"),
+        (("list", "--registry", "types/none"), "types/none: JOURNAL_NOT_FOUND (there is no such registry yet"),
     ],
 )
 def test_what_is_wrong_is_told(types: CommandLine, tmp_path: Path, words: tuple[str, ...], problem: str) -> None:
