@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, select
 
 from coranto.client.committed import committed_messages
 from coranto.client.publishing import sync_publisher
-from coranto.errors import CorruptData, InvalidInput, MessageTypeNotFound
-from coranto.labels import CONTENT_TYPE, CSV, FIXED_FRAMES, JSON_LINES, MESSAGE_TYPE
+from coranto.errors import CorruptData, InvalidInput, JournalNotFound, MessageTypeNotFound
+from coranto.labels import CONTENT_TYPE, CSV, FIXED_FRAMES, JSON_LINES, MESSAGE_TYPE, label_set
 from coranto.messages import CsvRows, FixedFrame, JsonLines, ProtobufPayload, TextRows
+from coranto.streams import Split, SyncStreams, default_template
 from coranto.testing import SyncCluster
+from coranto.testing.cluster import STORE_URL
 from coranto.types import (
     Compatibility,
     CsvForm,
@@ -29,12 +33,16 @@ from coranto.types import (
     framing_of,
     parse_fields,
 )
+from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput, errors_of_tasks
 from coranto_consumers.spark.options import SourceOptions
+from coranto_consumers.spark.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
+from coranto_consumers.stores.window_growth import grow
 from tests.consumers.spark.shop_protobuf import ORDER, descriptors
 
 pytestmark = pytest.mark.integration
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -125,18 +133,34 @@ FRAMINGS = {
         "[(b'\\x1a\\x01x',), (b'',)]",
     ),
     "lines": ("text/plain", LinesForm(), "value STRING", None, ["one", "two"], "[('one',), ('two',)]"),
+    "json without UUIDs": (
+        JSON_LINES,
+        JsonForm(None),
+        "n BIGINT, at TIMESTAMP",
+        None,
+        ['{"n": 1, "at": "2024-02-29T12:00:00Z"}', '{"n": 2}'],
+        "[(1, datetime.datetime(2024, 2, 29, 12, 0)), (2, None)]",
+    ),
+    "csv without UUIDs": (CSV, CsvForm(None), "n BIGINT, x STRING", None, ["1,a", "2,"], "[(1, 'a'), (2, None)]"),
 }
 
 
-@pytest.mark.parametrize("kind", FRAMINGS)
-def test_schema_and_framing_are_those_of_the_type_that_journals_name(shop, spark, kind):
-    content_type, form, fields, framing, messages, rows = FRAMINGS[kind]
+def journal_of(shop: Shop, kind: str) -> str:
+    """Register the type of a kind of messages, and return a journal that has these and names the type."""
+    content_type, form, fields, framing, messages, _ = FRAMINGS[kind]
     shop.register(fields, form, "kinds.Kind")
-    journal = shop.create("orders/kind", "kinds.Kind", content_type)
+    journal = shop.create("kinds/one", "kinds.Kind", content_type)
     if framing is None:
         shop.client.append(journal, "".join(f"{each}\n" for each in messages).encode())
     else:
         shop.publish(framing, *messages, journal=journal)
+    return journal
+
+
+@pytest.mark.parametrize("kind", FRAMINGS)
+def test_schema_and_framing_are_those_of_the_type_that_journals_name(shop, spark, kind):
+    fields, rows = FRAMINGS[kind][2], FRAMINGS[kind][-1]
+    journal = journal_of(shop, kind)
     options = {"endpoint": shop.client.config.endpoint, "subscribe": journal, "registry": shop.registry}
 
     frame = spark.read.format("journal").options(**options).load()
@@ -148,12 +172,12 @@ def test_schema_and_framing_are_those_of_the_type_that_journals_name(shop, spark
         .options(**options, startingOffsets="earliest")
         .load()
         .writeStream.format("memory")
-        .queryName(f"kind_{kind}")
+        .queryName("kinds")
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    assert str([tuple(row) for row in spark.sql(f"SELECT * FROM kind_{kind}").collect()]) == rows
+    assert str([tuple(row) for row in spark.sql("SELECT * FROM kinds").collect()]) == rows
 
 
 def test_rows_are_committed_messages_with_columns_of_the_source_if_asked_for(shop, spark):
@@ -204,6 +228,8 @@ def test_what_cannot_be_read_by_the_registry_says_why(shop, spark):
             shop.read(spark, **options).collect()
 
     refused(MessageTypeNotFound, r"has no message type shop\.None; it has csv\.Lines, ", messageType="shop.None")
+    refused(MessageTypeNotFound, r"no message type shop\.Order@2; it has shop\.Order@1\.", messageType="shop.Order@2")
+    refused(JournalNotFound, "there is no such registry yet", registry=f"{shop.registry}-none")
     refused(
         InvalidInput,
         r"has content-type application/x-ndjson, and messages of csv\.Row are text/csv",
@@ -402,6 +428,81 @@ def test_consumers_that_cannot_have_a_type_say_why(shop, spark, tmp_path):
         consumer(Twice(shop), registry=shop.registry).run_until_caught_up()
 
 
+def eventually(ask: Callable[[], list[T]]) -> list[T]:
+    """Return the answer once there is one."""
+    end = time.monotonic() + 60
+    while not (found := ask()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+TEXTS = Table("texts", MetaData(), Column("at", BigInteger, primary_key=True), Column("text", String(400)))
+
+
+class Texts:
+    """Copies whole messages, as JSON."""
+
+    name = "texts"
+    value_schema = "*"
+
+    def __init__(self, sources: str, table: Table = TEXTS) -> None:
+        self.sources = sources
+        self.table = table
+
+    def outputs(self, committed):
+        own = [name for name in committed.columns if not name.startswith("_")]
+        text = F.to_json(F.struct(*own)).alias("text")
+        return Outputs(tables=[TableOutput(self.table, committed.select(F.col("_offset").alias("at"), text))])
+
+
+@pytest.mark.parametrize("kind", FRAMINGS)
+def test_a_consumer_has_the_same_messages_as_a_read_in_every_framing(shop, spark, tmp_path, kind):
+    url = f"sqlite:///{tmp_path}/store.db"
+    journal = journal_of(shop, kind)
+    made = SparkConsumer(Texts(f"name={journal}"), shop.client.config, url, spark, registry=shop.registry)
+    assert made.run_until_caught_up().messages == 2
+    options = {"endpoint": shop.client.config.endpoint, "subscribe": journal, "registry": shop.registry}
+    frame = spark.read.format("journal").options(**options).load()
+    read = [row.text for row in frame.select(F.to_json(F.struct("*")).alias("text")).collect()]
+    with SqlStore(url).engine.connect() as connection:
+        assert [row.text for row in connection.execute(select(TEXTS).order_by(TEXTS.c.at))] == read
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "json without UUIDs"])
+def test_windows_have_the_messages_by_the_registry(shop, spark, tmp_path, kind):
+    by_window = Table(
+        "by_window",
+        MetaData(),
+        Column("coranto_window", BigInteger, primary_key=True, autoincrement=False),
+        Column("at", BigInteger, primary_key=True),
+        Column("text", String(400)),
+    )
+    url = f"sqlite:///{tmp_path}/store.db"
+    journal = journal_of(shop, kind)
+    [info] = shop.client.list(f"name={journal}").journals
+    info.spec.fragment.length = 1024
+    shop.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
+    first = shop.client.read_all(journal, 0, shop.client.head(journal))
+    for _ in range(2):  # Fragments that are full are stored.
+        shop.client.append(journal, first * (2000 // len(first)))
+    made = WindowConsumer("windows", Texts("", by_window), shop.client.config, url, spark, registry=shop.registry)
+    name = eventually(lambda: grow(made.log, shop.client, [f"name={journal}"], partial=True))[0].window.name
+    expected = made.materialise(name).messages
+
+    def texts() -> list[str]:
+        with SqlStore(url).engine.connect() as connection:
+            return sorted(row.text for row in connection.execute(select(by_window)))
+
+    rows = texts()
+    assert len(rows) == expected >= 2
+    assert len(set(rows)) == 2
+    assert '"n":1' in rows[0]
+    shop.register("later STRING", FRAMINGS[kind][1], "kinds.Kind", compatibility=Compatibility.NONE)
+    assert made.materialise(name).messages == expected, "an instance keeps its version"
+    assert texts() == rows
+
+
 # -- Writing -----------------------------------------------------------------------------------------------------------
 
 
@@ -489,6 +590,36 @@ def test_a_query_writes_rows_that_fit(shop, spark, tmp_path):
     assert written(shop) == [{"n": 1}, {"n": 2}]
     with pytest.raises(InvalidInput, match="n is STRING, and its field BIGINT"), errors_of_tasks():
         query("n STRING", "unfit").awaitTermination()
+
+
+def test_events_of_a_stream_fit_the_type_of_its_segments(shop, spark, tmp_path):
+    shop.register("n BIGINT NOT NULL, key STRING")
+    name = f"{shop.folder}/stream"
+    template = default_template(stores=[STORE_URL])
+    template.labels.CopyFrom(label_set({CONTENT_TYPE: JSON_LINES, MESSAGE_TYPE: "shop.Order"}))
+    with SyncStreams(shop.client) as streams:
+        streams.create(name, 1, template=template)
+        options = {"endpoint": shop.client.config.endpoint, "stream": name, "registry": shop.registry}
+
+        def write_events(query: str, **more: str) -> None:
+            writer = spark.sql(query).write.format("journal").mode("append")
+            with errors_of_tasks():
+                writer.options(**options, **more).save()
+
+        write_events("SELECT 1L AS n, 'a' AS key")
+        with pytest.raises(InvalidInput, match=r"rows do not fit shop\.Order@1: n is STRING"):
+            write_events("SELECT 'one' AS n, 'a' AS key")
+        streams.scale(name, [Split(0)])
+        write_events("SELECT 2L AS n, 'b' AS key")
+
+        source = shop.create("source/one", "")
+        shop.client.append(source, b'{"n": 3, "key": "c"}\n')
+        rows = spark.readStream.format("journal").schema("n BIGINT, key STRING")
+        rows = rows.options(endpoint=shop.client.config.endpoint, subscribe=source, startingOffsets="earliest").load()
+        writer = rows.writeStream.format("journal").options(**options, checkpointLocation=str(tmp_path / "c"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        frame = spark.read.format("journal").options(**options).load()
+        assert sorted(tuple(row) for row in frame.collect()) == [(1, "a"), (2, "b"), (3, "c")]
 
 
 def test_a_version_without_a_promise_is_pinned_for_old_readers(shop, spark):
