@@ -43,6 +43,11 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
         description="The framing of messages that are not lines of JSON, by the options of Spark's data source.",
         examples=[{"framing": "csv", "csvColumns": 3}],
     )
+    registry: str | None = Field(
+        default=None,
+        description="The journal that registers message types, and tells framing and UUIDs.",
+        examples=["types/registry"],
+    )
 
     def made(self, *, by_window: bool) -> ConsumerOptions:
         """Return the options; `by_window`, for a consumer by windows. Raises InvalidInput."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import uuid
@@ -30,12 +31,15 @@ from coranto.types import (
     LinesForm,
     MessageType,
     SyncTypeRegistry,
+    TypeField,
     framing_of,
     parse_fields,
 )
+from coranto.types.kinds import PlainKind
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput, errors_of_tasks
 from coranto_consumers.spark.options import SourceOptions
+from coranto_consumers.spark.type_columns import spark_schema
 from coranto_consumers.spark.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.window_growth import grow
@@ -211,6 +215,32 @@ def test_a_version_is_chosen_by_its_number_and_a_schema_of_the_user_wins(shop, s
     assert [tuple(row) for row in shop.read(spark, "x STRING, n STRING, _offset BIGINT").collect()] == [("a", "1", 0)]
 
 
+ODD = ("a.b", "a`b", "ü ñ", "<z>", 'q"uote', "back\\slash", "select", "1n", "a:b", "a,b", "'", "$", "данные", "*")
+
+
+def test_fields_may_have_any_printable_name_wherever_they_come_by(shop, spark, tmp_path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    fields = tuple(TypeField(name, PlainKind.BIGINT) for name in ODD)
+    version = shop.types.register(MessageType("shop.Order", JsonForm(), fields), like=shop.journal).version
+    shop.publish(framing_of(version), {name: number for number, name in enumerate(ODD)})
+    row = tuple(range(len(ODD)))
+    assert [tuple(each) for each in shop.read(spark).collect()] == [row]
+    write(shop, spark.createDataFrame([row], spark_schema(fields)))
+    assert [tuple(each) for each in shop.read(spark).collect()] == [row, row]
+
+    class OddTexts(Texts):
+        def outputs(self, committed):
+            names = [F.col("`" + name.replace("`", "``") + "`") for name in ODD]
+            text = F.to_json(F.struct(*names)).alias("text")
+            return Outputs(tables=[TableOutput(TEXTS, committed.select(F.col("_offset").alias("at"), text))])
+
+    made = SparkConsumer(OddTexts(f"name={shop.journal}"), shop.client.config, url, spark, registry=shop.registry)
+    assert made.run_until_caught_up().messages == 2
+    with SqlStore(url).engine.connect() as connection:
+        texts = [json.loads(each.text) for each in connection.execute(select(TEXTS))]
+    assert texts == [dict(zip(ODD, row, strict=True))] * 2
+
+
 def test_a_named_type_needs_no_labels(shop, spark):
     shop.register("n BIGINT", name="other.Type")
     shop.publish(JsonLines(), {"n": 1})
@@ -298,6 +328,27 @@ def test_a_restarted_query_goes_on_with_the_latest_version_unless_one_is_pinned(
 
     rows = spark.read.schema("n BIGINT, x STRING").json(str(tmp_path / "rows")).orderBy("n").collect()
     assert [tuple(row) for row in rows] == [(1, None), (2, "b"), (3, None)]
+
+
+def test_a_query_under_way_needs_no_registry_and_says_so_when_it_is_started_again(shop, spark, tmp_path):
+    shop.register("n INT")
+    shop.publish(JsonLines(), {"n": 1})
+    rows = spark.readStream.format("journal").options(**shop.options(startingOffsets="earliest")).load()
+    seen: list[int] = []
+    query = (
+        rows.writeStream.foreachBatch(lambda frame, _: seen.extend(row.n for row in frame.collect()))
+        .option("checkpointLocation", str(tmp_path / "under-way"))
+        .start()
+    )
+    query.processAllAvailable()
+    [info] = shop.client.list(f"name={shop.registry}").journals
+    shop.client.apply([pb.ApplyRequest.Change(delete=shop.registry, expect_mod_revision=info.mod_revision)])
+    shop.publish(JsonLines(), {"n": 2})
+    query.processAllAvailable()
+    query.stop()
+    assert seen == [1, 2]
+    with pytest.raises(JournalNotFound, match="there is no such registry yet"), errors_of_tasks():
+        run_query(spark, shop, tmp_path)
 
 
 def test_a_journal_of_another_type_that_comes_later_ends_a_query(shop, spark, tmp_path):
