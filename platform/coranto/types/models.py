@@ -19,6 +19,7 @@ from uuid import UUID
 
 import pydantic
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from coranto.errors import InvalidInput
 from coranto.types.definitions import CsvForm, JsonForm, MessageType
@@ -67,6 +68,8 @@ def _fields_of(kind: type[Any], within: tuple[type[Any], ...]) -> Iterator[TypeF
 
 def _hints_of(kind: type[Any]) -> Iterator[tuple[str, Any, Sequence[Any]]]:
     """Yield the names that a class has in JSON, the types of its fields, and what they are annotated with."""
+    if not isinstance(kind, type):
+        raise InvalidInput(f"{kind} is no model, dataclass or typed dict")
     if issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
             yield field.serialization_alias or field.alias or name, field.annotation, field.metadata
@@ -91,7 +94,8 @@ def _typed(hint: Any, metadata: tuple[Any, ...], place: str, within: tuple[type[
         return kind, nullable or origin is typing.NotRequired
     if origin is Annotated:
         inner, *more = get_args(hint)
-        return _typed(inner, (*metadata, *more), place, within)
+        within_field = [part for each in more if isinstance(each, FieldInfo) for part in each.metadata]
+        return _typed(inner, (*metadata, *more, *within_field), place, within)
     if origin in (Union, types.UnionType):
         others = [each for each in get_args(hint) if each is not type(None)]
         kinds = {_typed(each, metadata, place, within)[0] for each in others}

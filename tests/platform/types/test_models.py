@@ -131,8 +131,17 @@ class Pair(BaseModel):
         (Anything, "x is .*has no type here"),
         (Pair, "x is .*has no type here"),
         (int, "int is no model, dataclass or typed dict"),
+        (dict[str, int], r"dict\[str, int\] is no model, dataclass or typed dict"),
     ],
 )
 def test_models_without_types_are_refused(kind, problem):
     with pytest.raises(InvalidInput, match=problem):
         type_of_model(kind)
+
+
+def test_digits_may_be_bound_beside_none():
+    class Priced(BaseModel):
+        price: Annotated[Decimal, Field(max_digits=9, decimal_places=2)] | None = None
+        other: Decimal | None = Field(None, max_digits=5, decimal_places=1)
+
+    assert format_fields(type_of_model(Priced).fields) == "price DECIMAL(9, 2), other DECIMAL(5, 1)"
