@@ -51,6 +51,8 @@ PUBLICATIONS: Final = "coranto.dev/publications"
 """The value of MANAGED_BY of ledgers of publications."""
 MESSAGE_TYPES: Final = "coranto.dev/message-types"
 """The value of MANAGED_BY of registries of message types."""
+OF_RECORDS: Final = frozenset({PUBLICATIONS, MESSAGE_TYPES})
+"""The values of MANAGED_BY of journals of which programs need every record."""
 FORKS: Final = "coranto.dev/fork-"
 """The beginning of the names of the labels below, by which forks and their sources know each other."""
 FORK_OF: Final = f"{FORKS}of"

@@ -117,7 +117,7 @@ def new_spec(source: pb.JournalSpec, fork: Fork, *, same_labels: bool = False) -
     """Return the spec of a fork. It is the source's, but of its labels a fork has only those that say what content is.
 
     With its other labels, selectors that find the source would find the fork, too. With `same_labels` it has all,
-    except those that make the source a part of a stream or of a ledger.
+    except those that make the source a part of a stream, a ledger or a registry.
     """
     spec = pb.JournalSpec()
     spec.CopyFrom(source)
@@ -133,7 +133,7 @@ def new_spec(source: pb.JournalSpec, fork: Fork, *, same_labels: bool = False) -
 def _stays(name: str, value: str, same_labels: bool) -> bool:
     if name in _DESCRIBING or name in durability.LABELS:
         return True
-    if name == labels.MANAGED_BY and value == labels.PUBLICATIONS:
+    if name == labels.MANAGED_BY and value in labels.OF_RECORDS:
         return False
     return same_labels and not name.startswith(_OURS)
 

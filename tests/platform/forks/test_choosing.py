@@ -101,11 +101,13 @@ def test_content_that_is_gone_cannot_be_forked() -> None:
         choose(spec(), [], 9, 20, NOW)
 
 
-def test_specs_of_a_fork_and_of_its_source() -> None:
-    source = spec(region="eu", **{ACK_ZONES: "2", labels.STREAM: "shop/s", labels.MANAGED_BY: labels.PUBLICATIONS})
+@pytest.mark.parametrize("managed_by", sorted(labels.OF_RECORDS))
+def test_specs_of_a_fork_and_of_its_source(managed_by: str) -> None:
+    source = spec(region="eu", **{ACK_ZONES: "2", labels.STREAM: "shop/s", labels.MANAGED_BY: managed_by})
     fork = fork_at(source, "b", 30, SharedSpan(0, 20))
     made = new_spec(source, fork)
-    assert labels.value_of(new_spec(source, fork, same_labels=True).labels, "region") == "eu"
+    same = new_spec(source, fork, same_labels=True).labels
+    assert (labels.value_of(same, "region"), labels.value_of(same, labels.MANAGED_BY)) == ("eu", "")
     assert dict(labels.as_pairs(made.labels)) == {
         ACK_ZONES: "2",
         labels.FORK_OF: "a",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coranto.errors import InvalidInput
-from coranto.labels import MANAGED_BY, PUBLICATIONS, STREAM, STREAM_PART, label_set, parse_selector
+from coranto.labels import MANAGED_BY, MESSAGE_TYPES, PUBLICATIONS, STREAM, STREAM_PART, label_set, parse_selector
 from coranto.reconcile import JOURNALS, SpecAction, at_any_revision, make_plan
 from coranto.wire import protocol_pb2 as pb
 from tests.platform.reconcile.journal_changes import delete, present, upsert
@@ -81,7 +81,12 @@ def test_pruning_selects_by_labels_too() -> None:
 
 
 def test_pruning_passes_by_journals_that_programs_make_and_delete_themselves() -> None:
-    of_programs = [{MANAGED_BY: PUBLICATIONS}, {STREAM: "shop/orders"}, {STREAM_PART: "shop/orders"}]
+    of_programs = [
+        {MANAGED_BY: PUBLICATIONS},
+        {MANAGED_BY: MESSAGE_TYPES},
+        {STREAM: "shop/orders"},
+        {STREAM_PART: "shop/orders"},
+    ]
     there = present(
         *((f"shop/{number}", 3, {"labels": label_set(its)}) for number, its in enumerate(of_programs)),
         ("shop/left", 4, {"labels": label_set({MANAGED_BY: "somebody"})}),
