@@ -32,8 +32,8 @@ from coranto.wire import protocol_pb2 as pb
 
 _TAIL_BYTES: Final = 256
 _MISSING: Final = (
-    "there is no such registry yet; the first `register` creates it, if it is told a journal whose settings it gets "
-    "(`like`, and `coranto types register --like`)"
+    "there is no such registry yet, or your token does not cover it; the first `register` creates one, if it is told a "
+    "journal whose settings it gets (`like`, and `coranto types register --like`)"
 )
 _log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from coranto import labels
-from coranto.client import AppendResult, JournalClient, SyncJournalClient
+from coranto.client import AppendResult, Chunk, JournalClient, SyncJournalClient
 from coranto.effects import SystemClock
 from coranto.errors import (
     AppendOutcomeUnknown,
@@ -20,6 +20,7 @@ from coranto.errors import (
     JournalNotFound,
     MessageTypeNotFound,
     NotAllowed,
+    OffsetJump,
 )
 from coranto.labels import label_set
 from coranto.testing import Cluster
@@ -54,7 +55,7 @@ def name() -> str:
 async def test_a_registry_is_created_once_and_read_by_all(cluster: Cluster, client: JournalClient, name: str) -> None:
     registry = TypeRegistry(client, name)
     for asked in (registry.register(order("id INT")), registry.find("shop.Order"), registry.catalog()):
-        with pytest.raises(JournalNotFound, match="there is no such registry yet; the first `register` creates it"):
+        with pytest.raises(JournalNotFound, match="there is no such registry yet, or your token does not cover it"):
             await asked
     first = await registry.register(order("id INT"), like=LIKE)
     again = await registry.register(order("id INT"), like=LIKE)
@@ -255,6 +256,22 @@ async def test_a_definition_of_a_mebibyte_is_registered_and_a_larger_one_refused
     assert (await registry.find("wide.Row")).number == 1
 
 
+class JumpingClient(JournalClient):
+    """A client of brokers that pass by content which is gone, as they do hours after it went."""
+
+    async def read(self, journal: str, offset: int = 0, **options: object) -> AsyncIterator[Chunk]:  # type: ignore[override]
+        assert options["fail_on_jump"]
+        raise OffsetJump(journal, offset, offset + 120)
+        yield Chunk(offset, b"", offset)
+
+
+async def test_a_registry_that_has_lost_records_is_damaged(cluster: Cluster, client: JournalClient, name: str) -> None:
+    await TypeRegistry(client, name).register(order("id INT"), like=LIKE)
+    async with JumpingClient.of(cluster.client().config) as jumping:
+        with pytest.raises(CorruptData, match=f"registry {name} has lost records: .*begin a new registry"):
+            await TypeRegistry(jumping, name).find("shop.Order")
+
+
 async def test_a_registry_may_be_read_only_or_suspended(client: JournalClient, name: str) -> None:
     registry = TypeRegistry(client, name)
     await registry.register(order("id INT"), like=LIKE)
@@ -271,6 +288,10 @@ async def test_a_registry_may_be_read_only_or_suspended(client: JournalClient, n
         assert (await reader.find("shop.Order")).number == 1
     with pytest.raises(NotAllowed):
         await registry.register(order("id BIGINT"))
+    await change(pb.JournalSpec.O_WRONLY, pb.JournalSpec.Suspend.NONE)
+    with pytest.raises(NotAllowed):
+        await registry.find("shop.Order")
+    await change(pb.JournalSpec.O_RDWR, pb.JournalSpec.Suspend.NONE)
     await change(pb.JournalSpec.O_RDWR, pb.JournalSpec.Suspend.PARTIAL)
     for reader in (registry, TypeRegistry(client, name)):
         assert (await reader.find("shop.Order")).number == 1
