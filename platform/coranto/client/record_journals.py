@@ -37,8 +37,11 @@ def next_record(offset: int) -> RecordConditions:
 
 
 def records_spec(journal: str, like: pb.JournalSpec, managed_by: str) -> pb.JournalSpec:
-    """Return the spec of a journal of records that is to be created, with the settings of another journal."""
-    spec = pb.JournalSpec(name=journal, replication=like.replication, flags=like.flags)
+    """Return the spec of a journal of records that is to be created, with the replication and stores of another one.
+
+    It can be read and written, whether or not the other one can.
+    """
+    spec = pb.JournalSpec(name=journal, replication=like.replication, flags=pb.JournalSpec.O_RDWR)
     spec.labels.CopyFrom(label_set({CONTENT_TYPE: JSON_LINES, MANAGED_BY: managed_by}))
     spec.fragment.CopyFrom(like.fragment)
     spec.fragment.ClearField("retention")

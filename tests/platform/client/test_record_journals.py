@@ -21,7 +21,7 @@ def test_the_first_record_finds_no_other_and_later_ones_their_offset() -> None:
 
 
 def test_a_journal_of_records_has_the_settings_of_another_one_but_no_retention() -> None:
-    like = pb.JournalSpec(name="a/journal", replication=3, flags=pb.JournalSpec.O_RDWR)
+    like = pb.JournalSpec(name="a/journal", replication=3, flags=pb.JournalSpec.O_RDONLY)
     like.fragment.retention.CopyFrom(Duration(seconds=60))
     like.fragment.stores.append("s3://bucket/")
     spec = records_spec("a/ledger", like, "me")

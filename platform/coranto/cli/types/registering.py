@@ -10,7 +10,7 @@ import typer
 from coranto.cli.connect import Endpoint, with_client
 from coranto.cli.output import note, opened
 from coranto.client import JournalClient
-from coranto.errors import InvalidInput
+from coranto.errors import IncompatibleType, InvalidInput
 from coranto.types.compatibility import Compatibility
 from coranto.types.definitions import MessageType
 from coranto.types.documents import parse_type_document
@@ -71,20 +71,21 @@ def check(
     definitions = [_read(name) for name in files]
 
     async def work(client: JournalClient) -> bool:
-        types = TypeRegistry(client, registry)
+        catalog = await TypeRegistry(client, registry).catalog()
         sound = True
         for definition in definitions:
-            catalog = await types.catalog()
-            problems = await types.problems(definition, compatibility=compatibility)
-            known = catalog.version_of(definition)
-            for problem in problems:
-                note(f"{definition.name}: {problem}")
-            sound &= not problems
-            if known is not None:
-                typer.echo(f"unchanged: {known}")
-            elif not problems:
+            try:
                 following = catalog.next_version(definition, compatibility, 0.0)
+            except IncompatibleType as error:
+                sound = False
+                for problem in error.problems:
+                    note(f"{definition.name}: {problem}")
+                continue
+            if following is None:
+                typer.echo(f"unchanged: {catalog.version_of(definition)}")
+            else:
                 typer.echo(f"would register {following}")
+                catalog.feed(following.to_line())  # The definitions behind it come after it.
         return sound
 
     if not with_client(endpoint, work):

@@ -89,6 +89,19 @@ def test_types_are_registered_checked_and_shown(types: CommandLine, tmp_path: Pa
     ]
 
 
+def test_definitions_of_one_type_are_checked_one_after_the_other(types: CommandLine, tmp_path: Path) -> None:
+    for name, text in (("order", ORDER), ("wider", WIDER), ("broken", BROKEN)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    files = ("-f", "wider.yaml", "-f", "order.yaml", "-f", "broken.yaml")
+    types("register", "-f", "order.yaml", "--like", "shop/orders")
+    checked = types("check", *files)
+    assert (checked.code, checked.output) == (1, "would register shop.Order@2\nunchanged: shop.Order@1\n")
+    assert "does not hold BIGINT of version 2" in checked.errors
+    assert types("history", "shop.Order", "-o", "json").output.count("\n") == 1
+    done = types("register", *files)
+    assert (done.code, done.output) == (1, "registered shop.Order@2\nunchanged: shop.Order@1\n")
+
+
 def test_descriptors_come_from_a_file_beside_the_document(types: CommandLine, tmp_path: Path) -> None:
     folder = tmp_path / "definitions"
     folder.mkdir()
