@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -46,7 +47,7 @@ class Registration(NamedTuple):
 
 
 class TypeRegistry:
-    """The registry of message types in a journal, for one task at a time.
+    """The registry of message types in a journal. Several tasks may use it at once.
 
     Each method first reads the records that were added since the last one. A cancelled read is done again by the next
     call; after a cancelled `register`, the version may be registered or not, and registering it again tells.
@@ -62,6 +63,7 @@ class TypeRegistry:
         self._catalog = Catalog(journal)
         self._known_revision = 0
         self._tail = b""
+        self._reading = asyncio.Lock()
         self._warned = 0
 
     async def register(
@@ -135,6 +137,10 @@ class TypeRegistry:
     # -- The journal -----------------------------------------------------------------------------------------------
 
     async def _refresh(self) -> None:
+        async with self._reading:
+            await self._read_on()
+
+    async def _read_on(self) -> None:
         catalog = self._catalog
         try:
             head = await self._client.head(self.journal)

@@ -116,6 +116,17 @@ async def test_the_same_definition_is_registered_once_however_many_register_it(c
     assert len((await registries[0].catalog()).history("shop.Order")) == 1
 
 
+async def test_tasks_may_share_a_registry(client: JournalClient, name: str) -> None:
+    registry = TypeRegistry(client, name)
+    await registry.register(order("id INT"), like=LIKE)
+    shared = TypeRegistry(client, name)
+    added = [shared.register(order(f"id INT, f{number} STRING")) for number in range(4)]
+    found = await asyncio.gather(*added, *(shared.find("shop.Order@1") for _ in range(8)), shared.catalog())
+    assert {str(each.version) for each in found[:4]} == {f"shop.Order@{number}" for number in range(2, 6)}
+    catalog = await shared.catalog()
+    assert (len(catalog.history("shop.Order")), catalog.strays) == (5, [])
+
+
 class FixedClock(SystemClock):
     """A clock whose wall time stands still."""
 
