@@ -123,7 +123,7 @@ async def test_a_port_or_a_host_that_none_can_be_makes_the_broker_unavailable(ho
 
 
 class Received:
-    """What a call passes on: messages, and then once its status."""
+    """Keeps what a call passes on: messages, and then once its status."""
 
     def __init__(self) -> None:
         self.messages: list[AppendAnswers] = []
