@@ -24,8 +24,8 @@ from coranto.messages.mapping import MappingName
 from coranto_consumers.spark.fetching import executor_folder
 from coranto_consumers.spark.packed import ChooseTask
 from coranto_consumers.spark.producer_ids import IdPool
-from coranto_consumers.spark.sink.encoding import encode_structs
 from coranto_consumers.spark.sink.publishing import PendingPublisher
+from coranto_consumers.spark.sink.rows import ColumnRows, TextRows
 from coranto_consumers.spark.task_errors import told_to_driver
 from coranto_consumers.stores.staging import StageWriter, can_copy_all
 
@@ -149,7 +149,6 @@ class PublishTask:
             return
         taken = self.pool.take(executor_folder())
         framing = JsonLines()
-        checked = self.fields is not None and framing.path[0] not in {each.name for each in self.fields}
         with (
             SyncJournalClient.of(self.client) as client,
             PendingPublisher(
@@ -158,8 +157,8 @@ class PublishTask:
         ):
             for batch in _chain(first, batches):
                 values = batch.column("value")
-                texts = values if self.fields is None else encode_structs(self.fields, values)
-                publisher.add(texts, batch.column("key"), checked=checked)
+                rows = TextRows(values) if self.fields is None else ColumnRows.of_structs(self.fields, values)
+                publisher.add(rows, batch.column("key"))
             pending = publisher.finish()
         if intents := pending.intents(framing):
             rollbacks = pending.rollbacks(framing)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -26,6 +27,9 @@ ROWS_AT_ONCE: Final = 1 << 15
 """The rows that are encoded together: their texts fit into the processor's cache."""
 BYTES_AT_ONCE: Final = 1 << 25
 """About the most bytes of Arrow that are encoded together, unless one row has more: an array of lines holds 2 GiB."""
+_WHOLE_DOUBLE: Final = 10**10 - 1
+_WHOLE_FLOAT: Final = 1 << 24
+"""Up to these, floats that are whole have the digits of the integer, without an exponent."""
 _SPECIAL: Final = r'["\\\x00-\x1f]'
 
 
@@ -70,24 +74,37 @@ def stamped_rows(
     Raises InvalidInput if lines have no place for UUIDs, a column has their name, or all lines together are larger than
     an Arrow array may be (2 GiB).
     """
+    return stamped_columns(batch.schema.names, batch.columns, batch.num_rows, framing, producer, first_clock, flags)
+
+
+def stamped_columns(
+    names: Sequence[str],
+    columns: Sequence[Any],
+    rows: int,
+    framing: JsonLines,
+    producer: ProducerId,
+    first_clock: int,
+    flags: Flags,
+) -> Any:
+    """Return the lines of rows that are given as columns, like `stamped_rows`."""
     if not framing.path:
         raise InvalidInput("lines without a place for UUIDs cannot be stamped; give the framing a pointer")
-    if framing.path[0] in batch.schema.names:
+    if framing.path[0] in names:
         raise InvalidInput(
             f"column {framing.path[0]!r} is where UUIDs come ({framing.pointer}); rename it, or give the framing "
             "another pointer",
             field="table",
         )
-    clocks: UInt64s = np.uint64(first_clock) + np.arange(batch.num_rows, dtype=np.uint64) * np.uint64(CLOCK_TICK)
+    clocks: UInt64s = np.uint64(first_clock) + np.arange(rows, dtype=np.uint64) * np.uint64(CLOCK_TICK)
     close = framing.acknowledgement("")[len(framing.uuid_prefix) : -2]  # Without the object's end and the newline.
     pieces: list[Any] = [uuid_texts(producer, clocks, flags, before=framing.uuid_prefix, behind=close)]
     try:
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        for name, column in zip(names, columns, strict=True):
             pieces += _named(f",{json.dumps(name, ensure_ascii=False)}:".encode(), column)
         return _joined([*pieces, b"}\n"])
     except pa.ArrowException as error:
         raise InvalidInput(
-            f"{batch.num_rows} rows cannot be written as JSON: {error}; give smaller rows", field="table"
+            f"{rows} rows cannot be written as JSON: {error}; give smaller rows", field="table"
         ) from error
 
 
@@ -122,7 +139,7 @@ def _value(column: Any) -> list[Any]:
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return _quoted(column.cast(pa.string()))
     if types.is_floating(kind):
-        return [_fractions(column.cast(pa.float64()) if types.is_float16(kind) else column)]
+        return _fractions(column.cast(pa.float64()) if types.is_float16(kind) else column)
     if types.is_timestamp(kind) or types.is_date(kind):
         if types.is_timestamp(kind) and kind.tz is not None:
             column = column.cast(pa.timestamp(kind.unit, "UTC"))
@@ -182,8 +199,10 @@ def _borders(column: Any) -> Any:
     return np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
 
 
-def _fractions(column: Any) -> Any:
-    """Return the texts of floats, which are always fractions, and texts for those that are no numbers."""
+def _fractions(column: Any) -> list[Any]:
+    """Return the pieces of floats: fractions always, and texts for those that are no numbers."""
+    if (numbers := _whole(column)) is not None:
+        return [numbers.cast(pa.string()).cast(pa.binary()), b".0"]
     texts = column.cast(pa.string())
     whole = pc.fill_null(pc.equal(column, pc.trunc(column)), False)
     if pc.any(whole).as_py():
@@ -195,7 +214,22 @@ def _fractions(column: Any) -> Any:
             pc.make_struct(pc.is_nan(column), pc.greater(column, 0)), '"NaN"', '"Infinity"', '"-Infinity"'
         )
         texts = pc.if_else(finite, texts, words)
-    return texts.cast(pa.binary())
+    return [texts.cast(pa.binary())]
+
+
+def _whole(column: Any) -> Any:
+    """Return floats as integers if all are whole, and the same digits stand for both. Otherwise None."""
+    most = _WHOLE_DOUBLE if pa.types.is_float64(column.type) else _WHOLE_FLOAT
+    try:
+        numbers = column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return None
+    least, greatest = pc.min_max(numbers).as_py().values()
+    if least is None or least < -most or greatest > most:
+        return None
+    if least <= 0 <= greatest and pc.any(pc.equal(pc.divide(1.0, column), -math.inf)).as_py():
+        return None  # There is no integer -0.
+    return numbers
 
 
 def _quoted(column: Any) -> list[Any]:

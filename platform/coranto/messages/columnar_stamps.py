@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from coranto.errors import InvalidInput
-from coranto.messages.columnar import Mask, UInt64s
+from coranto.messages.columnar import UInt64s
+from coranto.messages.columnar_texts import odd_texts
 from coranto.messages.framing import JsonLines
-from coranto.messages.json_text import JsonTexts, is_plain
+from coranto.messages.json_text import JsonTexts
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, format_uuid
 
-_TEXT_BYTES: Final = 36
-_DIGITS: Final = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
-_PLACES: Final = np.array([at for at in range(_TEXT_BYTES) if at not in (8, 13, 18, 23)])
+_HEX: Final = np.array([int.from_bytes(f"{byte:02x}".encode(), "little") for byte in range(256)], dtype="<u2")
+"""The two digits of each byte."""
 
 
 def stamped_lines(
@@ -35,30 +35,33 @@ def stamped_lines(
     if not framing.path:
         raise InvalidInput("lines without a place for UUIDs cannot be stamped; give the framing a pointer")
     clocks = np.uint64(first_clock) + np.arange(len(texts), dtype=np.uint64) * np.uint64(CLOCK_TICK)
-    head = framing.acknowledgement("")[:-2]  # Without the object's end and the newline.
-    begin, close = framing.uuid_prefix, head[len(framing.uuid_prefix) :]
+    close = framing.acknowledgement("")[len(framing.uuid_prefix) : -2]  # Without the object's end and the newline.
     content = texts.cast(pa.binary())
-    lead = pc.if_else(pc.equal(content, b"{}"), pa.scalar(close, pa.binary()), pa.scalar(close + b",", pa.binary()))
     lines = pc.binary_join_element_wise(
-        pa.scalar(begin, pa.binary()),
-        uuid_texts(producer, clocks, flags),
-        lead,
-        pc.binary_replace_slice(content, 0, 1, b""),
+        uuid_texts(producer, clocks, flags, before=framing.uuid_prefix, behind=close),
+        _behind_brace(content),
         pa.scalar(b"\n", pa.binary()),
         pa.scalar(b"", pa.binary()),
     )
     if checked:
         return lines
-    values = texts.to_pylist()
-    odd: Mask = np.fromiter((not is_plain(text, framing.path[0]) for text in values), np.bool_, len(values))
+    odd = odd_texts(texts, framing.path[0])
     if not odd.any():
         return lines
     one_by_one = JsonTexts(framing)
     replaced = [
-        one_by_one.marshal(values[row], format_uuid(producer, int(clocks[row]), flags))
+        one_by_one.marshal(texts[row].as_py(), format_uuid(producer, int(clocks[row]), flags))
         for row in np.flatnonzero(odd).tolist()
     ]
     return pc.replace_with_mask(lines, pa.array(odd), pa.array(replaced, pa.binary()))
+
+
+def _behind_brace(content: Any) -> Any:
+    """Return what comes behind the UUID's field in place of each object's first character."""
+    rest = pc.binary_replace_slice(content, 0, 1, b",")
+    if pc.any(empty := pc.equal(content, b"{}")).as_py():
+        return pc.if_else(empty, pa.scalar(b"}", pa.binary()), rest)
+    return rest
 
 
 def uuid_texts(producer: ProducerId, clocks: UInt64s, flags: Flags, *, before: bytes = b"", behind: bytes = b"") -> Any:
@@ -66,22 +69,23 @@ def uuid_texts(producer: ProducerId, clocks: UInt64s, flags: Flags, *, before: b
 
     Each has the bytes `before` and `behind` around it.
     """
-    packed = np.empty((len(clocks), 16), dtype=np.uint8)
-    ticks = clocks >> np.uint64(4)
-    low = (ticks & np.uint64(0xFFFFFFFF)).astype(">u4")
-    middle = ((ticks >> np.uint64(32)) & np.uint64(0xFFFF)).astype(">u2")
-    high = ((clocks >> np.uint64(52)) | np.uint64(0x1000)).astype(">u2")
-    sequence = ((clocks & np.uint64(0xF)) << np.uint64(10) | np.uint64(flags | 0x8000)).astype(">u2")
-    begin = 0
-    for part in (low, middle, high, sequence):
-        packed[:, begin : begin + part.itemsize] = part.view(np.uint8).reshape(-1, part.itemsize)
-        begin += part.itemsize
-    packed[:, begin:] = np.frombuffer(producer, dtype=np.uint8)
-    width = len(before) + _TEXT_BYTES + len(behind)
+    words: UInt64s = clocks >> np.uint64(4) << np.uint64(32)  # The low bits of the time come first.
+    words |= clocks >> np.uint64(20) & np.uint64(0xFFFF0000)
+    words |= clocks >> np.uint64(52) | np.uint64(0x1000)
+    sequence = (clocks & np.uint64(0xF)) << np.uint64(10) | np.uint64(flags | 0x8000)
+    digits = _digits(words.astype(">u8"))
+    template = before + f"00000000-0000-0000-0000-{producer.hex()}".encode() + behind
+    begin, width = len(before), len(template)
     text: NDArray[np.uint8] = np.empty((len(clocks), width), dtype=np.uint8)
-    text[:] = np.frombuffer(before + b"-" * _TEXT_BYTES + behind, dtype=np.uint8)
-    nibbles = np.empty((len(clocks), 32), dtype=np.uint8)
-    nibbles[:, ::2], nibbles[:, 1::2] = packed >> 4, packed & 0xF
-    text[:, len(before) + _PLACES] = _DIGITS[nibbles]
+    text[:] = np.frombuffer(template, dtype=np.uint8)
+    text[:, begin : begin + 8] = digits[:, :8]
+    text[:, begin + 9 : begin + 13] = digits[:, 8:12]
+    text[:, begin + 14 : begin + 18] = digits[:, 12:]
+    text[:, begin + 19 : begin + 23] = _digits(sequence.astype(">u2"))
     borders = np.arange(0, width * len(clocks) + 1, width, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(clocks), [None, pa.py_buffer(borders), pa.py_buffer(text)])
+
+
+def _digits(numbers: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return a row of hexadecimal digits for each number, whose bytes are in the order of the digits."""
+    return _HEX[numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)].view(np.uint8)

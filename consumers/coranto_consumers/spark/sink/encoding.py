@@ -78,14 +78,6 @@ def is_encodable(kind: DataType) -> bool:
     return True
 
 
-def encode_structs(fields: Sequence[StructField], column: Any) -> Any:
-    """Return an Arrow text array with a JSON object for each of a column's structs. Raises InvalidInput for a null."""
-    if column.null_count:
-        raise InvalidInput("a row has no value; filter such rows out", field="column value")
-    return encode_rows(fields, [column.field(at) for at in range(len(fields))], len(column))
-
-
 def encode_rows(fields: Sequence[StructField], columns: Sequence[Any], rows: int) -> Any:
     """Return an Arrow text array with one JSON object for each row of columns."""
-    whole = [each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in columns]
-    return object_texts([field.name for field in fields], whole, rows).cast(pa.string())
+    return object_texts([field.name for field in fields], columns, rows).cast(pa.string())

@@ -23,7 +23,8 @@ from coranto_consumers.spark.framings import require_json
 from coranto_consumers.spark.message_types import find_type
 from coranto_consumers.spark.option_values import flag_option, require_known
 from coranto_consumers.spark.options import OPTIONS, SourceOptions
-from coranto_consumers.spark.sink.encoding import encode_rows, encode_structs, require_encodable
+from coranto_consumers.spark.sink.encoding import require_encodable
+from coranto_consumers.spark.sink.rows import ColumnRows, Rows, TextRows
 from coranto_consumers.spark.type_columns import fields_of_spark
 
 _SHARED: Final = (*client_options.OPTIONS, *selections.OPTIONS, "uuidPointer", "registry", "messageType")
@@ -235,20 +236,16 @@ class RowForm:
             field="schema",
         )
 
-    def is_checked(self, framing: JsonLines) -> bool:
-        """Return True if the messages are made from columns, and have no value where the UUID comes."""
-        return not self.text and framing.path[0] not in {each.name for each in self.fields}
-
-    def texts(self, batch: Any) -> Any:
-        """Return the messages of an Arrow batch as texts of JSON objects. Raises InvalidInput."""
+    def rows(self, batch: Any) -> Rows:
+        """Return the messages of an Arrow batch. Raises InvalidInput."""
         self._require_filled(batch)
         if self.value is None:
-            return encode_rows(self.fields, batch.columns, batch.num_rows)
+            return ColumnRows.of(self.fields, batch.columns, batch.num_rows)
         column = batch.column(self.value)
         if not self.text:
-            return encode_structs(self.fields, column)
+            return ColumnRows.of_structs(self.fields, column)
         try:
-            return column.cast(pa.string())
+            return TextRows(column.cast(pa.string()))
         except pa.ArrowInvalid as error:
             raise InvalidInput(f"a value is not UTF-8: {error}", field="column value") from error
 

@@ -21,12 +21,12 @@ from coranto.client import SyncJournalClient
 from coranto.errors import CorantoError, InvalidInput
 from coranto.messages.columnar import Int64s
 from coranto.messages.columnar_mapping import mapped
-from coranto.messages.columnar_stamps import stamped_lines
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
 from coranto.messages.uuids import Flags, ProducerClock, ProducerId, format_uuid, new_producer_id
+from coranto_consumers.spark.sink.rows import Rows
 
-_APPEND_BYTES: Final = 1 << 20
+_APPEND_BYTES: Final = 4 << 20
 _PENDING_BYTES: Final = 32 << 20
 _HELD_BYTES: Final = 16 << 20
 """The bytes that a task holds back for all journals together, to make appends of a good size of them."""
@@ -84,7 +84,7 @@ class PendingPublisher:
         self._producer = producer or new_producer_id(os.urandom)
         self._clock = clock or ProducerClock(time.time_ns)
         self._service = client.append_service(batch_bytes=_APPEND_BYTES, pending_bytes=_PENDING_BYTES)
-        self._held: dict[str, list[Any]] = {}
+        self._held: dict[str, list[bytes]] = {}
         self._sizes: dict[str, int] = {}
         self._first_clocks: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -105,27 +105,26 @@ class PendingPublisher:
         except CorantoError as failure:
             error.add_note(f"{failure}: readers keep the attempt's messages aside until retention removes them")
 
-    def add(self, texts: Any, keys: Any = None, names: Any = None, *, checked: bool = False) -> None:
-        """Publish messages, given as an Arrow array of texts of JSON objects.
+    def add(self, rows: Rows, keys: Any = None, names: Any = None) -> None:
+        """Publish rows as messages.
 
         `names` are their journals. Without it, they are mapped by `keys`, an Arrow array of texts or binary values.
-        `checked` is that of `stamped_lines`. Raises InvalidInput for messages that cannot be published.
+        Raises InvalidInput for messages that cannot be published.
         """
-        if not len(texts):
+        if not len(rows):
             return
-        if texts.null_count:
-            raise InvalidInput("a row has no value; filter such rows out", field="journal output")
-        clock = self._clock.ticks(len(texts))
-        lines = stamped_lines(texts, self._framing, self._producer, clock, Flags.CONTINUE_TXN, checked=checked)
-        numbers = self._numbers(len(texts), keys, names)
-        order: Int64s = np.argsort(numbers, kind="stable")
-        present, begins = np.unique(numbers[order], return_index=True)
-        whole = len(present) == 1
-        for number, begin, end in zip(
-            present.tolist(), begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True
-        ):
-            part = lines if whole else lines.take(pa.array(order[begin:end]))
-            self._append(self._journals[number], content_of(part), clock, end - begin)
+        clock = self._clock.ticks(len(rows))
+        lines = rows.lines(self._framing, self._producer, clock, Flags.CONTINUE_TXN)
+        numbers = self._numbers(len(rows), keys, names)
+        counts = np.bincount(numbers, minlength=len(self._journals))
+        present = np.flatnonzero(counts).tolist()
+        if len(present) > 1:
+            lines = lines.take(pa.array(np.argsort(numbers, kind="stable")))
+        begin = 0
+        for number in present:
+            messages = int(counts[number])
+            self._append(self._journals[number], content_of(lines.slice(begin, messages)), clock, messages)
+            begin += messages
 
     def finish(self) -> Pending:
         """Return once all messages are in their journals."""
@@ -149,9 +148,9 @@ class PendingPublisher:
             self._send(max(self._sizes, key=lambda name: self._sizes[name]))
 
     def _send(self, journal: str) -> None:
-        content = b"".join(self._held.pop(journal, ()))
-        if self._sizes.pop(journal, 0):
-            self._service.append(journal, content)
+        self._sizes.pop(journal, None)
+        for content in self._held.pop(journal, ()):
+            self._service.append(journal, content)  # The service joins what is given together.
 
     def _numbers(self, rows: int, keys: Any, names: Any) -> NDArray[np.int64]:
         """Return the number of each row's journal."""

@@ -35,13 +35,13 @@ from coranto.errors import (
     StreamSealed,
 )
 from coranto.messages.columnar import Int64s, UInt64s
-from coranto.messages.columnar_stamps import stamped_lines
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerClock, ProducerId, new_producer_id
 from coranto.streams.model.columnar_keys import key_hashes
 from coranto.streams.model.stream import decode, segments_selector
 from coranto.streams.writer.multi_key.bulk import hold_segment
 from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, restamped, roll_back
 from coranto_consumers.spark.sink.publishing import content_of
+from coranto_consumers.spark.sink.rows import Rows
 
 KEPT_PLACES: Final = 1 << 18
 """The events of a task whose places it tells the driver, 8 bytes each. Those of more cannot be moved after the task."""
@@ -117,30 +117,28 @@ class SegmentPublisher:
         async with JournalClient.of(self._client.config) as client:
             await roll_back(client, parts)
 
-    def add(self, texts: Any, keys: Any, *, checked: bool = False) -> None:
-        """Publish events, given as an Arrow array of texts of JSON objects, by their routing keys, which are texts.
+    def add(self, events: Rows, keys: Any) -> None:
+        """Publish events by their routing keys, which are texts.
 
-        `checked` is that of `stamped_lines`. Raises InvalidInput, StreamSealed, and errors of appends.
+        Raises InvalidInput, StreamSealed, and errors of appends.
         """
-        if not len(texts):
+        if not len(events):
             return
-        for column, name in ((texts, "value"), (keys, "routing key")):
-            if column.null_count:
-                raise InvalidInput(f"a row has no {name}; fill it, or filter such rows out", field="stream output")
+        if keys.null_count:
+            raise InvalidInput("a row has no routing key; fill it, or filter such rows out", field="stream output")
         self._drain()
-        clock = self._clock.ticks(len(texts))
-        clocks = np.uint64(clock) + np.arange(len(texts), dtype=np.uint64) * np.uint64(CLOCK_TICK)
-        lines = stamped_lines(texts, EVENTS, self._producer, clock, Flags.CONTINUE_TXN, checked=checked)
+        clock = self._clock.ticks(len(events))
+        clocks = np.uint64(clock) + np.arange(len(events), dtype=np.uint64) * np.uint64(CLOCK_TICK)
+        lines = events.lines(EVENTS, self._producer, clock, Flags.CONTINUE_TXN)
         places = key_hashes(keys)
         for journal, rows in self._routed(places):
             first, last = int(clocks[rows[0]]), int(clocks[rows[-1]])
             if (own := self._own.get(journal)) is not None:
                 first = self._clock.ticks(len(rows))
                 last = first + (len(rows) - 1) * CLOCK_TICK
-                mine = texts.take(pa.array(rows))
-                part = stamped_lines(mine, EVENTS, own, first, Flags.CONTINUE_TXN, checked=checked)
+                part = events.take(rows).lines(EVENTS, own, first, Flags.CONTINUE_TXN)
             else:
-                part = lines if len(rows) == len(texts) else lines.take(pa.array(rows))
+                part = lines if len(rows) == len(events) else lines.take(pa.array(rows))
             self._hold(journal, content_of(part), first, last, places[rows])
 
     def finish(self) -> tuple[BulkPart, ...]:

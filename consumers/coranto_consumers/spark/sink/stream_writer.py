@@ -84,7 +84,7 @@ class _ToStream:
         with told_to_driver(), SyncJournalClient.of(options.client) as client:
             with SegmentPublisher(client, options.stream, self._prepared) as publisher:
                 for batch in batches:
-                    publisher.add(form.texts(batch), batch.column(form.key), checked=form.is_checked(options.framing))
+                    publisher.add(form.rows(batch), batch.column(form.key))
                 return publisher.finish()
 
     def _commit(

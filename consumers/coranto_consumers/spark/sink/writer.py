@@ -102,10 +102,9 @@ class _Writer:
             ) as publisher:
                 for batch in batches:
                     publisher.add(
-                        form.texts(batch),
+                        form.rows(batch),
                         None if form.key is None else batch.column(form.key),
                         None if form.journal is None else batch.column(form.journal),
-                        checked=form.is_checked(options.framing),
                     )
                 pending = publisher.finish()
         return pending, taken.use._replace(clock=taken.clock.tick())
