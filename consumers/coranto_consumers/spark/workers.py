@@ -2,7 +2,8 @@
 
 Spark forks its workers from a daemon, and ends those that were idle for a minute. This daemon has imported what workers
 need before it forks, so that only the first worker of a session waits for that. Workers collect garbage after each
-task, and leave out what the daemon had: to look through all modules takes 50 ms. Spark starts it as a module, in place
+task, and leave out what the daemon had: to look through all modules takes 50 ms. They keep freed memory for the next
+block of content. Spark starts it as a module, in place
 of `pyspark.daemon` (setting `spark.python.daemon.module`), with the name of the workers' module. It has a daemon for
 each such module: one for tasks, and one for each step of planning a read.
 """
@@ -13,6 +14,8 @@ import gc
 import sys
 from importlib import import_module
 from typing import Final
+
+from coranto.process.memory import keep_freed_memory
 
 TASKS: Final = "pyspark.worker"
 IMPORTED: Final = (
@@ -35,6 +38,7 @@ def main() -> None:
 
     list(map(import_module, imported_for(sys.argv[1] if len(sys.argv) > 1 else TASKS)))
     gc.freeze()
+    keep_freed_memory()
     manager()
 
 
