@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from coranto.client import SyncJournalClient
 from coranto.errors import CorantoError, InvalidInput
-from coranto.messages.columnar import Int64s
 from coranto.messages.columnar_mapping import mapped
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
