@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from coranto.client import ClientConfig
 from coranto.errors import CorruptMessage, InvalidInput
@@ -23,11 +23,9 @@ from coranto_consumers.spark.client_options import client_options
 from coranto_consumers.spark.framings import ReadFraming, name_of, options_of
 from coranto_consumers.spark.options import Isolation
 from coranto_consumers.spark.packed import PACKED, ChooseTask, PackedInput, PackedRows, PackTask, chosen_columns
-from coranto_consumers.spark.parsers import parser_of
-from coranto_consumers.spark.parsing import is_parsed
 from coranto_consumers.spark.placing import numbered_partitions
 from coranto_consumers.spark.ranges import Range, ReadPlan
-from coranto_consumers.spark.rows import COMMIT_OFFSET, FIELDS, LINE, PARSED_PREFIX, PIECE, Misfits
+from coranto_consumers.spark.rows import COMMIT_OFFSET, FIELDS, LINE, PARSED_PREFIX, PIECE, SUMMARY, Misfits
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
 from coranto_consumers.spark.sequencing import PieceCommit, PieceLimit
 from coranto_consumers.spark.source import JournalDataSource, JournalReader
@@ -37,9 +35,6 @@ METADATA = ("_journal", "_offset", "_producer", "_clock")
 COMMITTED_AT = PARSED_PREFIX + COMMIT_OFFSET
 """The metadata column of committed rows that applications have to ask for."""
 
-_TEXT = "_coranto_corrupt"
-"""The column with the text of lines that Spark's parser has to look at."""
-_PARSED = "_coranto_parsed"
 _TOLD_SECONDS: Final = 2.0
 """The time in seconds within which Spark tells what an action has observed, if it does."""
 _DDL: Final = "value_schema"
@@ -47,17 +42,7 @@ _ALL: Final = re.compile(r"\s*\*\s*(?:,|$)")
 _LOW, _HIGH, _COMMIT = "_coranto_low", "_coranto_high", "_coranto_commit"
 _PIECE = PARSED_PREFIX + PIECE.name
 _LINE = PARSED_PREFIX + LINE.name
-
-
-def parsed_by_workers(schema: StructType, framing: ReadFraming) -> bool:
-    """Return True if workers parse all of an application's columns. Otherwise Spark's parser parses every line.
-
-    Raises InvalidInput for columns that messages of a framing do not have. Spark's parser knows lines of JSON only.
-    """
-    is_json = name_of(framing) == "json"
-    if not is_json:
-        parser_of(framing, StructType([field for field in schema.fields if field.name != COMMITTED_AT]))
-    return not is_json or all(is_parsed(field.dataType) for field in schema.fields)
+_SUMMARY = PARSED_PREFIX + SUMMARY.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +80,7 @@ class PlannedRows(NamedTuple):
 
     def packed_by_tasks(self, spark: SparkSession) -> PackedRows:
         """Return the same rows, to be kept as whole Arrow batches."""
-        task = PackTask(self.task, _PIECE, SUMMARY_PIECE, _TEXT)
+        task = PackTask(self.task, _PIECE, SUMMARY_PIECE, _SUMMARY)
         return PackedRows(self.partitions(spark).mapInArrow(task, PACKED), self.schema)
 
     def read_here(self) -> Any:
@@ -104,12 +89,12 @@ class PlannedRows(NamedTuple):
 
 
 def planned_rows(
-    client: ClientConfig, plan: ReadPlan, schema: StructType, framing: ReadFraming, *, tolerant: bool
+    client: ClientConfig, plan: ReadPlan, schema: StructType, framing: ReadFraming, zone: str, *, tolerant: bool
 ) -> PlannedRows:
-    """Return the rows of a plan.
+    """Return the rows of a plan, with messages parsed into an application's columns.
 
-    Messages are parsed into an application's columns, or have their text. A tolerant read takes lines whose UUID cannot
-    be read for messages without one.
+    `zone` is the time zone of texts with a time that name none. A tolerant read takes lines whose UUID cannot be read
+    for messages without one. Raises InvalidInput for columns that messages of the framing are not parsed into.
     """
     options = {
         **client_options(client),
@@ -117,21 +102,24 @@ def planned_rows(
         "slices": plan.dumps(),
         "parse": name_of(framing),
         **options_of(framing),
-        "columnNameOfCorruptRecord": _TEXT,
+        "timeZone": zone,
         "mode": (Misfits.PERMISSIVE if tolerant else Misfits.FAILFAST).value,
     }
-    own = [StructField(PARSED_PREFIX + field.name, field.dataType) for field in (*FIELDS.values(), PIECE, LINE)]
+    own = (*FIELDS.values(), PIECE, LINE, SUMMARY)
     # Only the columns that are needed below, because rows are cached whole.
-    needed = [field for field in own if field.name in (*METADATA, _PIECE, _LINE)]
-    values = schema.fields if parsed_by_workers(schema, framing) else []
-    asked = StructType([*needed, StructField(_TEXT, StringType()), *values])
+    needed = [
+        StructField(PARSED_PREFIX + field.name, field.dataType)
+        for field in own
+        if PARSED_PREFIX + field.name in (*METADATA, _PIECE, _LINE, _SUMMARY)
+    ]
+    asked = StructType([*needed, *schema.fields])
     reader = JournalDataSource(options).reader(asked)
     return PlannedRows(ReadTask(reader, tuple(reader.partitions())), asked, plan.places)
 
 
 def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSummary]:
     """Return the summaries of a plan's ranges."""
-    found = rows.where(F.col(_PIECE) == SUMMARY_PIECE).select(_TEXT).collect()
+    found = rows.where(F.col(_PIECE) == SUMMARY_PIECE).select(_SUMMARY).collect()
     return _by_range([row[0] for row in found], plan)
 
 
@@ -149,7 +137,7 @@ def packed_input(
 
 def summaries_in(table: Any, plan: ReadPlan) -> dict[Range, RangeSummary]:
     """Return the summaries of a plan's ranges from the Arrow table of its rows."""
-    return _by_range(table.filter(pc.equal(table.column(_PIECE), SUMMARY_PIECE)).column(_TEXT).to_pylist(), plan)
+    return _by_range(table.filter(pc.equal(table.column(_PIECE), SUMMARY_PIECE)).column(_SUMMARY).to_pylist(), plan)
 
 
 def _by_range(texts: Sequence[str], plan: ReadPlan) -> dict[Range, RangeSummary]:
@@ -169,7 +157,7 @@ class ExpectedRows:
         self._planned = planned
         self._observed = Observation()
         self._texts: list[str] | None = None
-        texts = F.collect_list(F.when(F.col(_PIECE) == SUMMARY_PIECE, F.col(_TEXT))).alias(_TEXT)
+        texts = F.collect_list(F.when(F.col(_PIECE) == SUMMARY_PIECE, F.col(_SUMMARY))).alias(_SUMMARY)
         rows = planned.by_tasks(spark).observe(self._observed, texts)
         self.committed = parsed_values(rows.where(F.col(_PIECE) != SUMMARY_PIECE).drop(_PIECE), schema)
 
@@ -181,7 +169,7 @@ class ExpectedRows:
         columns = chosen_columns(rows, self.committed)
         if columns is None:
             return None
-        task = ChooseTask(self._planned.task, _PIECE, SUMMARY_PIECE, _TEXT, columns)
+        task = ChooseTask(self._planned.task, _PIECE, SUMMARY_PIECE, _SUMMARY, columns)
         return self._planned.partitions(self._spark), task
 
     def tell(self, texts: Sequence[str]) -> None:
@@ -200,7 +188,7 @@ class ExpectedRows:
                 if time.monotonic() > due:
                     return None
                 time.sleep(_TOLD_SECONDS / 1000)
-            self._texts = self._observed.get[_TEXT]
+            self._texts = self._observed.get[_SUMMARY]
         # A task that ran again has told its own once more.
         summaries = {summary.number: summary for summary in map(summary_of_row, self._texts)}
         if not set(plan.numbers.values()) <= set(summaries):
@@ -234,7 +222,8 @@ def choose_committed(
 def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
     """Return the columns of an application's `value_schema`, which may ask for `COMMITTED_AT`. Raises InvalidInput.
 
-    `*` at the beginning stands for the columns of a registered type.
+    `*` at the beginning stands for the columns of a registered type. All of them may be null, whatever the schema says,
+    because messages may lack what they should have.
     """
     star, rest = _ALL.match(ddl), ddl
     if star is not None:
@@ -271,34 +260,24 @@ def _checked(schema: StructType) -> StructType:
     reserved = sorted(name for name in schema.names if name in own or name.startswith("_coranto_"))
     if reserved:
         raise InvalidInput(f"column {reserved[0]} is reserved; give yours another name", field=_DDL)
-    return schema
+    return StructType([StructField(field.name, _nullable(field.dataType), True) for field in schema.fields])
+
+
+def _nullable(kind: DataType) -> DataType:
+    """Return a type all parts of which may be null."""
+    match kind:
+        case StructType():
+            return StructType([StructField(each.name, _nullable(each.dataType), True) for each in kind.fields])
+        case ArrayType():
+            return ArrayType(_nullable(kind.elementType), True)
+        case MapType():
+            return MapType(kind.keyType, _nullable(kind.valueType), True)
+    return kind
 
 
 def parsed_values(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return rows with the application's columns, of which workers have parsed all values."""
     return rows.select(*(_column(name) for name in schema.names), *_metadata(rows))
-
-
-def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Return rows with the application's columns, and a column with lines that do not fit; see `take_in`.
-
-    Spark's parser gets the lines that workers left to it. The line is null for values that fit. Other values are
-    neither filtered out nor made to fail here: Spark would then parse each value twice, once for the check and once
-    for its columns.
-    """
-    asked = StructType([*schema.fields, StructField(_TEXT, StringType())])
-    parsed = F.from_json(_TEXT, asked, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _TEXT})
-    left = F.col(_TEXT).isNotNull()
-    misfit = F.when(left & (F.col(_PARSED).isNull() | F.col(_PARSED).getField(_TEXT).isNotNull()), True)
-    values = [F.col(_PARSED).getField(name) for name in schema.names]
-    if set(schema.names) <= set(rows.columns):  # Workers have parsed the others, and those that have no text.
-        by_spark = F.length(_TEXT) > 0
-        values = [
-            F.when(by_spark, value).otherwise(_column(name)) for name, value in zip(schema.names, values, strict=True)
-        ]
-    columns = [value.alias(name) for name, value in zip(schema.names, values, strict=True)]
-    line = F.when(misfit, F.coalesce(F.col(_LINE), F.col(_TEXT).cast("binary")))
-    return rows.withColumn(_PARSED, parsed).select(*columns, *_metadata(rows), line.alias(_LINE))
 
 
 def _metadata(rows: DataFrame) -> list[str]:
@@ -310,7 +289,7 @@ def _column(name: str) -> Column:
 
 
 class TakenIn(NamedTuple):
-    """The committed messages of a transaction, parsed."""
+    """The committed messages of a transaction, some of which may not fit."""
 
     all: DataFrame
     """The application's columns, with nulls for what does not fit."""
@@ -324,17 +303,18 @@ class TakenIn(NamedTuple):
     """The number of messages that do not fit."""
 
 
-def take_in(parsed: DataFrame, schema: StructType, *, fails: bool) -> TakenIn:
-    """Evaluate persisted `parse_values`. With `fails`, raises CorruptMessage for a value that does not fit."""
+def take_in(rows: DataFrame, schema: StructType, *, fails: bool) -> TakenIn:
+    """Count committed rows and those that do not fit. With `fails`, raises CorruptMessage for one that does not."""
     misfit = F.col(_LINE).isNotNull()
     first = F.min(F.when(misfit, F.struct("_journal", "_offset"))).alias("first")
-    [found] = parsed.agg(F.count(F.lit(1)).alias("messages"), F.count(_LINE).alias("misfits"), first).collect()
+    [found] = rows.agg(F.count(F.lit(1)).alias("messages"), F.count(_LINE).alias("misfits"), first).collect()
     if found.first is not None and fails:
         columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields)
         journal, offset = found.first
         raise CorruptMessage(journal, offset, f"its value does not fit the columns {columns}")
-    dead = parsed.where(misfit).select(
+    dead = rows.where(misfit).select(
         F.col("_journal").alias("journal"), F.col("_offset").alias("offset"), F.col(_LINE).alias("line")
     )
-    fitting = parsed.where(~misfit) if found.misfits else parsed
-    return TakenIn(parsed.drop(_LINE), fitting.drop(_LINE), int(found.messages), dead, int(found.misfits))
+    everything = parsed_values(rows, schema)
+    fitting = parsed_values(rows.where(~misfit), schema) if found.misfits else everything
+    return TakenIn(everything, fitting, int(found.messages), dead, int(found.misfits))

@@ -31,8 +31,6 @@ from coranto_consumers.spark.frames import (
     collect_summaries,
     packed_input,
     packed_summaries,
-    parse_values,
-    parsed_by_workers,
     parsed_values,
     planned_rows,
     summaries_in,
@@ -42,6 +40,7 @@ from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.long_transactions import LongTransaction, find_long, sequence_part
 from coranto_consumers.spark.packed import PackedInput, PackedRows
+from coranto_consumers.spark.parsers import parser_of
 from coranto_consumers.spark.placing import FragmentPlaces, executors_of
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range, ReadPlan, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
@@ -108,7 +107,8 @@ class InputReader:
         self._client = client
         self._commits = COMMITTED_AT in schema.names
         self._schema = StructType([field for field in schema.fields if field.name != COMMITTED_AT])
-        self._by_workers = parsed_by_workers(self._schema, self._framing)
+        parser_of(self._framing, self._schema)  # Raises InvalidInput.
+        self._zone = str(spark.conf.get("spark.sql.session.timeZone"))
         self._max_partition_bytes = max_partition_bytes
         self._skew: dict[str, SkewWatch] = {}
         self._places = FragmentPlaces()
@@ -132,7 +132,7 @@ class InputReader:
             rows, results, summaries, packed = self._sequenced(
                 persisted, ranges, sources, cuts, pruning, max_replay_bytes
             )
-            yield from self._inputs(persisted, rows, results, summaries, sources, packed)
+            yield from self._inputs(rows, results, summaries, sources, packed)
 
     @contextmanager
     def read_part(
@@ -148,7 +148,7 @@ class InputReader:
             rows, parts, _ = self._kept(persisted, plan)
             result = sequence_part(long, source, acknowledgement, parts)
             summaries = [replace(summary, rows=0) for summary in parts.values()]
-            yield from self._inputs(persisted, rows, {journal: result}, summaries, sources)
+            yield from self._inputs(rows, {journal: result}, summaries, sources)
 
     def read_at_once(
         self,
@@ -160,11 +160,11 @@ class InputReader:
     ) -> tuple[Input, W] | None:
         """Read ranges in the very job in which `write` writes what is made of their messages.
 
-        That holds only if all messages turn out to be committed, and none is left to Spark's parser. Returns None
-        otherwise, or if something failed: what was written must not count then, and `read` is to decide.
+        That holds only if all messages turn out to be committed, and fit their columns. Returns None otherwise, or if
+        something failed: what was written must not count then, and `read` is to decide.
         """
         plan = self._plan(ranges, cuts)
-        if not self._by_workers or self._commits or _is_little(plan) or is_remote():
+        if self._commits or _is_little(plan) or is_remote():
             return None
         expected = ExpectedRows(self._spark, self._planned(plan), self._schema)
         try:
@@ -173,7 +173,7 @@ class InputReader:
         except (CorantoError, PySparkException, Py4JError) as error:
             _log.info("transaction.read_again", consumer=self._name, error=str(error).partition("\n")[0])
             return None
-        if summaries is None or any(summary.left for summary in summaries.values()):
+        if summaries is None or any(summary.misfits for summary in summaries.values()):
             return None
         parts = _by_journal(summaries)
         results = {
@@ -188,35 +188,31 @@ class InputReader:
 
     def _inputs(
         self,
-        persisted: ExitStack,
         rows: DataFrame,
         results: Mapping[str, Sequenced],
         summaries: Sequence[RangeSummary],
         sources: Mapping[str, Source],
         packed: PackedRows | None = None,
     ) -> Iterator[Input]:
-        """Yield the one input that rows and their summaries make. `persisted` keeps the rows."""
+        """Yield the one input that rows and their summaries make."""
         count = sum(summary.rows for summary in summaries)
         counts = [result.messages for result in results.values()]
         limits = [limit for result in results.values() for limit in result.limits]
         commits = [commit for result in results.values() for commit in result.commits] if self._commits else None
         chosen = choose_committed(self._spark, rows, limits, commits)
         after = _after(sources, results)
-        if self._by_workers and not any(summary.left for summary in summaries) and None not in counts:
-            messages = sum(each or 0 for each in counts)
-            committed = parsed_values(chosen, self._schema)
-            found = None if packed is None else packed_input(packed, committed, limits, commits)
-            yield Input(committed, messages, count, after, packed=found)
-            return
-        with persisting(parse_values(chosen, self._schema)) as parsed:
-            with described(self._spark, f"{self._name}: parses what workers left to Spark"):
-                taken = take_in(parsed, self._schema, fails=self._misfits is MisfitPolicy.FAIL)
-            persisted.close()  # The rows that were read are not needed any more once `parsed` is evaluated.
-            if self._misfits is MisfitPolicy.DEAD_LETTERS and taken.misfits:
-                fitting = taken.messages - taken.misfits
-                yield Input(taken.fitting, fitting, count, after, taken.dead, taken.misfits)
-            else:
-                yield Input(taken.all, taken.messages, count, after, misfits=taken.misfits)
+        misfits = 0
+        if None in counts or any(summary.misfits for summary in summaries):
+            with described(self._spark, f"{self._name}: counts what is committed, and what of it does not fit"):
+                taken = take_in(chosen, self._schema, fails=self._misfits is MisfitPolicy.FAIL)
+            committed, messages, misfits = taken.all, taken.messages, taken.misfits
+            if self._misfits is MisfitPolicy.DEAD_LETTERS and misfits:
+                yield Input(taken.fitting, messages - misfits, count, after, taken.dead, misfits)
+                return
+        else:
+            committed, messages = parsed_values(chosen, self._schema), sum(each or 0 for each in counts)
+        found = None if packed is None else packed_input(packed, committed, limits, commits)
+        yield Input(committed, messages, count, after, misfits=misfits, packed=found)
 
     def advance(
         self,
@@ -276,7 +272,7 @@ class InputReader:
 
     def _planned(self, plan: ReadPlan) -> PlannedRows:
         tolerant = self._misfits is not MisfitPolicy.FAIL
-        return planned_rows(self._client, plan, self._schema, self._framing, tolerant=tolerant)
+        return planned_rows(self._client, plan, self._schema, self._framing, self._zone, tolerant=tolerant)
 
     def _kept(
         self, persisted: ExitStack, plan: ReadPlan
@@ -288,7 +284,7 @@ class InputReader:
             table = planned.read_here()
             return self._spark.createDataFrame(table, planned.schema).coalesce(1), summaries_in(table, plan), None
         with described(self._spark, f"{self._name}: reads {sum(part.length for part in plan.numbers):,} bytes"):
-            if self.packs and self._by_workers and not self._commits:
+            if self.packs and not self._commits:
                 packed = planned.packed_by_tasks(self._spark)
                 persisted.enter_context(persisting(packed.kept))
                 return packed.rows(), packed_summaries(packed, plan), packed

@@ -151,7 +151,7 @@ class SourceOptions:
             cache_bytes=bytes_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
             include_uuid=flag_option(given, "includeUuid", True),
             parses=bool(registry) or _parse(given),
-            misfits=Misfits.DEFERRED if slices else _misfits(given),
+            misfits=Misfits.KEPT if slices else _misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
             framing=framing,
             zone=_zone(given),

@@ -53,7 +53,7 @@ class MessageParser(Protocol):
     """Parses messages into the columns of a schema."""
 
     decides: bool
-    """False if another look at doubtful messages decides: that of `LineValues`, or of Spark's parser of JSON."""
+    """False if another look at doubtful messages decides (`values_of`)."""
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
         """Parse an Arrow binary array of messages, each with a newline behind it.

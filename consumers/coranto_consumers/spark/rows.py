@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from coranto.errors import CorruptMessage, InvalidInput
-from coranto.messages.column_parser import is_text, without_heads
+from coranto.messages.column_parser import without_heads
 from coranto.messages.columnar import Int64s, Mask, UInt64s
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.framings import FixedRecords, ReadFraming
@@ -43,7 +43,9 @@ COMMIT_OFFSET: Final = "commit_offset"
 PIECE: Final = StructField("coranto_piece", LongType())
 """The column of sequenced reads that holds a row's range and segment (see `scanning.py`)."""
 LINE: Final = StructField("coranto_line", BinaryType())
-"""The column of sequenced reads with lines that are not text, or whose UUID cannot be read."""
+"""The column of sequenced reads with the lines of messages that do not fit."""
+SUMMARY: Final = StructField("coranto_summary", StringType())
+"""The column of sequenced reads with the summary of a range (see `scanning.py`)."""
 PARSED_PREFIX: Final = "_"
 """The prefix of the source's own columns where lines are parsed, to tell them from fields of messages."""
 
@@ -55,8 +57,8 @@ class Misfits(enum.Enum):
     """Values that do not fit are null, as in Spark's readers."""
     FAILFAST = "FAILFAST"
     """The first such line ends the read with an error."""
-    DEFERRED = "DEFERRED"
-    """For consumers: a line about which Spark's parser may decide otherwise has no values, but its text."""
+    KEPT = "KEPT"
+    """For consumers: values that do not fit are null, and the column `LINE` has the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class RowLayout:
 
     schema: StructType
     own: Mapping[str, str]
-    """Column to field of `FIELDS` or `PIECE`."""
+    """Column to field of `FIELDS`, or `PIECE`, `LINE` and `SUMMARY`."""
     message: StructType
     """The columns that are fields of messages."""
     text: str = ""
@@ -100,9 +102,9 @@ def parsed_layout(
     Raises InvalidInput for columns that messages of the framing are not parsed into.
     """
     known = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
-    if misfits is Misfits.DEFERRED:
-        known |= {PARSED_PREFIX + field.name: field for field in (PIECE, LINE)}
-    is_binary = isinstance(framing, FixedRecords) and misfits is not Misfits.DEFERRED
+    if misfits is Misfits.KEPT:
+        known |= {PARSED_PREFIX + field.name: field for field in (PIECE, LINE, SUMMARY)}
+        text = ""
     own: dict[str, str] = {}
     message = []
     for column in schema.fields:
@@ -111,7 +113,8 @@ def parsed_layout(
             own[column.name] = known[column.name].name
         elif column.name == text:
             # A frame is no text, so its column is BINARY.
-            _require_type(column, StructField(text, BinaryType() if is_binary else StringType()))
+            kind = BinaryType() if isinstance(framing, FixedRecords) else StringType()
+            _require_type(column, StructField(text, kind))
         else:
             message.append(column)
     parser_of(framing, StructType(message), zone)  # Raises InvalidInput.
@@ -149,8 +152,8 @@ class BatchBuilder:
         self._head_bytes = 0
         if isinstance(layout.framing, JsonLines) and not set(layout.framing.path[:1]) & set(layout.message.names):
             self._head_bytes = layout.framing.head_bytes
-        self.left = 0
-        """The number of lines so far that are left to Spark's parser."""
+        self.misfits = 0
+        """The number of messages so far that do not fit, of a read that keeps them."""
 
     def build(self, lines: Lines, pieces: Int64s | None = None) -> Iterator[Any]:
         """Yield record batches of the lines.
@@ -171,7 +174,8 @@ class BatchBuilder:
             COMMIT_OFFSET: lambda kind: pa.array(lines.commits, kind),
             "value": lambda kind: lines.values if kind == pa.binary() else as_text(lines),
             PIECE.name: lambda kind: pa.array(pieces, kind),
-            LINE.name: lambda kind: _where(lines.values, misfits if self._parser.decides else unlike_text(lines)),
+            LINE.name: lambda kind: _where(lines.values, misfits),
+            SUMMARY.name: lambda kind: as_text(lines) if is_summary else pa.nulls(len(lines), kind),
         }
         arrays = [
             parsed[field.name] if field.name in parsed else own[self._layout.own[field.name]](field.type)
@@ -182,30 +186,24 @@ class BatchBuilder:
             yield whole.slice(start, ROWS_PER_BATCH)
 
     def _summary(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
-        """Return the columns of a range's summary, whose text is in place of a message's."""
+        """Return the columns of a range's summary, which is no message."""
         empty = {name: pa.nulls(len(lines), self._schema.field(name).type) for name in self._layout.message.names}
-        return {**empty, self._layout.text: as_text(lines)}, np.zeros(len(lines), dtype=np.bool_)
+        return empty, np.zeros(len(lines), dtype=np.bool_)
 
     def _parsed(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
-        """Return the columns of the messages' fields, and of the texts of misfits; and the mask of those.
-
-        Doubtful lines are among the misfits of a deferred read.
-        """
+        """Return the columns of the messages' fields, and of the texts of misfits; and the mask of those."""
         layout, parser = self._layout, self._parser
-        deferred = layout.misfits is Misfits.DEFERRED and not parser.decides
         columns: dict[str, Any] = {}
         misfits: Mask
-        if layout.message.fields:
+        if layout.message.fields or layout.misfits is Misfits.KEPT:
             table, misfits = parser.parse(self._fields(lines))
             if lines.unreadable is not None:
                 misfits |= lines.unreadable
             columns = {name: table.column(name).combine_chunks() for name in layout.message.names}
             if misfits.any() and parser.decides:
                 columns = {name: _without(column, lines.unreadable) for name, column in columns.items()}
-            elif misfits.any() and not deferred:
+            elif misfits.any():
                 columns, misfits = self._one_by_one(lines, columns, misfits)
-        elif deferred:
-            misfits = np.ones(len(lines), dtype=np.bool_)
         else:
             # Nothing is parsed, so everything fits that has a UUID.
             misfits = np.zeros(len(lines), dtype=np.bool_) if lines.unreadable is None else lines.unreadable
@@ -213,8 +211,8 @@ class BatchBuilder:
             wanted = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in layout.message.fields)
             begin = int(lines.begins[int(np.argmax(misfits))])
             raise CorruptMessage(lines.journal, begin, f"its value does not fit {wanted}")
-        if layout.misfits is Misfits.DEFERRED:
-            self.left += int(misfits.sum())
+        if layout.misfits is Misfits.KEPT:
+            self.misfits += int(misfits.sum())
         if layout.text:
             columns[layout.text] = self._texts(lines, misfits)
         return columns, misfits
@@ -249,15 +247,8 @@ class BatchBuilder:
         if not wanted.any():
             return pa.nulls(len(lines), kind)
         rows = np.flatnonzero(wanted)
-        texts: Any
-        if self._layout.misfits is Misfits.DEFERRED and self._parser.decides:
-            texts = pa.array([""] * len(rows))  # Spark's parser refuses the empty text.
-        elif self._layout.misfits is Misfits.DEFERRED:
-            chosen = lines.where(wanted)
-            texts = pc.if_else(pa.array(unlike_text(chosen)), "", _valid_texts(chosen))
-        else:
-            found = [lines.content[row].as_py()[:-1] for row in rows.tolist()]
-            texts = pa.array(found if kind == pa.binary() else [each.decode(errors="replace") for each in found], kind)
+        found = [lines.content[row].as_py()[:-1] for row in rows.tolist()]
+        texts = pa.array(found if kind == pa.binary() else [each.decode(errors="replace") for each in found], kind)
         place = np.zeros(len(lines), dtype=np.int64)
         place[rows] = np.arange(len(rows))
         return texts.take(pa.array(place, mask=~wanted))
@@ -268,25 +259,6 @@ def producer_ids(producers: UInt64s) -> Any:
     data = np.ascontiguousarray(producers.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 2:])
     borders = np.arange(0, 6 * len(producers) + 1, 6, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(producers), [None, pa.py_buffer(borders), pa.py_buffer(data)])
-
-
-def unlike_text(lines: Lines) -> Mask:
-    """Return the mask of lines that are not UTF-8, or whose UUID cannot be read."""
-    unlike: Mask = np.zeros(len(lines), dtype=np.bool_) if lines.unreadable is None else lines.unreadable.copy()
-    try:
-        lines.values.cast(pa.string())
-    except pa.ArrowInvalid:
-        unlike |= np.fromiter((not is_text(value.as_py()) for value in lines.values), np.bool_, len(lines))
-    return unlike
-
-
-def _valid_texts(lines: Lines) -> Any:
-    """Return the lines as texts, and nulls for those that are not UTF-8."""
-    try:
-        return lines.values.cast(pa.string())
-    except pa.ArrowInvalid:
-        values = (value.as_py() for value in lines.values)
-        return pa.array([value.decode() if is_text(value) else None for value in values], pa.string())
 
 
 def _without(column: Any, mask: Mask | None) -> Any:

@@ -44,7 +44,7 @@ _NO_BOUND: Final = (1 << 63) - 1
 _PRODUCER = pa.binary(6)
 _SCHEMA: Final = pa.schema(
     [
-        *((name, pa.int64()) for name in ("number", "rows", "first", "end", "inner_rows", "left")),
+        *((name, pa.int64()) for name in ("number", "rows", "first", "end", "inner_rows", "misfits")),
         ("is_counted", pa.bool_()),
         (
             "border",
@@ -103,8 +103,8 @@ class RangeSummary:
     inner_rows: int = 0
     """The number of other rows that are committed whatever other ranges hold, if `is_counted`."""
     is_counted: bool = True
-    left: int = 0
-    """The number of lines that are left to Spark's parser."""
+    misfits: int = 0
+    """The number of messages that do not fit, whether they are committed or not."""
 
     def dumps(self) -> bytes:
         """Return the summary as a compressed Arrow stream: of a small one, most is the schema."""
@@ -118,7 +118,7 @@ class RangeSummary:
             "first": self.first,
             "end": self.end,
             "inner_rows": self.inner_rows,
-            "left": self.left,
+            "misfits": self.misfits,
             "is_counted": self.is_counted,
             "border": border,
             "limits": [limit._asdict() for limit in self.outline.limits],
@@ -203,8 +203,8 @@ class RangeSummarizer:
         self._counts = counts
         return row_segment
 
-    def summary(self, left: int = 0) -> RangeSummary:
-        """Return the summary of all lines so far. `left` is the number of those that are left to Spark's parser."""
+    def summary(self, misfits: int = 0) -> RangeSummary:
+        """Return the summary of all lines so far. `misfits` is the number of messages that do not fit."""
         segments = self._scanner.segments()
         found = outline(segments, acknowledged=self._commits)
         counts: Int64s = np.zeros(len(segments), dtype=np.int64)
@@ -222,7 +222,7 @@ class RangeSummarizer:
             border_rows,
             self._always + int(counts.sum()),
             all(limit.lo >= limit.hi for limit in found.limits),
-            left,
+            misfits,
         )
 
 

@@ -280,7 +280,7 @@ class JournalReader(DataSourceReader):
                     yield from batches.build(self._chosen(lines, span))
             case Isolation.SEQUENCED:
                 scan = yield from _sequenced(client, numbered, framing, batches)
-                yield from batches.build(*summary_row(numbered.range.journal, scan.summary(batches.left)))
+                yield from batches.build(*summary_row(numbered.range.journal, scan.summary(batches.misfits)))
 
     def _chosen(self, lines: Lines, span: TimeSpan) -> Lines:
         """Return the lines that are asked for, and may pass the filters."""
