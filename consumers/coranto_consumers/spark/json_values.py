@@ -9,6 +9,7 @@ them: names of a map may be equal.
 
 from __future__ import annotations
 
+import binascii
 import decimal
 import math
 import re
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     ByteType,
     DataType,
@@ -45,6 +47,8 @@ from coranto_consumers.spark.json_times import NoZone, days_of, local_micros_of,
 _BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
 _DECIMAL: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d{1,10}+)?")
+_BASE64: Final = re.compile(r"(?:[\x00-\x20]*+[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==))*+[\x00-\x20]*+")
+_BELOW_PRINTABLE: Final = dict.fromkeys(range(0x21))
 _MAX_NUMBER: Final = 1000
 """The longest number in characters that Spark's parser takes."""
 _MAX_EXPONENT: Final = 1_000_000
@@ -113,7 +117,7 @@ def converter_of(column: StructField, kind: DataType, zone: tzinfo | None) -> Co
             return convert
     raise InvalidInput(
         f"column {column.name!r} has {kind.simpleString()}, and lines are not parsed into that. Declare STRING and "
-        "parse the text, or read the column value and use from_json",
+        "parse or cast the text, or read messages as they are and use from_json",
         field="schema",
     )
 
@@ -274,6 +278,15 @@ def _decimal(precision: int, scale: int) -> Convert:
     return convert
 
 
+def _binary(value: object, _: str) -> object:
+    if type(value) is not str or _BASE64.fullmatch(value) is None:
+        return MISFIT
+    digits = value.translate(_BELOW_PRINTABLE)
+    if "=" not in digits[:-2]:
+        return binascii.a2b_base64(digits)
+    return b"".join(binascii.a2b_base64(digits[at : at + 4]) for at in range(0, len(digits), 4))
+
+
 def _date(value: object, _: str) -> object:
     return _or_misfit(days_of(value) if type(value) is str else None)
 
@@ -300,6 +313,7 @@ _SIMPLE: Final[Mapping[DataType, Convert]] = {
     **{kind(): _integer(kind) for kind in _BITS},
     FloatType(): _float,
     DoubleType(): _double,
+    BinaryType(): _binary,
     DateType(): _date,
     TimestampNTZType(): _local_timestamp,
 }

@@ -1,9 +1,10 @@
-"""Parsing of messages' JSON into typed columns, many lines at once, with the answers of Spark's own parser.
+"""Parsing of messages' JSON into typed columns, many lines at once, with the answers of Spark's own reader.
 
 pyarrow parses the lines (`coranto.messages.column_parser`). It is quick, but lenient and strict in other places than
-Spark's `from_json`. So its answer counts only for lines about which the two agree. All other lines are *doubtful*, and
-`json_values.py` or Spark's parser decides. Dates and times are parsed as texts, and made of those that have a plain
-form. Maps are beyond pyarrow: with one among the columns, every line is doubtful.
+Spark. So its answer counts only for lines about which the two agree. All other lines are *doubtful*, and
+`json_values.py` decides. What pyarrow has no types for is rewritten before (`json_rewriting.py`): maps always, other
+forms if lines turn out to have them. Dates, times and bytes are parsed as texts. Those of a plain form are converted
+at once, and each other text once, however often it occurs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     ByteType,
     DataType,
@@ -37,7 +39,8 @@ from pyspark.sql.types import (
 
 from coranto.messages import column_parser
 from coranto.messages.columnar import Mask
-from coranto_consumers.spark.json_times import is_utc
+from coranto_consumers.spark.json_rewriting import ENTRY, rewrites, rewritten
+from coranto_consumers.spark.text_values import mask_of, settled_texts
 
 TYPES: Final = (
     (StringType(), pa.string()),
@@ -50,14 +53,8 @@ TYPES: Final = (
 )
 """The types of columns that pyarrow parses, and of which rows of CSV have columns, with Arrow's."""
 
-_DAY: Final = (
-    r"[12]\d{3}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
-)
-_CLOCK: Final = r"[T ](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?"
-_PLAIN_DAY: Final = f"^{_DAY}$"
-"""Dates that are there in each year: not the 29th of February."""
-_PLAIN_LOCAL: Final = f"^{_DAY}{_CLOCK}$"
-_PLAIN_ZONED: Final = rf"^{_DAY}{_CLOCK}(?:Z|[+-](?:0\d|1[0-7]):[0-5]\d)$"
+_FEW_DOUBTFUL: Final = 8
+"""So many lines are looked at one by one rather than rewritten together."""
 
 
 def is_parsed(kind: DataType) -> bool:
@@ -72,28 +69,32 @@ class ColumnParser(column_parser.LineParser):
     """
 
     def __init__(self, schema: StructType, zone: tzinfo | None = None) -> None:
+        self._asked = schema
         self._kinds = [field.dataType for field in schema.fields]
-        self._at_once = not any(_has_map(kind) for kind in self._kinds)
         self._plain = all(map(is_parsed, self._kinds))
         self._final = to_arrow_schema(schema, timezone="UTC")
-        self._utc = is_utc(zone)
-        kinds = [_parsed_as(kind) for kind in self._kinds] if self._at_once else []
-        super().__init__(pa.schema(list(zip(schema.names if kinds else [], kinds, strict=True))))
+        self._zone = zone
+        self._has_maps = rewrites(schema, maps_only=True)
+        self._may_rewrite = rewrites(schema)
+        self._rewrites = self._has_maps
+        """True to rewrite all lines at once, because they have maps, or most lines before had to be rewritten."""
+        self._spare = _spare(schema)
+        fields = [(field.name, _parsed_as(field.dataType)) for field in schema.fields]
+        # Without a column, pyarrow does not tell how many lines it has parsed.
+        super().__init__(pa.schema(fields or [(self._spare, pa.null())]))
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
-        if self._plain:
-            return super().parse(content)
-        if not self._at_once:
-            return self._nulls(len(content)), np.ones(len(content), dtype=np.bool_)
-        table, doubtful = super().parse(content)
-        columns = []
-        for column, kind, to in zip(table.columns, self._kinds, self._final, strict=True):
-            settled, unlike = self._settled(column.combine_chunks(), kind, to.type)
-            columns.append(settled)
-            doubtful |= unlike
-        found = pa.Table.from_arrays(columns, schema=self._final)
-        if doubtful.any():
-            found = found.take(pa.array(np.arange(len(content)), mask=doubtful))
+        parsed, doubtful = self._rewritten(content) if self._rewrites else super().parse(content)
+        found = self._settled_table(parsed, doubtful, self._rewrites)
+        if self._may_rewrite and not self._rewrites and (rows := int(doubtful.sum())) > _FEW_DOUBTFUL:
+            chosen = pa.array(np.flatnonzero(doubtful))
+            again, still = self._rewritten(content.take(chosen))
+            settled = self._settled_table(again, still, True)
+            place = np.arange(len(content))
+            place[doubtful] = len(content) + np.arange(rows)
+            found = pa.concat_tables([found, settled]).take(pa.array(place))
+            self._rewrites = 2 * (rows - int(still.sum())) > len(content)
+            doubtful[doubtful] = still
         return found, doubtful
 
     def unlike(self, table: Any) -> Mask:
@@ -106,60 +107,91 @@ class ColumnParser(column_parser.LineParser):
                 unlike |= _unlike_numbers(column.combine_chunks())
         return unlike
 
-    def _nulls(self, rows: int) -> Any:
-        return pa.Table.from_arrays([pa.nulls(rows, field.type) for field in self._final], schema=self._final)
+    def _rewritten(self, content: Any) -> tuple[Any, Mask]:
+        """Parse lines that are rewritten, but for those that are doubtful anyway."""
+        doubtful = column_parser.unlike_objects(content)
+        rows = np.flatnonzero(~doubtful)
+        if not len(rows):
+            return self._assembled([], doubtful), doubtful
+        lines, unclear = rewritten(content.take(pa.array(rows)), self._asked, self._spare)
+        doubtful[rows[unclear]] = True
+        rows = np.flatnonzero(~doubtful)
+        parsed, unlike = super().parse(lines.filter(pa.array(~unclear)))
+        doubtful[rows] = unlike
+        if len(rows) == len(content):
+            return parsed, doubtful
+        place = np.zeros(len(content), dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        return parsed.take(pa.array(place, mask=doubtful)), doubtful
 
-    def _settled(self, array: Any, kind: DataType, to: Any) -> tuple[Any, Mask]:
-        """Return parsed values as values of a column's type, and the mask of those that are doubtful."""
+    def _settled_table(self, parsed: Any, doubtful: Mask, marked: bool) -> Any:
+        """Return a parsed table, of rewritten lines if `marked`, with the final columns. Adds to the mask."""
+        if self._plain:
+            return parsed if self._kinds else pa.table({}).select([])
+        columns = []
+        known = len(parsed) and not doubtful.all()
+        for column, kind, to in zip(parsed.columns, self._kinds, self._final, strict=True):
+            if not known:
+                columns.append(pa.nulls(len(parsed), to.type))
+                continue
+            settled, unlike = self._settled(column.combine_chunks(), kind, to.type, marked)
+            columns.append(settled)
+            doubtful |= unlike
+        found = pa.Table.from_arrays(columns, schema=self._final)
+        if known and doubtful.any():
+            found = found.take(pa.array(np.arange(len(parsed)), mask=doubtful))
+        return found
+
+    def _settled(self, array: Any, kind: DataType, to: Any, marked: bool) -> tuple[Any, Mask]:
+        """Return parsed values as values of a column's type, and the mask of those that are doubtful.
+
+        `marked`: they are fields of objects of rewritten lines, in which numbers may be marked texts.
+        """
         match kind:
             case ArrayType():
-                return self._settled_lists(array, kind, to)
+                return self._settled_lists(array, kind, to, marked and kind.elementType != TimestampType())
+            case MapType():
+                return self._settled_maps(array, kind, to, marked and kind.valueType != TimestampType())
             case StructType():
-                return self._settled_structs(array, kind, to)
-            case DateType():
-                return _where_plain(array, _PLAIN_DAY, to)
-            case TimestampNTZType():
-                return _where_plain(array, _PLAIN_LOCAL, to)
-            case TimestampType():
-                zoned, unlike = _where_plain(array, _PLAIN_ZONED, to)
-                if not self._utc or not unlike.any():
-                    return zoned, unlike
-                local, beside = _where_plain(array, _PLAIN_LOCAL, pa.timestamp("us"))
-                return pc.coalesce(zoned, local.cast(to)), unlike & beside
+                return self._settled_structs(array, kind, to, marked)
+            case BinaryType() | DateType() | TimestampNTZType() | TimestampType():
+                return settled_texts(array, kind, to, self._zone, marked)
             case DecimalType():
                 most = pa.scalar(decimal.Decimal(10**kind.precision - 1), pa.decimal128(38, 0))
                 least = pa.scalar(decimal.Decimal(1 - 10**kind.precision), pa.decimal128(38, 0))
                 unscaled = _unscaled(array)
-                return array, _mask(pc.or_(pc.greater(unscaled, most), pc.less(unscaled, least)))
+                return array, mask_of(pc.or_(pc.greater(unscaled, most), pc.less(unscaled, least)))
             case FloatType() | DoubleType():
                 return array, _unlike_numbers(array)
         return array, np.zeros(len(array), dtype=np.bool_)
 
-    def _settled_lists(self, array: Any, kind: ArrayType, to: Any) -> tuple[Any, Mask]:
-        values, unlike = self._settled(array.flatten(), kind.elementType, to.value_type)
-        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
-        borders = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-        doubtful: Mask = np.zeros(len(array), dtype=np.bool_)
-        doubtful[np.repeat(np.arange(len(array)), lengths)[unlike]] = True
+    def _settled_lists(self, array: Any, kind: ArrayType, to: Any, marked: bool) -> tuple[Any, Mask]:
+        values, unlike = self._settled(array.flatten(), kind.elementType, to.value_type, marked)
+        borders, doubtful = _lists_around(array, unlike)
         return pa.ListArray.from_arrays(borders, values, type=to, mask=pc.is_null(array)), doubtful
 
-    def _settled_structs(self, array: Any, kind: StructType, to: Any) -> tuple[Any, Mask]:
+    def _settled_maps(self, array: Any, kind: MapType, to: Any, marked: bool) -> tuple[Any, Mask]:
+        keys, values = array.flatten().flatten()
+        items, unlike = self._settled(values, kind.valueType, to.item_type, marked)
+        borders, doubtful = _lists_around(array, unlike)
+        return pa.MapArray.from_arrays(borders, keys, items, type=to, mask=pc.is_null(array)), doubtful
+
+    def _settled_structs(self, array: Any, kind: StructType, to: Any, marked: bool) -> tuple[Any, Mask]:
         doubtful: Mask = np.zeros(len(array), dtype=np.bool_)
         children = []
         for child, field, final in zip(array.flatten(), kind.fields, to, strict=True):
-            settled, unlike = self._settled(child, field.dataType, final.type)
+            settled, unlike = self._settled(child, field.dataType, final.type, marked)
             children.append(settled)
             doubtful |= unlike
         return pa.StructArray.from_arrays(children, fields=list(to), mask=pc.is_null(array)), doubtful
 
 
-def _has_map(kind: DataType) -> bool:
-    match kind:
-        case ArrayType():
-            return _has_map(kind.elementType)
-        case StructType():
-            return any(_has_map(field.dataType) for field in kind.fields)
-    return isinstance(kind, MapType)
+def _spare(schema: StructType) -> str:
+    """Return a name that no field of a schema has, on any level."""
+    text, name = schema.json(), "~"
+    while f'"{name}"' in text:
+        name += "~"
+    return name
 
 
 def _parsed_as(kind: DataType) -> Any:
@@ -167,33 +199,33 @@ def _parsed_as(kind: DataType) -> Any:
     match kind:
         case ArrayType():
             return pa.list_(_parsed_as(kind.elementType))
+        case MapType():
+            key, value = ENTRY
+            return pa.list_(pa.struct([(key, pa.string()), (value, _parsed_as(kind.valueType))]))
         case StructType():
             return pa.struct([(field.name, _parsed_as(field.dataType)) for field in kind.fields])
         case DecimalType():
             return pa.decimal128(kind.precision, kind.scale)
         case FloatType():
             return pa.float32()
-        case DateType() | TimestampType() | TimestampNTZType():
+        case BinaryType() | DateType() | TimestampType() | TimestampNTZType():
             return pa.string()
     return next(arrow for known, arrow in TYPES if kind == known)
 
 
-def _where_plain(array: Any, form: str, to: Any) -> tuple[Any, Mask]:
-    """Return texts of a form as values of a type, with nulls for others; and the mask of those others."""
-    plain = pc.match_substring_regex(array, form)
-    return pc.if_else(plain, array, pa.scalar(None, pa.string())).cast(to), _mask(pc.invert(plain))
+def _lists_around(array: Any, unlike: Mask) -> tuple[Any, Mask]:
+    """Return the borders of lists in what they hold, and the mask of lists that hold what is `unlike`."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    borders = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    doubtful: Mask = np.zeros(len(array), dtype=np.bool_)
+    doubtful[np.repeat(np.arange(len(array)), lengths)[unlike]] = True
+    return borders, doubtful
 
 
 def _unscaled(array: Any) -> Any:
     """Return decimals as the integers that they are stored as."""
     kind = pa.decimal128(38, 0)
     return pa.Array.from_buffers(kind, len(array), array.buffers(), offset=array.offset)
-
-
-def _mask(array: Any) -> Mask:
-    """Return an Arrow array of booleans as a mask, without its nulls."""
-    mask: Mask = pc.fill_null(array, False).to_numpy(zero_copy_only=False)
-    return mask
 
 
 def _unlike_numbers(column: Any) -> Mask:

@@ -6,13 +6,16 @@ transactions.
 
 from __future__ import annotations
 
+import datetime as dt
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pymysql.constants import ER
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, DateTime, Dialect, Engine, create_engine, event
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.pool import NullPool
 
@@ -94,6 +97,7 @@ def _sqlite_engine(url: URL) -> Engine:
         hide_parameters=True,
         connect_args={"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False},
     )
+    engine.dialect.colspecs = {**engine.dialect.colspecs, DateTime: _UtcDateTime}
 
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, _record: Any) -> None:
@@ -114,6 +118,19 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+class _UtcDateTime(sqlite.DATETIME):
+    """Times in a file of SQLite, which knows no zones: one with a zone is converted to UTC, as in other databases."""
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
+        write: Callable[[Any], Any] = super().bind_processor(dialect)
+
+        def bind(value: Any) -> Any:
+            has_zone = isinstance(value, dt.datetime) and value.tzinfo is not None
+            return write(value.astimezone(dt.UTC) if has_zone else value)
+
+        return bind
 
 
 def _use_wal(cursor: sqlite3.Cursor) -> None:

@@ -39,7 +39,7 @@ class LineParser:
 
         Returns a table with a row for each line, and the mask of doubtful lines, whose rows hold nulls.
         """
-        doubtful = _unlike_objects(content)
+        doubtful = unlike_objects(content)
         parsed = []
         rows = np.flatnonzero(~doubtful)
         kept = content if len(rows) == len(content) else content.take(pa.array(rows))
@@ -118,7 +118,7 @@ def _joined(content: Any) -> Any:
     return data.slice(int(ends[0]), int(ends[-1] - ends[0]))
 
 
-def _unlike_objects(content: Any) -> Mask:
+def unlike_objects(content: Any) -> Mask:
     """Return the mask of lines that are not UTF-8, or may not be exactly one object that every parser accepts."""
     _, borders, _ = content.buffers()
     ends = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1].astype(np.int64)
