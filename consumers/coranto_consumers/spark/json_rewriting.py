@@ -32,7 +32,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 _QUOTE, _BRACE, _BRACKET, _BRACE_END, _BRACKET_END, _COLON, _COMMA, _BACKSLASH = range(1, 9)
 _KINDS: Final = np.zeros(256, dtype=np.uint8)
 _KINDS[list(b'"{[}]:,\\')] = range(1, 9)
-_STEP: Final = np.array([0, 0, 1, 1, -1, -1, 0, 0, 0], dtype=np.int64)
+_STEP: Final = np.array([0, 0, 1, 1, -1, -1, 0, 0, 0], dtype=np.int8)
 """By how much a token changes the depth."""
 _SPACE: Final = b" "[0]
 _OPENS_LIST, _OPENS_ENTRIES, _NEXT_ENTRY, _VALUE_OF_ENTRY, _CLOSES_ENTRIES, _CLOSES_LIST = range(6)
@@ -57,13 +57,14 @@ def _rewrites_elements(kind: DataType, maps_only: bool = False) -> bool:
     return not isinstance(kind, StringType | TimestampType) and rewrites(kind, maps_only=maps_only)
 
 
-def rewritten(content: Any, schema: StructType, spare: str) -> tuple[Any, Mask]:
+def rewritten(content: Any, schema: StructType, spare: str, *, maps_only: bool = False) -> tuple[Any, Mask]:
     """Rewrite an Arrow binary array of lines with their newlines, each of which begins with a brace.
 
-    `spare` is a name that is not among the names of the schema. Returns the lines, and the mask of doubtful ones.
+    `spare` is a name that is not among the names of the schema. `maps_only`: only maps are rewritten. Returns the
+    lines, and the mask of doubtful ones.
     """
     lines = _Lines(content)
-    edits = _Edits(lines, spare)
+    edits = _Edits(lines, spare, maps_only)
     edits.of_objects(lines.roots(), schema, 1)
     return edits.apply(), lines.doubtful
 
@@ -80,53 +81,55 @@ class _Lines:
         self.data: Bytes = np.frombuffer(data, dtype=np.uint8)[int(ends[0]) : int(ends[-1])]
         self.ends: Int64s = ends[1:].astype(np.int64) - int(ends[0])
         self.doubtful: Mask = np.zeros(len(content), dtype=np.bool_)
+        self.line: Int64s = np.zeros(0, dtype=np.int64)
+        """By token, the number of its line."""
         kinds = _KINDS[self.data]
         self.at: Int64s = np.flatnonzero(kinds)
         self.kinds: NDArray[np.uint8] = kinds[self.at]
         self.backslashes: Int64s = self.at[self.kinds == _BACKSLASH]
         if len(self.backslashes):
             self._keep((self.kinds != _BACKSLASH) & ~self._escaped())
-        self.line: Int64s = np.searchsorted(self.ends, self.at, side="right")
-        self._drop(np.bincount(self.line[self.kinds == _QUOTE], minlength=len(content)) % 2 == 1)
-        quotes = np.cumsum(self.kinds == _QUOTE)
-        self._keep((quotes % 2 == 0) | (self.kinds == _QUOTE))
-        self._drop(np.bincount(self.line, weights=_STEP[self.kinds], minlength=len(content)) != 0)
-        after = np.cumsum(_STEP[self.kinds])
-        is_end = _STEP[self.kinds] < 0
-        # An object that ends before its line does is followed by something else.
-        self._drop(np.bincount(self.line[is_end & (after == 0)], minlength=len(content)) != 1)
+        self._number()
+        self._drop(self._sums(self.kinds == _QUOTE) % 2 == 1)
+        is_quote = self.kinds == _QUOTE
+        self._keep((np.cumsum(is_quote, dtype=np.int32) % 2 == 0) | is_quote)
+        self._drop(self._sums(_STEP[self.kinds]) != 0)
         step = _STEP[self.kinds]
-        after = np.cumsum(step)
-        self.depth: Int64s = after - np.maximum(step, 0) + (step < 0)
+        after = np.cumsum(step, dtype=np.int32)
+        # An object that ends before the last token of its line is followed by something else.
+        is_end = (step < 0) & (after == 0)
+        last = np.maximum(self._borders[1:], 1) - 1
+        self._drop((self._sums(is_end) != 1) | ~is_end[last])
+        self._number()
+        step = self.step = _STEP[self.kinds]
+        """By how much a token changes the depth."""
+        self.depth = np.cumsum(step, dtype=np.int32) - (step > 0) + (step < 0)
         """The number of brackets around a token; a closing one counts its own."""
-        self.pairs: Int64s = self._pairs(step)
+        self.pairs: Int64s = self._pairs()
         """By opening token, the token that closes it."""
 
     def roots(self) -> Int64s:
         """Return the tokens that open lines."""
-        return np.flatnonzero((self.depth == 0) & (_STEP[self.kinds] > 0))
+        return np.flatnonzero(self.depth == 0)
 
     def within(self, opens: Int64s, depth: int) -> Int64s:
         """Return the tokens that are directly within some of the brackets that open at a depth below `depth`."""
-        tokens = np.flatnonzero((self.depth == depth) & (self.kinds <= _COMMA))
-        starts = np.flatnonzero((self.depth == depth - 1) & (_STEP[self.kinds] > 0))
-        if len(starts) == len(opens):
-            return tokens
-        chosen = np.zeros(len(self.at), dtype=np.bool_)
-        chosen[opens] = True
-        return tokens[chosen[starts[np.searchsorted(starts, tokens) - 1]]]
+        borders = np.zeros(len(self.at) + 1, dtype=np.int8)
+        borders[opens + 1] = 1
+        borders[self.pairs[opens]] -= 1
+        inside = np.cumsum(borders[:-1], dtype=np.int8).view(np.bool_)
+        inside &= self.depth == depth
+        return np.flatnonzero(inside)
 
     def doubt(self, tokens: Int64s) -> None:
         """Have the lines of tokens be doubtful."""
         self.doubtful[self.line[tokens]] = True
 
-    def named(self, starts: Int64s, name: bytes) -> Mask:
-        """Return the mask of texts that are a name. `starts` are the tokens of their first quotes."""
-        found: Mask = self.at[starts + 1] - self.at[starts] == len(name) + 1
-        alike = np.flatnonzero(found)
-        places = self.at[starts[alike]][:, None] + 1 + np.arange(len(name))
-        found[alike] = (self.data[places] == np.frombuffer(name, dtype=np.uint8)).all(axis=1)
-        return found
+    def named(self, starts: Int64s, lengths: Int64s, name: bytes) -> Int64s:
+        """Return those texts that are a name. `starts` are the tokens of their first quotes."""
+        alike = starts[lengths == len(name)]
+        places = self.at[alike][:, None] + 1 + np.arange(len(name))
+        return alike[(self.data[places] == np.frombuffer(name, dtype=np.uint8)).all(axis=1)]
 
     def have_backslashes(self, starts: Int64s) -> Mask:
         """Return the mask of texts with backslashes. `starts` are the tokens of their first quotes."""
@@ -148,9 +151,9 @@ class _Lines:
         before[before == len(places)] = 0
         return (places[before] == self.at - 1) & (run[before] % 2 == 1)
 
-    def _pairs(self, step: Int64s) -> Int64s:
-        brackets = np.flatnonzero(step)
-        level = self.depth[brackets] + (step[brackets] > 0)
+    def _pairs(self) -> Int64s:
+        brackets = np.flatnonzero(self.step)
+        level = (self.depth[brackets] + (self.step[brackets] > 0)).astype(np.int16)
         in_order = brackets[np.argsort(level, kind="stable")]  # Of one depth, each is closed before the next opens.
         opens, closes = in_order[::2], in_order[1::2]
         pairs = np.zeros(len(self.at), dtype=np.int64)
@@ -158,22 +161,35 @@ class _Lines:
         self.doubt(opens[self.kinds[opens] + 2 != self.kinds[closes]])
         return pairs
 
+    def _number(self) -> None:
+        """Number the lines of tokens."""
+        self._borders = np.concatenate([[0], np.searchsorted(self.at, self.ends)])
+        self.line = np.repeat(np.arange(len(self.ends)), np.diff(self._borders))
+
+    def _sums(self, values: NDArray[Any]) -> Int64s:
+        """Return the sum of tokens' values for each line."""
+        sums: Int64s = np.diff(np.concatenate([[0], np.cumsum(values, dtype=np.int32)])[self._borders])
+        return sums
+
     def _drop(self, lines: Mask) -> None:
+        """Leave out the tokens of lines, which are doubtful from now on."""
+        lines &= ~self.doubtful
         if lines.any():
             self.doubtful |= lines
             self._keep(~lines[self.line])
 
     def _keep(self, mask: Mask) -> None:
         self.at, self.kinds = self.at[mask], self.kinds[mask]
-        if hasattr(self, "line"):
-            self.line = self.line[mask]
+        if len(self.line):
+            self._number()
 
 
 class _Edits:
     """What is to be written in place of tokens, and before values."""
 
-    def __init__(self, lines: _Lines, spare: str) -> None:
+    def __init__(self, lines: _Lines, spare: str, maps_only: bool) -> None:
         self._lines = lines
+        self._maps_only = maps_only
         self._codes = np.full(len(lines.at), -1, dtype=np.int64)
         self._before: dict[int, bytes] = {}
         """By place, what is written before the value there."""
@@ -187,10 +203,10 @@ class _Edits:
         keys = quotes[lines.kinds[quotes + 2] == _COLON]  # Only of a first quote is the next but one a colon.
         if len(lines.backslashes):
             lines.doubt(keys[lines.have_backslashes(keys)])
+        lengths = lines.at[keys + 1] - lines.at[keys] - 1
         for field in kind.fields:
-            if rewrites(field.dataType):
-                found = keys[lines.named(keys, field.name.encode())]
-                self._of_values(found + 2, field.dataType, depth)
+            if rewrites(field.dataType, maps_only=self._maps_only):
+                self._of_values(lines.named(keys, lengths, field.name.encode()) + 2, field.dataType, depth)
 
     def _of_values(self, colons: Int64s, kind: DataType, depth: int) -> None:
         lines = self._lines
@@ -224,8 +240,8 @@ class _Edits:
 
     def _of_elements(self, opens: Int64s, kind: DataType, depth: int) -> None:
         tokens = self._lines.within(opens, depth)
-        nested = tokens[(_STEP[self._lines.kinds[tokens]] > 0)]
-        if _rewrites_elements(kind):
+        nested = tokens[self._lines.step[tokens] > 0]
+        if _rewrites_elements(kind, self._maps_only):
             self._of_brackets(nested, kind, depth + 1)
 
     def _of_maps(self, opens: Int64s, kind: MapType, depth: int) -> None:
@@ -252,7 +268,7 @@ class _Edits:
         lines = self._lines
         begins = lines.behind(colons)
         following = colons + 1
-        nested = np.flatnonzero(_STEP[lines.kinds[following]] > 0)
+        nested = np.flatnonzero(lines.step[following] > 0)
         nested = nested[lines.at[following[nested]] == begins[nested]]
         ends = lines.at[following].copy()
         ends[nested] = lines.at[lines.pairs[following[nested]]] + 1
@@ -266,23 +282,31 @@ class _Edits:
         """Return the lines as they are to be."""
         lines = self._lines
         coded = np.flatnonzero(self._codes >= 0)
-        places, codes = lines.at[coded], self._codes[coded]
         before = np.array(sorted(self._before), dtype=np.int64)
         texts = [self._before[place] for place in before.tolist()]
-        grown = np.zeros(len(lines.data) + 1, dtype=np.int32)
-        grown[places + 1] = _LENGTHS[codes] - 1
-        # A value and a token are never at one place, unless the value begins with it, and then it is left as it is.
-        grown[before] += np.array([len(each) for each in texts], dtype=np.int32)
-        shift = np.cumsum(grown, dtype=np.int32)
-        size = len(lines.data) + int(shift[-1])
-        out = np.empty(size, dtype=np.uint8)
-        out[np.arange(len(lines.data), dtype=np.int32) + shift[:-1]] = lines.data
-        for code, written in enumerate(_WRITTEN):
-            chosen = places[codes == code]
-            begins = chosen + shift[chosen]
-            out[begins[:, None] + np.arange(len(written))] = np.frombuffer(written, dtype=np.uint8)
-        for place, text in zip(before.tolist(), texts, strict=True):
-            end = place + int(shift[place])
-            out[end - len(text) : end] = np.frombuffer(text, dtype=np.uint8)
-        ends = np.concatenate([[0], lines.ends + shift[lines.ends]]).astype(np.int32)
+        # A token becomes what is written for it, and a text is put in before a place.
+        places = np.concatenate([lines.at[coded], before])
+        codes = np.concatenate([self._codes[coded], np.full(len(before), -1)])
+        added = np.concatenate([_LENGTHS[self._codes[coded]] - 1, [len(each) for each in texts]]).astype(np.int64)
+        order = np.argsort(places, kind="stable")
+        shifted = np.empty(len(places), dtype=np.int64)
+        shifts = np.cumsum(added[order])
+        shifted[order] = places[order] + shifts - added[order]
+        out = np.empty(len(lines.data) + int(added.sum()), dtype=np.uint8)
+        is_old = np.ones(len(out), dtype=np.bool_)
+        written = [(shifted[codes == code], each) for code, each in enumerate(_WRITTEN)]
+        for begins, each in written:
+            for further in range(1, len(each)):
+                is_old[begins + further] = False
+        inserted = list(zip(shifted[len(coded) :].tolist(), texts, strict=True))
+        for begin, text in inserted:
+            is_old[begin : begin + len(text)] = False
+        out[is_old] = lines.data
+        for begins, each in written:
+            for further, character in enumerate(each):
+                out[begins + further] = character
+        for begin, text in inserted:
+            out[begin : begin + len(text)] = np.frombuffer(text, dtype=np.uint8)
+        grown = np.concatenate([[0], shifts])[np.searchsorted(places[order], lines.ends)]
+        ends = np.concatenate([[0], lines.ends + grown]).astype(np.int32)
         return pa.Array.from_buffers(pa.binary(), len(lines.ends), [None, pa.py_buffer(ends), pa.py_buffer(out)])

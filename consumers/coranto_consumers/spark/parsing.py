@@ -55,6 +55,7 @@ TYPES: Final = (
 
 _FEW_DOUBTFUL: Final = 8
 """So many lines are looked at one by one rather than rewritten together."""
+_MOST_DIGITS: Final = 76
 
 
 def is_parsed(kind: DataType) -> bool:
@@ -76,19 +77,23 @@ class ColumnParser(column_parser.LineParser):
         self._zone = zone
         self._has_maps = rewrites(schema, maps_only=True)
         self._may_rewrite = rewrites(schema)
-        self._rewrites = self._has_maps
-        """True to rewrite all lines at once, because they have maps, or most lines before had to be rewritten."""
+        self._rewrites = False
+        """True to rewrite more than maps from the first, because most lines before had to be."""
         self._spare = _spare(schema)
         fields = [(field.name, _parsed_as(field.dataType)) for field in schema.fields]
         # Without a column, pyarrow does not tell how many lines it has parsed.
         super().__init__(pa.schema(fields or [(self._spare, pa.null())]))
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
-        parsed, doubtful = self._rewritten(content) if self._rewrites else super().parse(content)
-        found = self._settled_table(parsed, doubtful, self._rewrites)
-        if self._may_rewrite and not self._rewrites and (rows := int(doubtful.sum())) > _FEW_DOUBTFUL:
+        first = self._rewrites
+        if first or self._has_maps:
+            parsed, doubtful = self._rewritten(content, maps_only=not first)
+        else:
+            parsed, doubtful = super().parse(content)
+        found = self._settled_table(parsed, doubtful, first)
+        if self._may_rewrite and not first and (rows := int(doubtful.sum())) > _FEW_DOUBTFUL:
             chosen = pa.array(np.flatnonzero(doubtful))
-            again, still = self._rewritten(content.take(chosen))
+            again, still = self._rewritten(content.take(chosen), maps_only=False)
             settled = self._settled_table(again, still, True)
             place = np.arange(len(content))
             place[doubtful] = len(content) + np.arange(rows)
@@ -107,13 +112,13 @@ class ColumnParser(column_parser.LineParser):
                 unlike |= _unlike_numbers(column.combine_chunks())
         return unlike
 
-    def _rewritten(self, content: Any) -> tuple[Any, Mask]:
+    def _rewritten(self, content: Any, *, maps_only: bool) -> tuple[Any, Mask]:
         """Parse lines that are rewritten, but for those that are doubtful anyway."""
         doubtful = column_parser.unlike_objects(content)
         rows = np.flatnonzero(~doubtful)
         if not len(rows):
             return self._assembled([], doubtful), doubtful
-        lines, unclear = rewritten(content.take(pa.array(rows)), self._asked, self._spare)
+        lines, unclear = rewritten(content.take(pa.array(rows)), self._asked, self._spare, maps_only=maps_only)
         doubtful[rows[unclear]] = True
         rows = np.flatnonzero(~doubtful)
         parsed, unlike = super().parse(lines.filter(pa.array(~unclear)))
@@ -157,10 +162,9 @@ class ColumnParser(column_parser.LineParser):
             case BinaryType() | DateType() | TimestampNTZType() | TimestampType():
                 return settled_texts(array, kind, to, self._zone, marked)
             case DecimalType():
-                most = pa.scalar(decimal.Decimal(10**kind.precision - 1), pa.decimal128(38, 0))
-                least = pa.scalar(decimal.Decimal(1 - 10**kind.precision), pa.decimal128(38, 0))
-                unscaled = _unscaled(array)
-                return array, mask_of(pc.or_(pc.greater(unscaled, most), pc.less(unscaled, least)))
+                most = pa.scalar(decimal.Decimal((0, (9,) * kind.precision, -kind.scale)), array.type)
+                fits = pc.less_equal(pc.abs(array), most)
+                return pc.if_else(fits, array, pa.scalar(None, array.type)).cast(to), mask_of(pc.invert(fits))
             case FloatType() | DoubleType():
                 return array, _unlike_numbers(array)
         return array, np.zeros(len(array), dtype=np.bool_)
@@ -205,7 +209,8 @@ def _parsed_as(kind: DataType) -> Any:
         case StructType():
             return pa.struct([(field.name, _parsed_as(field.dataType)) for field in kind.fields])
         case DecimalType():
-            return pa.decimal128(kind.precision, kind.scale)
+            # pyarrow does not notice when a number with its scale has more digits than a decimal has bits for.
+            return pa.decimal256(_MOST_DIGITS - kind.scale, kind.scale)
         case FloatType():
             return pa.float32()
         case BinaryType() | DateType() | TimestampType() | TimestampNTZType():
@@ -220,12 +225,6 @@ def _lists_around(array: Any, unlike: Mask) -> tuple[Any, Mask]:
     doubtful: Mask = np.zeros(len(array), dtype=np.bool_)
     doubtful[np.repeat(np.arange(len(array)), lengths)[unlike]] = True
     return borders, doubtful
-
-
-def _unscaled(array: Any) -> Any:
-    """Return decimals as the integers that they are stored as."""
-    kind = pa.decimal128(38, 0)
-    return pa.Array.from_buffers(kind, len(array), array.buffers(), offset=array.offset)
 
 
 def _unlike_numbers(column: Any) -> Mask:

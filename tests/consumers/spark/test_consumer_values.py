@@ -164,7 +164,8 @@ def test_policies_take_what_does_not_fit_as_the_reader_does(session, broker, tmp
 def test_typed_columns_hold_the_same_in_all_stores(session, broker, tmp_path, url, read_by):
     zones = ["", "Z", "+02:00", " Europe/Paris"]
     lines = [
-        f'{{"d":"2024-0{1 + n % 9}-2{n % 9}","t":"20{n % 60:02}-0{1 + n % 9}-2{n % 9} 0{n % 5}:3{n % 9}:07.5{zones[n % 4]}",'
+        f'{{"d":"2024-0{1 + n % 9}-2{n % 9}",'
+        f'"t":"20{n % 60:02}-0{1 + n % 9}-2{n % 9} 0{n % 5}:3{n % 9}:07.5{zones[n % 4]}",'
         f'"n":"1999-12-31T23:59:59.{n}","c":{n}.{n % 7}5,"f":{n / 7},"s":"{n}\\t\\n\\\\é","v":"aGkh"}}'
         for n in range(250)
     ]

@@ -116,6 +116,7 @@ def test_lines_are_rewritten_as_described():
         '{"m":{}}{}',
         '{"m":"}',
         '{"m":{}}}',
+        '{"m":{}},"s":1\\}',
     ],
 )
 def test_lines_that_might_become_others_are_doubtful(line):
