@@ -185,7 +185,7 @@ class _Lines:
 
 
 class _Edits:
-    """What is to be written in place of tokens, and before values."""
+    """The texts to write in place of tokens, and before values."""
 
     def __init__(self, lines: _Lines, spare: str, maps_only: bool) -> None:
         self._lines = lines

@@ -8,7 +8,8 @@ so no reader of committed messages sees it.
 """
 
 from coranto.publication.batch_ledger import BatchLedger, DecidedBatch
-from coranto.publication.ledger import Decision, Ledger
+from coranto.publication.ledger import Ledger, Mark
 from coranto.publication.publish import Publication, publish_once
+from coranto.publication.records import Decision
 
-__all__ = ["BatchLedger", "DecidedBatch", "Decision", "Ledger", "Publication", "publish_once"]
+__all__ = ["BatchLedger", "DecidedBatch", "Decision", "Ledger", "Mark", "Publication", "publish_once"]

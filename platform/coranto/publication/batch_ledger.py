@@ -8,7 +8,7 @@ where that decision is:
 
 A decision and its register are one append, on the condition that the register is as it was read. So of several
 processes that decide the same batch, as a zombie and its successor do, one wins. The records are those of
-`ledger.Ledger`, and one journal may be both.
+`records.py`, and one journal may be both.
 
 The process that decides a batch appends its acknowledgements. Another one that does so first *takes over*: it adds
 `.taken` to the register, before `.done`. So who decided learns if acknowledgements may come once more, however late, in
@@ -34,7 +34,8 @@ from coranto.errors import (
     WrongAppendOffset,
 )
 from coranto.labels import label_selector, label_set, value_of
-from coranto.publication.ledger import Decision, Ledger, acknowledged_line
+from coranto.publication.ledger import Ledger
+from coranto.publication.records import Acknowledgement, Decision
 from coranto.streams.model.stream import HELD_LABEL
 
 _PREFIX: Final = "coranto.dev/batch/"
@@ -136,7 +137,7 @@ class BatchLedger:
             if decision is None or known.is_taken:
                 return decision
             try:
-                self._set(acknowledged_line(""), value, value + _TAKEN, head)
+                self._set(Acknowledgement("").to_line(), value, value + _TAKEN, head)
             except (WrongAppendOffset, RegisterMismatch):
                 continue
             return decision
@@ -154,7 +155,7 @@ class BatchLedger:
             if decision is None:
                 return False
             try:
-                self._set(acknowledged_line(decision.writer_id), value, value + _DONE, head)
+                self._set(Acknowledgement(decision.writer_id).to_line(), value, value + _DONE, head)
             except (WrongAppendOffset, RegisterMismatch):
                 continue
             return not known.is_taken

@@ -1,14 +1,16 @@
-"""The ledger of publications: a journal that records which ones are decided.
-
-It has one JSON object per line:
-
-- a decision: `{"publication": writer_id, "producer": hex, "messages": n, "time": Unix seconds, "intents": {journal:
-  base64}}`, and `"batch": [writer, n]` if it is about a batch (`batch_ledger.py`)
-- that its acknowledgements are in their journals: `{"acknowledged": writer_id}`
+"""The ledger of publications: a journal that records which ones are decided (`records.py`).
 
 A decision is appended on the condition that the ledger still ends where the process has read it to. So two processes
 cannot both decide a publication. An append whose answer was lost may be repeated: if it was applied, the ledger ends
 elsewhere.
+
+**Summaries.** Who opens a ledger and has to read much of it appends a summary, on the same condition: so the summary
+has what all records before it say, and nothing else. The same append sets the register `coranto.dev/summary` to
+`<offset>.<digest>`, and who opens the ledger next reads from that offset on. A summary is only a shortcut: if what is
+there is not the record of that digest, the ledger is read whole. Who reads a summary behind all records before it
+compares it with them. Nobody summarizes a ledger of which a loss was accepted, because the summary would hide the loss.
+
+**Marks.** Who has seen that publications are undecided needs to read only what comes behind (`Mark`, `Ledger.resume`).
 
 A ledger needs all its records, so it has no retention. Its registers have `coranto.dev/held` from the first record on.
 If all brokers lose the registers, they may have lost records too; then `LedgerDamaged` is raised.
@@ -16,11 +18,10 @@ If all brokers lose the registers, they may have lost records too; then `LedgerD
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 import structlog
 
@@ -33,12 +34,16 @@ from coranto.errors import (
     InvalidInput,
     JournalNotFound,
     LedgerDamaged,
+    NotAllowed,
     OffsetJump,
+    PermissionDenied,
     RegisterMismatch,
+    Unavailable,
     WrongAppendOffset,
 )
-from coranto.labels import NAME, PUBLICATIONS, label_selector, value_of
+from coranto.labels import NAME, PUBLICATIONS, label_selector, label_set, value_of
 from coranto.names import validate_journal
+from coranto.publication.records import Acknowledgement, Decision, Record, Summary, digest_of, parse_record
 from coranto.streams.model.stream import HELD_LABEL
 from coranto.wire import protocol_pb2 as pb
 
@@ -48,30 +53,25 @@ MAX_WRITER_ID = 1024
 """The largest number of characters of a writer id."""
 
 
+_SUMMARY: Final = "coranto.dev/summary"
+_SUMMARY_VALUE: Final = re.compile(r"(\d+)\.([0-9a-f]{32})")
+SUMMARIZED_BYTES: Final = 64 << 10
+"""The bytes of records behind a summary, or of a ledger without one, that are not worth another summary."""
+_SUMMARY_SHARE: Final = 4
+"""They are not, either, unless they are so many times as long as the last summary."""
+
+
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """A publication that has happened: the producer whose messages count, their number, and when (Unix seconds)."""
+class Mark:
+    """An offset of a ledger up to which some publications were undecided.
 
-    writer_id: str
-    producer: str
-    messages: int
-    time: float
-    intents: Mapping[str, bytes]
-    batch: tuple[str, int] | None = None
-    """The writer and the number of a batch; None for other publications."""
+    `revision` is that of the ledger's creation. It may be given to another process.
+    """
 
-    def to_line(self) -> bytes:
-        intents = {journal: base64.b64encode(intent).decode() for journal, intent in sorted(self.intents.items())}
-        return _line(
-            {
-                "publication": self.writer_id,
-                "producer": self.producer,
-                "messages": self.messages,
-                "time": self.time,
-                "intents": intents,
-                **({} if self.batch is None else {"batch": list(self.batch)}),
-            }
-        )
+    journal: str
+    writer_ids: frozenset[str]
+    offset: int
+    revision: int
 
 
 class Ledger:
@@ -82,7 +82,12 @@ class Ledger:
         self._client = client
         self._known_revision = 0
         self._offset = 0
-        self._decisions: dict[str, Decision] = {}  # Of publications. Acknowledged ones have no intents any more.
+        self._summary = ""  # The register.
+        self._summary_begin = self._summary_bytes = 0
+        self._only: frozenset[str] | None = None  # The publications about which it knows all, if not about others.
+        self._is_whole = True  # All records were read.
+        self._has_lost = False
+        self._decisions: dict[str, Decision] = {}  # Of publications. Acknowledgement ones have no intents any more.
         self._pending: dict[str, Decision] = {}  # Of publications and batches, until they are acknowledged.
 
     @classmethod
@@ -93,41 +98,72 @@ class Ledger:
         whose record is gone is then published again.
         """
         ledger = cls.unread(client, journal, like=like, accept_loss=accept_loss)
+        ledger._take_last_summary()
         ledger.refresh(accept_loss=accept_loss)
+        ledger._summarize_if_due()
         return ledger
 
     @classmethod
     def unread(cls, client: SyncJournalClient, journal: str, *, like: str, accept_loss: bool = False) -> Ledger:
         """Return the ledger like `open`, without reading its records."""
         ledger = cls(client, validate_journal(journal))
-        if not ledger._exists():
+        if not ledger._revision():
             ledger._create(like)
         ledger._check(accept_loss)
         return ledger
 
+    @classmethod
+    def resume(cls, client: SyncJournalClient, mark: Mark, *, like: str, accept_loss: bool = False) -> Ledger:
+        """Return the ledger as far as it concerns the publications of a mark. Only what is behind the mark is read.
+
+        If the journal was made anew, or ends before the mark and the loss is accepted, it is read whole. Raises like
+        `open`.
+        """
+        ledger = cls(client, mark.journal)
+        if ledger._revision() != mark.revision or (accept_loss and client.head(mark.journal) < mark.offset):
+            return cls.open(client, mark.journal, like=like, accept_loss=accept_loss)
+        ledger._check(accept_loss)
+        ledger._offset, ledger._only, ledger._is_whole = mark.offset, mark.writer_ids, False
+        ledger.refresh(accept_loss=accept_loss)
+        return ledger
+
+    def mark(self, *writer_ids: str) -> Mark:
+        """Return the mark of publications that are undecided. Another process may go on from there (`resume`)."""
+        if decided := [writer_id for writer_id in writer_ids if self.find(writer_id) is not None]:
+            raise ValueError(f"{decided[0]} is decided")
+        return Mark(self.journal, frozenset(writer_ids), self._offset, self._revision())
+
     def decision_at(self, offset: int) -> Decision:
         """Read the decision whose record begins at `offset`. Raises LedgerDamaged if it is gone, and CorruptData."""
+        line = self._line_at(offset)
+        found = self._parse(line, offset)
+        if not isinstance(found, Decision):
+            raise self._no_record(offset)
+        return found
+
+    def _line_at(self, offset: int) -> bytes:
+        """Return the record that begins at an offset. Raises LedgerDamaged if it is gone."""
         line = b""
         try:
             head = self._client.head(self.journal)
-            for chunk in self._client.read(self.journal, offset, end_offset=head, fail_on_jump=True):
-                line += chunk.content
-                if b"\n" in chunk.content:
-                    break
+            if offset < head:
+                for chunk in self._client.read(self.journal, offset, end_offset=head, fail_on_jump=True):
+                    line += chunk.content
+                    if b"\n" in chunk.content:
+                        break
         except OffsetJump as error:
             raise self._lost(error) from error
         if b"\n" not in line:
             raise LedgerDamaged(f"ledger {self.journal} has no record at offset {offset} any more")
-        found = self._parse(line.partition(b"\n")[0], offset)
-        if isinstance(found, str):
-            raise self._no_record(offset)
-        return found
+        return line.partition(b"\n")[0]
 
     def find(self, writer_id: str) -> Decision | None:
         """Return the decision of a publication, or None if it was undecided when the ledger was last read.
 
         One that is acknowledged has no intents any more.
         """
+        if self._only is not None and writer_id not in self._only:
+            raise ValueError(f"of this ledger only what concerns {', '.join(sorted(self._only))} was read")
         return self._decisions.get(writer_id)
 
     def unacknowledged(self) -> Iterator[Decision]:
@@ -144,12 +180,12 @@ class Ledger:
         Raises AppendOutcomeUnknown when the answers of brokers were lost for the client's patience: open the ledger
         later to learn which decision counts.
         """
-        self._append_if(decision.to_line(), lambda: decision.writer_id not in self._decisions)
+        self._append_if(decision.to_line(), lambda: self.find(decision.writer_id) is None)
         return self._decisions[decision.writer_id]
 
     def acknowledge(self, writer_id: str) -> None:
         """Record that the acknowledgements of a decision are in their journals."""
-        self._append_if(acknowledged_line(writer_id), lambda: writer_id in self._pending)
+        self._append_if(Acknowledgement(writer_id).to_line(), lambda: writer_id in self._pending)
 
     def refresh(self, *, accept_loss: bool = False) -> None:
         """Read the records that were added since the ledger was last read. Raises CorruptData and LedgerDamaged.
@@ -166,7 +202,7 @@ class Ledger:
                 if not accept_loss:
                     raise self._lost(error) from error
                 _log.warning("publication.loss_accepted", ledger=self.journal, begin=error.expected, end=error.actual)
-                self._offset = error.actual
+                self._offset, self._has_lost = error.actual, True
 
     def _read_to(self, head: int) -> None:
         partial = b""
@@ -181,33 +217,76 @@ class Ledger:
             )
 
     def _take(self, line: bytes, offset: int) -> None:
-        found = self._parse(line, offset)
-        if isinstance(found, str):
-            self._pending.pop(found, None)
-            if (known := self._decisions.get(found)) is not None:
-                self._decisions[found] = replace(known, intents={})
-        elif found.batch is not None:
-            self._pending[found.writer_id] = found
-        elif found.writer_id not in self._decisions:
-            self._decisions[found.writer_id] = self._pending[found.writer_id] = found
+        match self._parse(line, offset):
+            case Acknowledgement(writer_id):
+                self._pending.pop(writer_id, None)
+                if (known := self._decisions.get(writer_id)) is not None:
+                    self._decisions[writer_id] = replace(known, intents={})
+            case Summary() as summary:
+                self._take_summary(summary, offset)
+                self._summary_begin, self._summary_bytes = offset, len(line) + 1
+            case Decision(batch=None) as decision:
+                if decision.writer_id not in self._decisions:
+                    self._decisions[decision.writer_id] = decision
+                    if decision.intents:  # Otherwise there is nothing to acknowledge.
+                        self._pending[decision.writer_id] = decision
+            case Decision() as decision:
+                self._pending[decision.writer_id] = decision
 
-    def _parse(self, line: bytes, offset: int) -> Decision | str:
-        """Return a decision, or the writer id of one that is acknowledged."""
-        try:
-            record = json.loads(line)
-            if "acknowledged" in record:
-                return str(record["acknowledged"])
-            intents = {str(name): base64.b64decode(text, validate=True) for name, text in record["intents"].items()}
-            writer, batch = record.get("batch", (None, 0))
-            return Decision(
-                str(record["publication"]),
-                str(record["producer"]),
-                int(record["messages"]),
-                float(record["time"]),
-                intents,
-                None if writer is None else (str(writer), int(batch)),
+    def _take_summary(self, summary: Summary, offset: int) -> None:
+        """Compare a summary with what was read before it. Where records before it are gone, it stands for them."""
+        if self._is_whole and not self._has_lost and summary != self._summarized():
+            raise LedgerDamaged(
+                f"ledger {self.journal} at offset {offset}: a summary differs from the records before it"
             )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
+        if self._only is not None:
+            return
+        pending = {decision.writer_id: decision for decision in summary.pending}
+        for writer_id, (messages, time) in summary.decided.items():
+            if writer_id not in self._decisions:
+                self._decisions[writer_id] = pending.get(writer_id) or Decision(writer_id, "", messages, time, {})
+        self._pending = pending
+
+    def _summarized(self) -> Summary:
+        decided = {writer_id: (each.messages, each.time) for writer_id, each in self._decisions.items()}
+        return Summary(decided, tuple(self._pending.values()))
+
+    def _take_last_summary(self) -> None:
+        """Take the last summary for all that is before its end, if there is one that can be read."""
+        if not self._summary:
+            return
+        found = _SUMMARY_VALUE.fullmatch(self._summary)
+        try:
+            line = self._line_at(int(found[1])) if found else b""
+            if found is None or digest_of(line) != found[2]:
+                raise LedgerDamaged(f"there is no summary as register {_SUMMARY} tells ({self._summary})")
+        except LedgerDamaged as error:
+            _log.warning("publication.summary_unreadable", ledger=self.journal, reason=str(error))
+            return
+        self._is_whole = False
+        self._take(line, int(found[1]))
+        self._offset = int(found[1]) + len(line) + 1
+
+    def _summarize_if_due(self) -> None:
+        """Append a summary if many records were read. Nothing depends on that it succeeds."""
+        read = self._offset - self._summary_begin - self._summary_bytes
+        if self._has_lost or read < max(SUMMARIZED_BYTES, _SUMMARY_SHARE * self._summary_bytes):
+            return
+        line = self._summarized().to_line()
+        try:
+            self._append(line, label_set({_SUMMARY: f"{self._offset}.{digest_of(line)}"}))
+        except (WrongAppendOffset, RegisterMismatch):
+            return  # Another process has appended meanwhile. The next one that opens the ledger will see to it.
+        except (AppendOutcomeUnknown, NotAllowed, PermissionDenied, Unavailable) as error:
+            _log.warning("publication.not_summarized", ledger=self.journal, reason=str(error))
+            return
+        self._summary_begin, self._summary_bytes = self._offset, len(line)
+        self._offset += len(line)
+
+    def _parse(self, line: bytes, offset: int) -> Record:
+        try:
+            return parse_record(line)
+        except ValueError as error:
             raise self._no_record(offset) from error
 
     def _lost(self, error: OffsetJump) -> LedgerDamaged:
@@ -230,11 +309,14 @@ class Ledger:
                 is_unknown = True
             self.refresh()
 
-    def _append(self, line: bytes) -> None:
-        self._client.append(self.journal, line, **next_record(self._offset)._asdict())
+    def _append(self, line: bytes, registers: pb.LabelSet | None = None) -> None:
+        how = next_record(self._offset)._asdict()
+        self._client.append(self.journal, line, **how if registers is None else {**how, "union_registers": registers})
 
-    def _exists(self) -> bool:
-        return bool(self._client.list(label_selector(include=[(NAME, self.journal)])).journals)
+    def _revision(self) -> int:
+        """Return the revision of etcd that created the journal, or 0 if there is none."""
+        found = self._client.list(label_selector(include=[(NAME, self.journal)])).journals
+        return int(found[0].create_revision) if found else 0
 
     def _create(self, like: str) -> None:
         found = self._client.list(label_selector(include=[(NAME, like)])).journals
@@ -249,11 +331,13 @@ class Ledger:
     def _check(self, accept_loss: bool) -> None:
         """Raise LedgerDamaged if the brokers have content of the ledger, but not its registers."""
         at = self._client.append(self.journal, b"", min_etcd_revision=self._known_revision)
+        self._summary = value_of(at.registers, _SUMMARY) or ""
         if not at.end or value_of(at.registers, HELD_LABEL):
             return
         if accept_loss:
             untouched = label_selector(exclude=[(HELD_LABEL, "")])
-            self._client.append(self.journal, acknowledged_line(""), check_registers=untouched, union_registers=HELD)
+            nothing = Acknowledgement("").to_line()
+            self._client.append(self.journal, nothing, check_registers=untouched, union_registers=HELD)
             return
         raise LedgerDamaged(
             f"journal {self.journal} has content but not the registers of a ledger: it is not one, or all its brokers "
@@ -269,12 +353,3 @@ def checked_writer_id(writer_id: str) -> str:
             field="writer_id",
         )
     return writer_id
-
-
-def acknowledged_line(writer_id: str) -> bytes:
-    """Return the record that the acknowledgements of a decision are in their journals."""
-    return _line({"acknowledged": writer_id})
-
-
-def _line(record: Mapping[str, object]) -> bytes:
-    return json.dumps(record, separators=(",", ":"), sort_keys=True).encode() + b"\n"

@@ -32,7 +32,8 @@ from coranto.messages import (
 )
 from coranto.messages.framing import Framing
 from coranto.publication.batch_ledger import BatchLedger
-from coranto.publication.ledger import Decision, Ledger, checked_writer_id
+from coranto.publication.ledger import Ledger, checked_writer_id
+from coranto.publication.records import Decision
 from coranto.security.tokens import shows
 from coranto.telemetry import ProgressReport
 

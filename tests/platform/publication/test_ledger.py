@@ -1,14 +1,85 @@
-"""Ledgers of publications: answers that are lost, lost records, and other content."""
+"""Ledgers of publications: answers that are lost, lost records, other content, and how much of one is read."""
 
 from __future__ import annotations
 
-import pytest
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
-from coranto.errors import AppendOutcomeUnknown, CorruptData, InvalidInput, LedgerDamaged
-from coranto.labels import label_set
-from coranto.publication import Ledger
+import pytest
+from structlog.testing import capture_logs
+
+from coranto.client import AppendResult, SyncJournalClient
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CorruptData,
+    InvalidInput,
+    LedgerDamaged,
+    NotAllowed,
+    PermissionDenied,
+    Unavailable,
+)
+from coranto.labels import label_set, value_of
+from coranto.publication import Decision, Ledger
+from coranto.publication import ledger as ledgers
+from coranto.publication.records import Acknowledgement, Summary, digest_of
 from coranto.streams.model.stream import HELD_LABEL
 from tests.platform.publication.conftest import ONCE, Killed, Shop
+
+SUMMARY = "coranto.dev/summary"
+
+
+class CountingClient(SyncJournalClient):
+    """A client that notes what it reads, and calls `before` when it is to append a record."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.bytes_read = 0
+        self.before: Any = None
+
+    def read(self, *arguments: Any, **options: Any) -> Iterator[Any]:
+        for chunk in super().read(*arguments, **options):
+            self.bytes_read += len(chunk.content)
+            yield chunk
+
+    def append(self, journal: str, content: Any, **options: Any) -> AppendResult:
+        if content and (before := self.before) is not None:
+            self.before = None
+            before(content)
+        return super().append(journal, content, **options)
+
+
+def counting(shop: Shop) -> CountingClient:
+    client = CountingClient.of(shop.client.config)
+    assert isinstance(client, CountingClient)
+    return client
+
+
+def opened(shop: Shop, client: SyncJournalClient | None = None, **options: Any) -> Ledger:
+    return Ledger.open(client or shop.client, shop.ledger, like=shop.group[0], **options)
+
+
+def decision(writer_id: str, producer: str = "aa", **options: Any) -> Decision:
+    return Decision(writer_id, producer, 7, 1.5, {f"journal-{number}": b"x" * 100 for number in range(3)}, **options)
+
+
+def remember(shop: Shop, names: list[str]) -> None:
+    """Record decisions that are acknowledged."""
+    ledger = Ledger.unread(shop.client, shop.ledger, like=shop.group[0])
+    ledger.refresh()
+    for name in names:
+        ledger.decide(decision(name))
+        ledger.acknowledge(name)
+
+
+def known(ledger: Ledger, names: list[str]) -> dict[str, tuple[int, float]]:
+    found = {name: ledger.find(name) for name in names}
+    return {name: (each.messages, each.time) for name, each in found.items() if each is not None}
+
+
+def summary_of(shop: Shop) -> str:
+    return value_of(shop.client.append(shop.ledger, b"").registers, SUMMARY) or ""
 
 
 @pytest.mark.parametrize("applied", [False, True])
@@ -60,3 +131,226 @@ def test_a_ledger_forgets_the_acknowledgements_that_are_in_their_journals(shop: 
 def test_bad_writer_ids_are_refused(shop: Shop, writer_id: str) -> None:
     with pytest.raises(InvalidInput, match="writer_id"):
         shop.publish(writer_id=writer_id)
+
+
+MANY = [f"run-{number}" for number in range(40)]
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few kilobytes are worth a summary."""
+    monkeypatch.setattr(ledgers, "SUMMARIZED_BYTES", 4 << 10)
+
+
+def test_who_opens_a_ledger_reads_it_once_and_the_next_one_only_its_summary(shop: Shop, soon: None) -> None:
+    remember(shop, MANY)
+    opened(shop).decide(decision("late"))
+    whole, later, unsummarized = counting(shop), counting(shop), Ledger.unread(shop.client, shop.ledger, like="")
+    unsummarized.refresh()
+
+    first = opened(shop, whole)
+    summary = summary_of(shop)
+    second = opened(shop, later)
+
+    assert summary, "the first one that read many records has left a summary"
+    assert known(first, MANY) == known(second, MANY) == known(unsummarized, MANY) == dict.fromkeys(MANY, (7, 1.5))
+    assert second.find("late") == decision("late")
+    assert list(first.unacknowledged()) == list(second.unacknowledged()) == [decision("late")]
+    assert later.bytes_read < 8 << 10 < shop.client.head(shop.ledger)
+    remember(shop, ["other"])
+    assert known(opened(shop), [*MANY, "other"]).keys() == {*MANY, "other"}
+    assert summary_of(shop) == summary, "one more record is not worth another summary"
+
+
+def test_a_summary_counts_for_those_who_write_after_it(shop: Shop, soon: None) -> None:
+    remember(shop, MANY)
+    opened(shop)
+    ledger = opened(shop)
+    assert summary_of(shop)
+
+    for name in (MANY[0], MANY[-1]):
+        assert ledger.decide(decision(name, "other")).producer != "other"
+    assert ledger.decide(decision("new", "other")).producer == "other"
+    ledger.acknowledge("new")
+    assert known(opened(shop), ["new"]) == {"new": (7, 1.5)}
+    assert not list(opened(shop).unacknowledged())
+
+
+def test_later_summaries_follow_when_there_is_much_behind_the_last(shop: Shop, soon: None) -> None:
+    summaries = set()
+    for begin in range(0, 200, 40):
+        names = [f"run-{number}" for number in range(begin, begin + 40)]
+        remember(shop, names)
+        assert known(opened(shop), names).keys() == set(names)
+        summaries.add(summary_of(shop))
+    assert 3 <= len(summaries) <= 5
+    reader = Ledger.unread(shop.client, shop.ledger, like="")
+    reader.refresh()  # Which compares all of them with the records before.
+    assert len(known(reader, [f"run-{number}" for number in range(200)])) == 200
+
+
+def test_a_zombie_that_appends_before_a_summary_prevents_it(shop: Shop, soon: None) -> None:
+    remember(shop, MANY)
+    zombie, client = opened_before_it_is_due(shop), counting(shop)
+    client.before = lambda content: zombie.decide(decision("zombie"))
+
+    ledger = opened(shop, client)
+
+    assert not summary_of(shop), "it would not have what the zombie has decided"
+    assert ledger.decide(decision("zombie", "mine")).producer == "aa"
+    assert opened(shop).find("zombie") == opened(shop).find("zombie") == decision("zombie")
+    assert summary_of(shop)
+
+
+def opened_before_it_is_due(shop: Shop) -> Ledger:
+    ledger = Ledger.unread(shop.client, shop.ledger, like="")
+    ledger.refresh()
+    return ledger
+
+
+def test_a_zombie_that_read_the_ledger_before_a_summary_decides_nothing_twice(shop: Shop, soon: None) -> None:
+    remember(shop, MANY)
+    zombie = opened_before_it_is_due(shop)
+    opened(shop).decide(decision("contested", "successor"))
+    opened(shop)
+
+    assert zombie.decide(decision("contested", "zombie")).producer == "successor"
+
+
+@pytest.mark.parametrize(
+    "error", [AppendOutcomeUnknown("lost"), NotAllowed("x"), PermissionDenied("x"), Unavailable("x")]
+)
+def test_a_summary_that_cannot_be_written_is_only_told(shop: Shop, soon: None, error: Exception) -> None:
+    remember(shop, MANY)
+    client = counting(shop)
+
+    def refuse(content: bytes) -> None:
+        raise error
+
+    client.before = refuse
+    with capture_logs() as logs:
+        ledger = opened(shop, client)
+    assert [log["event"] for log in logs] == ["publication.not_summarized"]
+    assert ledger.decide(decision("new")) == decision("new")
+
+
+@pytest.mark.parametrize("register", ["nonsense", "0.{digest}", "999999999.{digest}", "{offset}.{wrong}"])
+def test_a_register_that_tells_of_no_summary_is_passed_by(shop: Shop, soon: None, register: str) -> None:
+    remember(shop, MANY)
+    opened(shop)
+    offset, digest = summary_of(shop).split(".")
+    value = register.format(offset=offset, digest=digest, wrong="0" * 32)
+    shop.client.append(shop.ledger, Acknowledgement("").to_line(), union_registers=label_set({SUMMARY: value}))
+
+    with capture_logs() as logs:
+        ledger = opened(shop)
+
+    assert known(ledger, MANY).keys() == set(MANY)
+    assert [log["event"] for log in logs] == ["publication.summary_unreadable"]
+
+
+def test_a_summary_that_differs_from_the_records_before_it_is_refused(shop: Shop) -> None:
+    remember(shop, MANY[:3])
+    wrong = Summary({MANY[0]: (7, 1.5), MANY[1]: (8, 1.5), MANY[2]: (7, 1.5)}, ())
+    shop.client.append(shop.ledger, wrong.to_line())
+    with pytest.raises(LedgerDamaged, match="a summary differs from the records before it"):
+        opened(shop)
+
+
+def test_who_accepts_a_loss_leaves_no_summary_that_hides_it(shop: Shop, soon: None) -> None:
+    remember(shop, MANY)
+    removed = label_set({HELD_LABEL: "true"})
+    shop.client.append(shop.ledger, Acknowledgement("").to_line(), subtract_registers=removed)
+    with pytest.raises(LedgerDamaged, match="accept"):
+        opened(shop)
+    assert known(opened(shop, accept_loss=True), MANY).keys() == set(MANY)
+    assert opened(shop).decide(decision("new")) == decision("new")
+
+
+def test_who_has_a_mark_reads_only_what_is_behind_it(shop: Shop) -> None:
+    remember(shop, MANY)
+    mark = pickle.loads(pickle.dumps(opened(shop).mark("mine", "also mine")))
+    remember(shop, ["other"])
+    client = counting(shop)
+
+    ledger = Ledger.resume(client, mark, like=shop.group[0])
+
+    assert 0 < client.bytes_read < 1 << 10
+    assert ledger.find("mine") is ledger.find("also mine") is None
+    with pytest.raises(ValueError, match="only what concerns also mine, mine was read"):
+        ledger.find(MANY[0])
+    assert ledger.decide(decision("mine")) == decision("mine")
+    ledger.acknowledge("mine")
+    assert opened(shop).find("mine") is not None
+
+
+@pytest.mark.parametrize("is_acknowledged", [False, True])
+def test_a_zombie_that_decided_behind_a_mark_has_decided(shop: Shop, soon: None, is_acknowledged: bool) -> None:
+    remember(shop, MANY)
+    mark = opened_before_it_is_due(shop).mark("contested")
+    zombie = opened(shop)
+    zombie.decide(decision("contested", "zombie"))
+    if is_acknowledged:
+        zombie.acknowledge("contested")
+    opened(shop)  # With summaries behind the mark.
+
+    ledger = Ledger.resume(shop.client, mark, like=shop.group[0])
+
+    assert ledger.decide(decision("contested", "mine")).producer == "zombie"
+    assert ledger.is_acknowledged("contested") == is_acknowledged
+    with pytest.raises(ValueError, match="contested is decided"):
+        opened(shop).mark("contested")
+
+
+def test_a_zombie_that_decides_while_another_process_does_is_seen(shop: Shop) -> None:
+    mark, zombie, client = opened(shop).mark("contested"), opened(shop), counting(shop)
+    client.before = lambda content: zombie.decide(decision("contested", "zombie"))
+
+    ledger = Ledger.resume(client, mark, like=shop.group[0])
+
+    assert ledger.decide(decision("contested", "mine")).producer == "zombie"
+
+
+def test_a_ledger_that_was_made_anew_since_a_mark_is_read_whole(shop: Shop) -> None:
+    remember(shop, MANY)
+    mark = opened(shop).mark("mine")
+    opened(shop).decide(decision("mine", "before"))
+    of_another_journal = replace(mark, offset=shop.client.head(shop.ledger), revision=mark.revision - 1)
+
+    ledger = Ledger.resume(shop.client, of_another_journal, like=shop.group[0])
+
+    assert ledger.decide(decision("mine", "after")).producer == "before"
+
+
+def test_a_ledger_that_ends_before_a_mark_has_lost_records_which_may_be_accepted(shop: Shop) -> None:
+    remember(shop, MANY[:3])
+    mark = replace(opened(shop).mark("mine"), offset=1 << 30)  # As if all brokers were lost with its last records.
+
+    with pytest.raises(LedgerDamaged, match=f"was read up to offset {1 << 30}, but now ends at"):
+        Ledger.resume(shop.client, mark, like=shop.group[0])
+    ledger = Ledger.resume(shop.client, mark, like=shop.group[0], accept_loss=True)
+    assert ledger.decide(decision("mine")) == decision("mine")
+
+
+def test_a_decision_without_messages_has_nothing_to_acknowledge(shop: Shop) -> None:
+    empty = Decision("mine", "aa", 0, 1.5, {})
+    assert opened(shop).decide(empty) == empty
+    assert opened(shop).is_acknowledged("mine")
+    assert not list(opened(shop).unacknowledged())
+    assert opened(shop).find("mine") == empty
+
+
+def test_a_summary_keeps_what_is_not_acknowledged_of_batches(shop: Shop, soon: None) -> None:
+    remember(shop, MANY)
+    batch = decision("query/4", batch=("query", 4))
+    shop.client.append(shop.ledger, batch.to_line())
+    opened(shop)
+
+    assert summary_of(shop)
+    assert list(opened(shop).unacknowledged()) == [batch]
+    assert opened(shop).find("query/4") is None, "batches are no publications"
+
+
+def test_the_digest_of_a_record_is_that_of_its_line() -> None:
+    line = Acknowledgement("x").to_line()
+    assert digest_of(line) == digest_of(line[:-1]) != digest_of(Acknowledgement("y").to_line())

@@ -28,7 +28,7 @@ from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.loop import run_blocking
 from coranto.errors import InvalidInput, LedgerDamaged
 from coranto.labels import label_selector
-from coranto.publication import Decision, Ledger
+from coranto.publication import Decision, Ledger, Mark
 from coranto.security.tokens import Capability
 from coranto.streams.writer.multi_key.bulk import BulkCommitter, KeptBatches
 from coranto.streams.writer.multi_key.bulk_parts import BulkPart, roll_back
@@ -122,6 +122,8 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
         self._number = _digits(options.writer_id)
         self._register = f"jobs-{hashlib.sha256(options.ledger.encode()).hexdigest()[:16]}"
         self._is_known = False
+        self._last = 0
+        self._mark: Mark | None = None
         super().__init__(options, schema, overwrite, streaming=False)
 
     def _look(self) -> None:
@@ -152,14 +154,23 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
                         "there twice if they are repeated"
                     )
             self._record(ledger, self._name())
-            self._is_known = last == self._number or ledger.find(self._name(self._number)) is not None
+            self._last = last or 0
+            self._is_known = self._last == self._number or ledger.find(self._name(self._number)) is not None
+            names = {self._name(number) for number in (self._number, self._last) if number}
+            self._mark = ledger.mark(*(name for name in names if ledger.find(name) is None))
 
     def _keep(self, last: int) -> bool:
         """Record the last named write in the ledger, if there is one. Returns True if this one is there."""
-        with SyncJournalClient.of(self._options.client) as client:
-            ledger = self._ledger(client)
-            if last:
-                self._record(ledger, self._name(last))
+        options, name, mark = self._options, self._name(last), self._mark
+        with SyncJournalClient.of(options.client) as client:
+            if mark is None or last != self._last:  # Another job has written since this one has read the ledger.
+                ledger = self._ledger(client)
+                is_due = bool(last)
+            else:
+                ledger = Ledger.resume(client, mark, like=self._prepared[0], accept_loss=options.accept_loss)
+                is_due = name in mark.writer_ids
+            if is_due:
+                self._record(ledger, name)
             return ledger.find(self._name(self._number)) is not None
 
     def _ledger(self, client: SyncJournalClient) -> Ledger:

@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import CorantoError, InvalidInput
-from coranto.publication import BatchLedger, Decision, Ledger
+from coranto.publication import BatchLedger, Decision, Ledger, Mark
 from coranto.publication.publish import append_intents, finish_batch, finish_decision, finish_decisions
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks
@@ -143,28 +143,30 @@ class _Writer:
 class JournalWriter(_Writer, DataSourceArrowWriter):
     """Writes the rows of one DataFrame, all or none."""
 
+    _seen: Decision | Mark
+    """The decision that there was before this write, or the mark up to which there was none."""
+
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         self._writer_id = options.writer_id or f"spark/{uuid.uuid4()}"
-        self._decided: Decision | None = None
         super().__init__(options, schema, overwrite, streaming=False)
 
     def _prepare(self, client: SyncJournalClient, options: SinkOptions) -> None:
         ledger = Ledger.open(client, options.ledger, like=self._journals[0], accept_loss=options.accept_loss)
         finish_decisions(client, ledger, own=self._writer_id)
-        self._decided = ledger.find(self._writer_id)
+        self._seen = ledger.find(self._writer_id) or ledger.mark(self._writer_id)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        pending, _ = self._publish(iter(()) if self._decided is not None else iterator)
+        pending, _ = self._publish(iter(()) if isinstance(self._seen, Decision) else iterator)
         return WrittenPartition(pending)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        if self._decided is not None:
-            _log.info("sink.written_before", writer_id=self._writer_id, messages=self._decided.messages)
+        if isinstance(self._seen, Decision):
+            _log.info("sink.written_before", writer_id=self._writer_id, messages=self._seen.messages)
             return
         mine = self._decision(self._writer_id, _written(messages))
         with told_to_driver(), SyncJournalClient.of(self._config) as client:
             loss = self._options.accept_loss
-            ledger = Ledger.open(client, self._options.ledger, like=self._journals[0], accept_loss=loss)
+            ledger = Ledger.resume(client, self._seen, like=self._journals[0], accept_loss=loss)
             counts = ledger.decide(mine)
             # Those of others are left to the next write: this one's token may not be for their journals.
             finish_decision(client, ledger, counts)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
-from coranto.client import JournalClient
+from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.append_service import AppendService
 from coranto.errors import (
     AppendOutcomeUnknown,
@@ -397,6 +397,42 @@ def test_a_named_write_that_is_repeated_adds_nothing_whatever_was_written_since(
         assert shop.numbers() == list(range(10 * day + 10))
     registers = shop.client.append(f"{shop.name}/transactions", b"").registers
     assert sum(each.name.startswith("coranto.dev/batch/") for each in registers.labels) == 1
+
+
+def test_a_named_write_reads_the_ledger_once_unless_another_one_comes_between(shop, monkeypatch):
+    ledger, offsets = f"ledgers/{uuid.uuid4().hex[:8]}", []
+    read = SyncJournalClient.read
+
+    def noting(self, name, offset=0, **options):
+        if name == ledger:
+            offsets.append(offset)
+        return read(self, name, offset, **options)
+
+    def job(day: int):
+        return shop.batch_writer(writerId=f"day/{day}", ledger=ledger)
+
+    for day in range(3):
+        writer = job(day)
+        writer.commit([attempt(writer, 10 * day, 10 * day + 10)])
+    monkeypatch.setattr(SyncJournalClient, "read", noting)
+    writer, failed = job(3), job(3)
+    written, lost = attempt(writer, 30, 40), attempt(failed, 30, 40)
+    assert offsets.count(0) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk.BulkCommitter, "_decide", dies)
+        with pytest.raises(Died):
+            failed.commit([lost])  # It has recorded the write before.
+    writer.commit([written])
+    assert offsets.count(0) == 2, "what was there before is not read again"
+    slow, other = job(5), job(4)
+    late = attempt(slow, 50, 60)
+    other.commit([attempt(other, 40, 50)])
+    slow.commit([late])
+    assert shop.numbers() == list(range(60))
+    for day in range(6):
+        again = job(day)
+        again.commit([again.write(refused())])
+    assert shop.numbers() == list(range(60))
 
 
 def test_a_named_write_is_refused_when_the_stream_or_the_ledger_has_lost_the_names(shop):

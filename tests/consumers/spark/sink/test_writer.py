@@ -18,6 +18,7 @@ from coranto.client import SyncJournalClient
 from coranto.client.committed import committed_messages
 from coranto.errors import Fenced, InvalidInput, JournalNotFound, LedgerDamaged, NotAllowed
 from coranto.messages import JsonLines
+from coranto.publication import ledger as ledgers
 from coranto.publication.publish import append_intents
 from coranto.security.tokens import BearerToken, Capability, Keys, Secret, claims_for, scope_of, sign, verify
 from coranto.testing import SyncCluster
@@ -370,3 +371,69 @@ def test_journals_that_are_read_only_do_not_keep_others_from_theirs(job, monkeyp
     again = job.stream_writer()
     again.commit([attempt(again, 0, 20)], 0)
     assert job.numbers() == list(range(20))
+
+
+def reads_of(monkeypatch: pytest.MonkeyPatch, journal: str) -> list[int]:
+    """Return a list that gets the offset of each read of a journal."""
+    offsets: list[int] = []
+    read = SyncJournalClient.read
+
+    def noting(self, name, offset=0, **options):
+        if name == journal:
+            offsets.append(offset)
+        return read(self, name, offset, **options)
+
+    monkeypatch.setattr(SyncJournalClient, "read", noting)
+    return offsets
+
+
+def test_a_save_reads_the_ledger_once_and_then_only_what_others_append(job, monkeypatch):
+    first = job.batch_writer()
+    first.commit([first.write(rows(0, 10))])
+    offsets, head = reads_of(monkeypatch, job.options["ledger"]), job.client.head(job.options["ledger"])
+
+    writer = job.batch_writer(writerId="mine")
+    assert offsets == [0]
+    written = writer.write(rows(10, 20))
+    other = job.batch_writer()
+    other.commit([other.write(rows(20, 30))])
+    del offsets[:]
+    writer.commit([written])
+    assert min(offsets) == head, "what was there before is not read again"
+    assert job.numbers() == list(range(30))
+
+
+def test_a_zombie_that_publishes_while_its_successor_writes_wins_and_nothing_is_there_twice(job):
+    zombie, successor = job.batch_writer(writerId="mine"), job.batch_writer(writerId="mine")
+    late = successor.write(rows(0, 10))
+    zombie.commit([zombie.write(rows(0, 10))])
+    successor.commit([late])
+    assert job.numbers() == list(range(10))
+    again = job.batch_writer(writerId="mine")
+    again.commit([again.write(rows(0, 10))])
+    assert job.numbers() == list(range(10))
+
+
+def test_a_summary_stands_for_records_that_the_retention_removes(resting, broker, tmp_path, monkeypatch):
+    monkeypatch.setattr(ledgers, "SUMMARIZED_BYTES", 1)
+    job, rest = resting
+    ledger = broker.fake.journals[job.options["ledger"]]
+    writer = job.batch_writer(writerId="nightly")
+    writer.commit([writer.write(rows(0, 10))])
+    end_of_records = ledger.roll(tmp_path).end
+    begun = job.batch_writer(writerId="nightly/2")  # It appends a summary.
+    written = begun.write(rows(10, 20))
+    ledger.roll(tmp_path)
+    ledger.drop_before(end_of_records)
+
+    begun.commit([written])
+    again = job.batch_writer(writerId="nightly")
+    again.commit([again.write(rows(0, 10))])
+    assert job.numbers() == list(range(20))
+
+    rest()  # The summary is gone, too.
+    with pytest.raises(LedgerDamaged, match="has lost content"):
+        job.batch_writer(writerId="nightly/3")
+    writer = job.batch_writer(writerId="nightly/3", acceptLoss="true")
+    writer.commit([writer.write(rows(20, 30))])
+    assert job.numbers() == list(range(30))

@@ -1,0 +1,111 @@
+"""The records of a ledger: one JSON object per line.
+
+- a decision: `{"publication": writer_id, "producer": hex, "messages": n, "time": Unix seconds, "intents": {journal:
+  base64}}`, and `"batch": [writer, n]` if it is about a batch (`batch_ledger.py`)
+- that its acknowledgements are in their journals: `{"acknowledged": writer_id}`
+- a summary of all records before it: `{"acknowledged": "", "summary": {"decided": {writer_id: [n, time]}, "pending":
+  [decision, …]}}`. Versions that know no summaries take it for an acknowledgement of nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A publication that has happened: the producer whose messages count, their number, and when (Unix seconds)."""
+
+    writer_id: str
+    producer: str
+    """Empty if it is known from a summary only."""
+    messages: int
+    time: float
+    intents: Mapping[str, bytes]
+    batch: tuple[str, int] | None = None
+    """The writer and the number of a batch; None for other publications."""
+
+    def to_line(self) -> bytes:
+        return _line(self._to_record())
+
+    def _to_record(self) -> dict[str, Any]:
+        intents = {journal: base64.b64encode(intent).decode() for journal, intent in sorted(self.intents.items())}
+        return {
+            "publication": self.writer_id,
+            "producer": self.producer,
+            "messages": self.messages,
+            "time": self.time,
+            "intents": intents,
+            **({} if self.batch is None else {"batch": list(self.batch)}),
+        }
+
+    @classmethod
+    def _of(cls, record: dict[str, Any]) -> Decision:
+        intents = {str(name): base64.b64decode(text, validate=True) for name, text in record["intents"].items()}
+        writer, batch = record.get("batch", (None, 0))
+        return cls(
+            str(record["publication"]),
+            str(record["producer"]),
+            int(record["messages"]),
+            float(record["time"]),
+            intents,
+            None if writer is None else (str(writer), int(batch)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """The acknowledgements of a decision are in their journals. The writer id is empty if it says nothing."""
+
+    writer_id: str
+
+    def to_line(self) -> bytes:
+        return _line({"acknowledged": self.writer_id})
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All that the records before it say."""
+
+    decided: Mapping[str, tuple[int, float]]
+    """Number of messages and time of each publication."""
+    pending: tuple[Decision, ...]
+    """Decisions of publications and batches whose acknowledgements may not be in their journals, in their order."""
+
+    def to_line(self) -> bytes:
+        decided = {writer_id: list(each) for writer_id, each in self.decided.items()}
+        pending = [decision._to_record() for decision in self.pending]
+        return _line({"acknowledged": "", "summary": {"decided": decided, "pending": pending}})
+
+    @classmethod
+    def _of(cls, record: dict[str, Any]) -> Summary:
+        decided = {str(name): (int(messages), float(time)) for name, (messages, time) in record["decided"].items()}
+        return cls(decided, tuple(Decision._of(each) for each in record["pending"]))
+
+
+Record: TypeAlias = Decision | Acknowledgement | Summary
+
+
+def parse_record(line: bytes) -> Record:
+    """Return the record of a line, which has no newline. Raises ValueError for a line that is none."""
+    try:
+        record = json.loads(line)
+        if "summary" in record:
+            return Summary._of(record["summary"])
+        return Acknowledgement(str(record["acknowledged"])) if "acknowledged" in record else Decision._of(record)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"no record of a publication: {error}") from error
+
+
+def digest_of(line: bytes) -> str:
+    """Return a short digest by which a record is known."""
+    return hashlib.sha256(line.rstrip(b"\n")).hexdigest()[:32]
+
+
+def _line(record: Mapping[str, object]) -> bytes:
+    return json.dumps(record, separators=(",", ":"), sort_keys=True).encode() + b"\n"

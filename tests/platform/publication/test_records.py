@@ -1,0 +1,73 @@
+"""Records of ledgers: what is written is read again, and everything else is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coranto.publication.records import Acknowledgement, Decision, Record, Summary, parse_record
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+TIMES = st.floats(allow_nan=False, allow_infinity=False)
+COUNTS = st.integers(0, 1 << 62)
+INTENTS = st.dictionaries(NAMES, st.binary(max_size=30), max_size=3)
+DECISIONS = st.builds(
+    Decision, NAMES, NAMES, COUNTS, TIMES, INTENTS, st.none() | st.tuples(NAMES, st.integers(0, 1 << 40))
+)
+SUMMARIES = st.builds(
+    Summary, st.dictionaries(NAMES, st.tuples(COUNTS, TIMES)), st.lists(DECISIONS, max_size=3).map(tuple)
+)
+
+
+@given(DECISIONS | SUMMARIES | st.builds(Acknowledgement, NAMES))
+def test_a_record_is_one_line_that_is_read_as_it_was_written(record: Record) -> None:
+    line = record.to_line()
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert parse_record(line[:-1]) == record
+
+
+@given(SUMMARIES)
+def test_versions_that_know_no_summaries_take_one_for_an_acknowledgement_of_nothing(summary: Summary) -> None:
+    assert json.loads(summary.to_line())["acknowledged"] == ""
+
+
+DECISION = {"publication": "x", "producer": "aa", "messages": 1, "time": 1.0, "intents": {}}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{",
+        "7",
+        "null",
+        '"summary"',
+        "[]",
+        '["acknowledged"]',
+        "{}",
+        "[" * 100_000,
+        json.dumps({**DECISION, "messages": "many"}),
+        json.dumps({**DECISION, "messages": float("inf")}),
+        json.dumps({**DECISION, "messages": float("nan")}),
+        json.dumps({**DECISION, "time": None}),
+        json.dumps({**DECISION, "intents": ["x"]}),
+        json.dumps({**DECISION, "intents": {"x": "no base64!"}}),
+        json.dumps({**DECISION, "intents": {"x": "ü"}}),
+        json.dumps({**DECISION, "batch": ["query"]}),
+        json.dumps({**DECISION, "batch": 7}),
+        json.dumps({"acknowledged": "", "summary": {}}),
+        json.dumps({"acknowledged": "", "summary": []}),
+        json.dumps({"acknowledged": "", "summary": {"decided": {"x": 7}, "pending": []}}),
+        json.dumps({"acknowledged": "", "summary": {"decided": {"x": [7]}, "pending": []}}),
+        json.dumps({"acknowledged": "", "summary": {"decided": {}, "pending": ["x"]}}),
+        json.dumps({"acknowledged": "", "summary": {"decided": {}, "pending": [DECISION | {"time": "x"}]}}),
+    ],
+)
+@pytest.mark.parametrize("end", [b"", b"\xff"])
+def test_other_lines_are_refused(line: str, end: bytes) -> None:
+    with pytest.raises(ValueError, match="no record of a publication"):
+        parse_record(line.encode() + end)
