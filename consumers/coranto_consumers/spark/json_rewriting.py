@@ -129,17 +129,20 @@ class _Lines:
         """Return those texts that are a name. `starts` are the tokens of their first quotes."""
         alike = starts[lengths == len(name)]
         places = self.at[alike][:, None] + 1 + np.arange(len(name))
-        return alike[(self.data[places] == np.frombuffer(name, dtype=np.uint8)).all(axis=1)]
+        found: Int64s = alike[(self.data[places] == np.frombuffer(name, dtype=np.uint8)).all(axis=1)]
+        return found
 
     def have_backslashes(self, starts: Int64s) -> Mask:
         """Return the mask of texts with backslashes. `starts` are the tokens of their first quotes."""
         first, last = (np.searchsorted(self.backslashes, self.at[each]) for each in (starts, starts + 1))
-        return first != last
+        mask: Mask = first != last
+        return mask
 
     def behind(self, tokens: Int64s) -> Int64s:
         """Return the places of the first characters behind tokens. One space is skipped."""
-        place = self.at[tokens] + 1
-        return place + (self.data[place] == _SPACE)
+        place: Int64s = self.at[tokens] + 1
+        place += self.data[place] == _SPACE
+        return place
 
     def _escaped(self) -> Mask:
         """Return the mask of tokens with an odd number of backslashes before them."""
@@ -149,7 +152,8 @@ class _Lines:
         run = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0)) + 1
         before = np.searchsorted(places, self.at - 1)
         before[before == len(places)] = 0
-        return (places[before] == self.at - 1) & (run[before] % 2 == 1)
+        mask: Mask = (places[before] == self.at - 1) & (run[before] % 2 == 1)
+        return mask
 
     def _pairs(self) -> Int64s:
         brackets = np.flatnonzero(self.step)

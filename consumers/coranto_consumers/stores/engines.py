@@ -124,11 +124,12 @@ class _UtcDateTime(sqlite.DATETIME):
     """Times in a file of SQLite, which knows no zones: one with a zone is converted to UTC, as in other databases."""
 
     def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
-        write: Callable[[Any], Any] = super().bind_processor(dialect)
+        write = super().bind_processor(dialect)
 
         def bind(value: Any) -> Any:
             has_zone = isinstance(value, dt.datetime) and value.tzinfo is not None
-            return write(value.astimezone(dt.UTC) if has_zone else value)
+            value = value.astimezone(dt.UTC) if has_zone else value
+            return value if write is None else write(value)
 
         return bind
 
