@@ -9,8 +9,7 @@ A reader that has one version reads messages of another version if
 * fields that only the reader has are nullable. Fields that only the messages have are passed over,
 * within STRUCT, ARRAY and MAP the same holds. Keys of a MAP do not change,
 * rows of CSV: both have the same columns, in the same order, because a row does not name them,
-* protobuf messages: no field has another number, another type on the wire, or repeats in one of both only. A reader's
-  int64 may be an int32 or uint32 in messages, its uint64 an uint32.
+* protobuf messages: what `protobuf.wire_changes` says.
 
 `Compatibility` says which versions have to read which messages.
 """
@@ -129,7 +128,7 @@ def _on_the_wire(reader: FixedForm, written: FixedForm, roles: _Roles) -> Iterat
         yield FieldProblem(
             place,
             f"of the protobuf message in {roles.reader} {problem} ({roles.written})",
-            "keep numbers and types of fields, and give new fields numbers that were never used",
+            "keep numbers, names and types of fields, and give what is new a number that was never used",
         )
 
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from coranto.errors import InvalidInput
@@ -46,12 +46,12 @@ SCALARS: Final[dict[int, tuple[PlainKind, ...]]] = {
 """The types of fields that are neither messages, repeated nor maps."""
 TIMESTAMP: Final = "google.protobuf.Timestamp"
 _ALSO_READS: Final = {
-    (_F.TYPE_INT64, _F.TYPE_INT32),
-    (_F.TYPE_INT64, _F.TYPE_UINT32),
-    (_F.TYPE_UINT64, _F.TYPE_UINT32),
+    _F.TYPE_INT32: (_F.TYPE_ENUM,),
+    _F.TYPE_INT64: (_F.TYPE_INT32, _F.TYPE_UINT32, _F.TYPE_ENUM),
+    _F.TYPE_UINT64: (_F.TYPE_UINT32,),
+    _F.TYPE_SINT64: (_F.TYPE_SINT32,),
 }
 """Types of a reader's field, and other types whose values on the wire mean the same to it."""
-_MOST_DEPTH: Final = 20
 MAX_DERIVED: Final = 10_000
 """The most fields that a message may have, those of messages within it included, if they are not named."""
 
@@ -193,35 +193,86 @@ def _wrong(field: FieldDescriptor, kind: Kind, actual: str) -> InvalidInput:
 def wire_changes(reader: Any, written: Any) -> Iterator[tuple[str, str]]:
     """Yield the places of fields of a reader's message class that misread messages of another class, and the problem.
 
-    Only what is on the wire counts: numbers, types, and whether a field repeats.
+    A number means the same field on both sides: of the same name and type, and repeated in both or none. Fields of a
+    reader's `oneof` exclude each other in the messages, too. A number of an enum means the same value.
     """
-    yield from _changes(reader.DESCRIPTOR, written.DESCRIPTOR, "", set(), 0)
-
-
-def _changes(
-    reader: Descriptor, written: Descriptor, place: str, seen: set[tuple[str, str]], depth: int
-) -> Iterator[tuple[str, str]]:
-    pair = reader.full_name, written.full_name
-    if pair in seen or depth > _MOST_DEPTH:
-        return
-    seen.add(pair)
-    for field in reader.fields:
-        where = f"{place}.{field.name}" if place else field.name
-        same = written.fields_by_number.get(field.number)
-        named = written.fields_by_name.get(field.name)
-        if named is not None and named.number != field.number:
-            yield where, f"has the number {field.number}, and {named.number} in the messages"
-        if field.is_required and (same is None or not same.is_required):
-            yield where, "is required, and messages may lack it"
-        if same is None:
+    waiting = [(reader.DESCRIPTOR, written.DESCRIPTOR, "")]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        mine, theirs, place = waiting.pop()
+        if (pair := (mine.full_name, theirs.full_name)) in seen:
             continue
-        if field.is_repeated != same.is_repeated or (map_entry(field) is None) != (map_entry(same) is None):
-            yield where, f"repeats in one of both, and the number {field.number} does not in the other"
-        elif field.message_type is not None and field.type == same.type:
-            assert same.message_type is not None
-            yield from _changes(field.message_type, same.message_type, where, seen, depth + 1)
-        elif field.type != same.type and (field.type, same.type) not in _ALSO_READS:
-            yield where, f"is a {_type_name(field)}, and a {_type_name(same)} in the messages"
+        seen.add(pair)
+        yield from _lost_in_oneofs(mine, theirs, place)
+        for field in mine.fields:
+            where = f"{place}.{field.name}" if place else field.name
+            same = theirs.fields_by_number.get(field.number)
+            yield from _misread(field, same, theirs, where)
+            if same is not None and field.message_type is not None and same.message_type is not None:
+                waiting.append((field.message_type, same.message_type, where))
+
+
+def _misread(
+    field: FieldDescriptor, same: FieldDescriptor | None, written: Descriptor, place: str
+) -> Iterator[tuple[str, str]]:
+    named = written.fields_by_name.get(field.name)
+    if named is not None and named.number != field.number:
+        yield place, f"has the number {field.number}, and {named.number} in the messages"
+    if field.is_required and (same is None or not same.is_required):
+        yield place, "is required, and messages may lack it"
+    if same is None:
+        return
+    if named is None and same.name != field.name:
+        yield place, f"has the number {field.number}, which is {same.name} in the messages"
+    if field.is_repeated != same.is_repeated:
+        yield place, f"repeats in one of both, and the number {field.number} does not in the other"
+    elif (map_entry(field) is None) != (map_entry(same) is None):
+        yield place, f"is a map in one of both, and the number {field.number} is not in the other"
+    elif field.enum_type is not None and same.enum_type is not None:
+        yield from ((place, problem) for problem in _misread_values(field.enum_type, same.enum_type))
+    elif field.type != same.type and not _reads(field, same.type):
+        yield place, f"has the type {_type_name(field)}, and {_type_name(same)} in the messages"
+
+
+def _reads(field: FieldDescriptor, written: int) -> bool:
+    """Return True if a reader's field has the values of another type on the wire."""
+    if field.enum_type is not None and not field.enum_type.is_closed:
+        return written == _F.TYPE_INT32
+    return written in _ALSO_READS.get(field.type, ())
+
+
+def _lost_in_oneofs(reader: Descriptor, written: Descriptor, place: str) -> Iterator[tuple[str, str]]:
+    """Yield the reader's oneofs of which messages may have several fields. It keeps the last one only."""
+    for oneof in reader.oneofs:
+        known = [same for each in oneof.fields if (same := written.fields_by_number.get(each.number)) is not None]
+        groups = [each.containing_oneof.full_name if each.containing_oneof else each.full_name for each in known]
+        if len({*groups}) > 1:
+            names = ", ".join(each.name for each in known)
+            yield (
+                f"{place}.{oneof.name}" if place else oneof.name,
+                f"is a oneof, and messages may have several of its fields at once ({names})",
+            )
+
+
+def _misread_values(reader: EnumDescriptor, written: EnumDescriptor) -> Iterator[str]:
+    """Yield the problems of a reader's enum with numbers of another one. An enum may have several names of a number."""
+    mine, theirs = _names_of(reader), _names_of(written)
+    for name, value in reader.values_by_name.items():
+        other = written.values_by_name.get(name)
+        if other is not None and other.number != value.number:
+            yield f"has the value {name} with the number {value.number}, and {other.number} in the messages"
+    for number, names in theirs.items():
+        if number in mine and not set(mine[number]) & set(names):
+            yield f"has the value {mine[number][0]} with the number {number}, which is {names[0]} in the messages"
+        elif number not in mine and reader.is_closed:
+            yield f"lacks the value {names[0]} of the messages, and a closed enum reads it as not set"
+
+
+def _names_of(enum: EnumDescriptor) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for value in enum.values:
+        found.setdefault(value.number, []).append(value.name)
+    return found
 
 
 def _type_name(field: FieldDescriptor) -> str:

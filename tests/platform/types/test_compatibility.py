@@ -136,12 +136,16 @@ def test_protobuf_messages_keep_what_is_on_the_wire():
 
     assert problems(*ORDER) == []
     assert problems((2, "n", F.TYPE_INT64)) == []
+    assert (
+        "m of the protobuf message in the new version has the number 2, which is n in the messages (version 1)"
+        in (problems((2, "m", F.TYPE_INT32), text="m INT")[0])
+    )
     assert problems(*ORDER, (4, "more", F.TYPE_BOOL), text="n INT, more BOOLEAN") == []
     assert problems((4, "n", F.TYPE_INT32)) == [
         "n of the protobuf message in the new version has the number 4, and 2 in the messages (version 1): keep "
-        "numbers and types of fields, and give new fields numbers that were never used"
+        "numbers, names and types of fields, and give what is new a number that was never used"
     ]
-    assert "is a string, and a int32" in problems((2, "n", F.TYPE_STRING), text="n STRING")[0]
+    assert "has the type string, and int32 in" in problems((2, "n", F.TYPE_STRING), text="n STRING")[0]
 
 
 def test_lines_stay_what_they_are():

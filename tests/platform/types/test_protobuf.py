@@ -68,13 +68,13 @@ def test_descriptors_are_the_same_bytes_whatever_else_is_with_them():
 
 CHANGES = [
     ((2, "n", F.TYPE_INT64), []),
-    ((2, "m", F.TYPE_INT32), []),
+    ((2, "m", F.TYPE_INT32), ["m: has the number 2, which is n in the messages"]),
     ((9, "new", F.TYPE_STRING), []),
-    ((2, "n", F.TYPE_SINT32), ["n: is a sint32, and a int32 in the messages"]),
-    ((2, "n", F.TYPE_STRING), ["n: is a string, and a int32 in the messages"]),
+    ((2, "n", F.TYPE_SINT32), ["n: has the type sint32, and int32 in the messages"]),
+    ((2, "n", F.TYPE_STRING), ["n: has the type string, and int32 in the messages"]),
     ((2, "n", F.TYPE_INT32, F.LABEL_REPEATED), ["n: repeats in one of both, and the number 2 does not in the other"]),
     ((9, "n", F.TYPE_INT32), ["n: has the number 9, and 2 in the messages"]),
-    ((7, "ratio", F.TYPE_DOUBLE), ["ratio: is a double, and a float in the messages"]),
+    ((7, "ratio", F.TYPE_DOUBLE), ["ratio: has the type double, and float in the messages"]),
 ]
 
 
@@ -83,6 +83,128 @@ def test_changes_that_misread_the_wire_are_told(changed, problems):
     kept = [each for each in BASE if each[0] != changed[0] and each[1] != changed[1]]
     found = wire_changes(order(*kept, changed), order(*BASE))
     assert [f"{place}: {problem}" for place, problem in found] == problems
+
+
+def changes(reader: bytes, written: bytes) -> list[str]:
+    classes = [message_class(each, "shop.Order") for each in (reader, written)]
+    return [f"{place}: {problem}" for place, problem in wire_changes(*classes)]
+
+
+def edited(edit, *fields, syntax: str = "proto3") -> bytes:
+    """Return descriptors of `shop.Order` after an edit of the file."""
+    found = descriptor_pb2.FileDescriptorSet.FromString(shop(*fields, syntax=syntax))
+    edit(found.file[1])
+    return found.SerializeToString()
+
+
+def kinds(*values: tuple[str, int], syntax: str = "proto3") -> bytes:
+    """Return descriptors of an order whose enum has more values."""
+
+    def edit(file) -> None:
+        file.enum_type[0].options.allow_alias = len({number for _, number in values}) < len(values)
+        for name, number in values:
+            file.enum_type[0].value.add(name=name, number=number)
+
+    return edited(edit, (6, "kind", F.TYPE_ENUM, ".shop.Kind"), syntax=syntax)
+
+
+def test_numbers_of_an_enum_keep_their_values():
+    """A column has the names of values, and another name of a number would tell another story of old messages."""
+    paid = kinds(("PAID", 1))
+    assert changes(kinds(("PAID", 1), ("LOST", 2)), paid) == []
+    assert changes(paid, kinds(("PAID", 1), ("LOST", 2))) == []  # Its column has the number.
+    assert changes(kinds(("PAID", 1), ("SETTLED", 1)), paid) == []
+    assert changes(kinds(("LOST", 1)), paid) == [
+        "kind: has the value LOST with the number 1, which is PAID in the messages"
+    ]
+    assert changes(kinds(("PAID", 2)), paid) == ["kind: has the value PAID with the number 2, and 1 in the messages"]
+
+
+def test_a_closed_enum_has_all_values_of_the_messages():
+    """The parser puts others away, and the field is not set."""
+    old, new = kinds(("PAID", 1), syntax="proto2"), kinds(("PAID", 1), ("LOST", 2), syntax="proto2")
+    assert changes(new, old) == []
+    assert changes(old, new) == ["kind: lacks the value LOST of the messages, and a closed enum reads it as not set"]
+    sent = message_class(new, "shop.Order")(kind=2).SerializeToString()
+    assert not message_class(old, "shop.Order").FromString(sent).HasField("kind")
+
+
+def of_oneofs(**members: str) -> bytes:
+    """Return descriptors of an order of fields in oneofs; "" is none."""
+    fields = [(number, name, F.TYPE_INT32) for number, name in enumerate(members, 2)]
+
+    def edit(file) -> None:
+        order = file.message_type[1]
+        names = sorted({*members.values()} - {""})
+        for name in names:
+            order.oneof_decl.add(name=name)
+        for field in order.field:
+            if members.get(field.name):
+                field.oneof_index = names.index(members[field.name])
+
+    return edited(edit, *fields)
+
+
+def test_fields_that_messages_have_at_once_do_not_move_into_one_oneof():
+    apart, together = of_oneofs(a="", b=""), of_oneofs(a="way", b="way")
+    problem = "way: is a oneof, and messages may have several of its fields at once (a, b)"
+    assert changes(together, apart) == [problem]
+    assert changes(together, of_oneofs(a="way", b="other")) == [problem]
+    assert changes(together, of_oneofs(a="way", b="")) == [problem]
+    assert changes(apart, together) == changes(together, together) == []
+    assert changes(together, of_oneofs(a="")) == []
+    both = message_class(apart, "shop.Order")(a=1, b=2).SerializeToString()
+    assert not message_class(together, "shop.Order").FromString(both).HasField("a")
+
+
+@pytest.mark.parametrize(
+    ("reader", "written", "problems"),
+    [
+        (F.TYPE_SINT64, F.TYPE_SINT32, []),
+        (F.TYPE_INT32, F.TYPE_ENUM, []),
+        (F.TYPE_INT64, F.TYPE_ENUM, []),
+        (F.TYPE_ENUM, F.TYPE_INT32, []),
+        (F.TYPE_ENUM, F.TYPE_INT64, ["kind: has the type enum, and int64 in the messages"]),
+        (F.TYPE_UINT32, F.TYPE_ENUM, ["kind: has the type uint32, and enum in the messages"]),
+    ],
+)
+def test_types_of_the_same_numbers_on_the_wire_may_change(reader, written, problems):
+    both = [shop((6, "kind", each, *([".shop.Kind"] if each == F.TYPE_ENUM else []))) for each in (reader, written)]
+    assert changes(*both) == problems
+
+
+def chained(depth: int, last: int) -> bytes:
+    """Return messages that each have the next one, and a field of a type at the end."""
+    found = descriptor_pb2.FileDescriptorSet()
+    file = found.file.add(name="chained.proto", package="shop", syntax="proto3")
+    for level in range(depth):
+        message = file.message_type.add(name="Order" if not level else f"Level{level}")
+        if level + 1 < depth:
+            message.field.add(name="next", number=1, type=F.TYPE_MESSAGE, label=F.LABEL_OPTIONAL)
+            message.field[0].type_name = f".shop.Level{level + 1}"
+        else:
+            message.field.add(name="n", number=1, type=last, label=F.LABEL_OPTIONAL)
+    return found.SerializeToString()
+
+
+def test_changes_are_found_at_any_depth():
+    [found] = changes(chained(200, F.TYPE_STRING), chained(200, F.TYPE_INT32))
+    assert found.endswith(".n: has the type string, and int32 in the messages")
+
+
+def test_a_map_is_not_a_list_of_its_entries():
+    def edit(file) -> None:
+        entry = file.message_type[1].nested_type.add(name="NsEntry")
+        for number, name in enumerate(("key", "value"), 1):
+            entry.field.add(name=name, number=number, type=F.TYPE_STRING, label=F.LABEL_OPTIONAL)
+        entry.options.map_entry = True
+
+    fields = (2, "ns", F.TYPE_MESSAGE, F.LABEL_REPEATED)
+    mapped = edited(edit, (*fields, ".shop.Order.NsEntry"))
+    assert changes(mapped, mapped) == []
+    assert "ns: is a map in one of both, and the number 2 is not in the other" in changes(
+        mapped, shop((*fields, ".shop.Line"))
+    )
 
 
 @pytest.mark.parametrize("value", [-5, 0, 2**31 - 1])
