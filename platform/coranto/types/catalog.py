@@ -14,7 +14,7 @@ A registry is a journal of lines of JSON. A record registers one version:
 * A record of a later format ends the fold with an error: it may mean anything.
 
 A new version is checked against all versions from the last one on that was registered with NONE, because a journal
-keeps messages of all of them. A definition that one of the versions has already adds nothing.
+keeps messages of all of them. A definition that one of these versions has already adds nothing.
 """
 
 from __future__ import annotations
@@ -242,8 +242,9 @@ class Catalog:
         return TypeVersion(self._next(name), definition, chosen, now)
 
     def version_of(self, definition: MessageType) -> TypeVersion | None:
-        """Return the last version with exactly this definition, or None."""
-        same = [each for each in self._versions.get(definition.name, ()) if each.definition == definition]
+        """Return the last version with exactly this definition, or None. Those before a NONE do not count."""
+        known = _since_cut(self._versions.get(definition.name, ()))
+        same = [each for each in known if each.definition == definition]
         return same[-1] if same else None
 
     def problems(self, definition: MessageType, promise: Compatibility) -> tuple[FieldProblem, ...]:

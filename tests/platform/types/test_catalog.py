@@ -195,6 +195,20 @@ def test_none_begins_anew_and_is_no_habit():
         following(catalog, "id DATE")
 
 
+def test_a_definition_from_before_a_none_is_a_new_version_again():
+    """Messages of it would break readers of the version that began anew. Going back is beginning anew once more."""
+    cut = version(2, "id STRING", promise=Compatibility.NONE)
+    catalog = catalog_of(ONE.to_line(), cut.to_line())
+    assert catalog.version_of(ONE.definition) is None
+    with pytest.raises(IncompatibleType, match="does not hold STRING of version 2"):
+        following(catalog, "id BIGINT")
+    back = following(catalog, "id BIGINT", Compatibility.NONE)
+    assert back is not None
+    assert back.number == 3
+    catalog.feed(back.to_line())
+    assert following(catalog, "id BIGINT") is None
+
+
 def test_a_promise_lasts_until_another_one_is_given():
     catalog = catalog_of(version(1, "id INT", promise=Compatibility.FULL).to_line())
     with pytest.raises(IncompatibleType, match="FULL"):
