@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines
 from coranto.types.definitions import CsvForm, JsonForm, MessageType
 from coranto.types.kinds import ArrayKind, DecimalKind, Kind, MapKind, PlainKind, StructKind, TypeField
 
@@ -52,10 +53,23 @@ def type_of_model(
     A field at the place of the UUID is none of the type's. Raises InvalidInput for a field that has no type here.
     """
     form = form if form is not None else JsonForm()
-    path = form.uuid_pointer.split("/")[1:] if isinstance(form, JsonForm) and form.uuid_pointer else []
-    place = path[0].replace("~1", "/").replace("~0", "~") if len(path) == 1 else None
-    fields = tuple(field for field in _fields_of(kind, ()) if field.name != place)
-    return MessageType(name or kind.__name__, form, fields, description)
+    path = JsonLines(form.uuid_pointer).path if isinstance(form, JsonForm) else ()
+    return MessageType(name or kind.__name__, form, _without(tuple(_fields_of(kind, ())), path), description)
+
+
+def _without(fields: tuple[TypeField, ...], path: Sequence[str]) -> tuple[TypeField, ...]:
+    """Return fields without the one at a path, and without structs of which nothing remains then."""
+    found = []
+    for field in fields:
+        if path and field.name == path[0]:
+            if len(path) == 1:
+                continue
+            if isinstance(field.kind, StructKind):
+                if not (inner := _without(field.kind.fields, path[1:])):
+                    continue
+                field = dataclasses.replace(field, kind=StructKind(inner))
+        found.append(field)
+    return tuple(found)
 
 
 def _fields_of(kind: type[Any], within: tuple[type[Any], ...]) -> Iterator[TypeField]:
@@ -72,6 +86,8 @@ def _hints_of(kind: type[Any]) -> Iterator[tuple[str, Any, Sequence[Any]]]:
         raise InvalidInput(f"{kind} is no model, dataclass or typed dict")
     if issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
+            if field.exclude:  # It is never written.
+                continue
             yield field.serialization_alias or field.alias or name, field.annotation, field.metadata
         for name, computed in kind.model_computed_fields.items():
             yield computed.alias or name, computed.return_type, ()

@@ -145,3 +145,34 @@ def test_digits_may_be_bound_beside_none():
         other: Decimal | None = Field(None, max_digits=5, decimal_places=1)
 
     assert format_fields(type_of_model(Priced).fields) == "price DECIMAL(9, 2), other DECIMAL(5, 1)"
+
+
+def test_fields_that_are_never_written_are_none_of_the_type():
+    class Account(BaseModel):
+        id: int
+        password: str = Field("x", exclude=True)
+
+    found = type_of_model(Account)
+    assert format_fields(found.fields) == "id BIGINT NOT NULL"
+    require_message(Account(id=1).model_dump(mode="json"), found.fields)
+
+
+def test_the_uuid_is_left_out_wherever_it_stands():
+    class Meta(BaseModel):
+        uuid: UUID
+
+    class Traced(Meta):
+        trace: str
+
+    class Event(BaseModel):
+        meta: Meta
+        id: int
+
+    class TracedEvent(Event):
+        meta: Traced
+
+    at = JsonForm("/meta/uuid")
+    assert format_fields(type_of_model(Event, form=at).fields) == "id BIGINT NOT NULL"
+    assert format_fields(type_of_model(TracedEvent, form=at).fields) == (
+        "meta STRUCT<trace: STRING NOT NULL> NOT NULL, id BIGINT NOT NULL"
+    )
