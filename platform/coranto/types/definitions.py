@@ -21,6 +21,7 @@ from coranto.types import protobuf
 from coranto.types.kinds import (
     MapKind,
     PlainKind,
+    StructKind,
     TypeField,
     format_fields,
     format_kind,
@@ -71,8 +72,8 @@ class JsonForm:
                 raise InvalidInput(f"{place} is BINARY, which JSON has no form for: make it a STRING, as base64")
             if isinstance(kind, MapKind) and kind.key is not PlainKind.STRING:
                 raise InvalidInput(f"{place} has keys of {format_kind(kind.key)}, and names in JSON are STRING")
-        if len(path) == 1 and path[0] in {each.name for each in fields}:
-            raise InvalidInput(f"{path[0]} is the place of the UUID: leave it out of the fields, or move uuidPointer")
+        if (place := _field_at(fields, path)) is not None:
+            raise InvalidInput(f"{place} is the place of the UUID: leave it out of the fields, or move uuidPointer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +287,18 @@ def _fields(plain: Mapping[Any, Any], form: FramingForm) -> tuple[TypeField, ...
         except InvalidInput as error:
             raise InvalidInput(f"{shown(name)}: {error.message}", field="fields") from error
     return tuple(found)
+
+
+def _field_at(fields: Sequence[TypeField], path: Sequence[str]) -> str | None:
+    """Return the place of the field that stands where a path of JSON leads, or where an object on the way is to be."""
+    for at, name in enumerate(path, 1):
+        found = next((each for each in fields if each.name == name), None)
+        if found is None:
+            return None
+        if at == len(path) or not isinstance(found.kind, StructKind):
+            return ".".join(path[:at])
+        fields = found.kind.fields
+    return None
 
 
 def _require_whole(fields: Sequence[TypeField], *kinds: PlainKind) -> None:

@@ -93,24 +93,24 @@ def _unfit_values(
     present = {field.name: field for field in fields}
     for name, value in message.items():
         where = f"{place}.{name}" if place else str(name)
-        field = present.pop(name, None)
+        field, leads_to_uuid = present.pop(name, None), bool(without) and name == without[0]
         if field is None:
-            if not without or name != without[0]:
+            if not leads_to_uuid:
                 yield f"{shown(where)} is no field of the type: leave it out, or register a version that has it"
         elif value is None:
             if not field.nullable:
                 yield f"{where} is NOT NULL, and null: give it"
         else:
-            yield from _unfit_value(value, field.kind, where)
+            yield from _unfit_value(value, field.kind, where, without[1:] if leads_to_uuid else ())
     for field in present.values():
         if not field.nullable:
             yield f"{f'{place}.{field.name}' if place else field.name} is NOT NULL, and missing: give it"
 
 
-def _unfit_value(value: object, kind: Kind, place: str) -> Iterator[str]:
+def _unfit_value(value: object, kind: Kind, place: str, without: tuple[str, ...] = ()) -> Iterator[str]:
     match kind:
         case StructKind(fields) if isinstance(value, Mapping):
-            yield from _unfit_values(value, fields, place)
+            yield from _unfit_values(value, fields, place, without)
         case ArrayKind(element) if isinstance(value, list | tuple):
             for number, each in enumerate(value):
                 if each is not None:

@@ -100,6 +100,26 @@ def test_what_is_no_definition_is_refused(given, problem):
         MessageType.of_plain(given)
 
 
+@pytest.mark.parametrize(
+    ("pointer", "fields", "place"),
+    [
+        ("/uuid", "uuid STRING", "uuid"),
+        ("/_meta/uuid", "_meta STRUCT<a: INT, uuid: STRING>", r"_meta\.uuid"),
+        ("/_meta/uuid", "_meta STRING", "_meta"),
+        ("/_meta/uuid", "_meta MAP<STRING, STRING>", "_meta"),
+    ],
+)
+def test_fields_stand_nowhere_on_the_way_to_the_uuid(pointer, fields, place):
+    """No message could have both, or its UUID would be a column that publishers refuse."""
+    with pytest.raises(InvalidInput, match=f"fields: {place} is the place of the UUID: leave it out of the fields"):
+        MessageType("a", JsonForm(pointer), parse_fields(fields))
+
+
+def test_fields_beside_the_uuid_are_fine():
+    fields = parse_fields("uuid STRING, _meta STRUCT<a: INT, b: STRUCT<uuid: STRING>>")
+    assert MessageType("a", JsonForm("/_meta/uuid"), fields).fields == fields
+
+
 JSON_VALUES = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["json", "csv"])

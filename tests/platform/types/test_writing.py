@@ -133,3 +133,17 @@ def test_messages_have_the_fields_of_their_type():
     ):
         with pytest.raises(InvalidInput, match=problem):
             require_message(message, fields)
+
+
+def test_a_uuid_that_a_message_has_already_is_no_field():
+    """Messages that were read are published again as they are."""
+    fields = parse_fields("x INT, _meta STRUCT<a: INT NOT NULL>")
+    at = ("_meta", "uuid")
+    require_message({"x": 1, "_meta": {"a": 1, "uuid": "u"}}, fields, at)
+    for message, problem in (
+        ({"_meta": {"a": 1, "uuid": "u"}, "uuid": "u"}, "'uuid' is no field"),
+        ({"_meta": {"a": 1, "id": "u"}}, r"'_meta\.id' is no field"),
+        ({"_meta": {"uuid": "u"}}, r"_meta\.a is NOT NULL, and missing"),
+    ):
+        with pytest.raises(InvalidInput, match=problem):
+            require_message(message, fields, at)
