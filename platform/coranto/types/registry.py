@@ -74,7 +74,7 @@ class TypeRegistry:
         like: str = "",
         accept_loss: bool = False,
     ) -> Registration:
-        """Register a definition as the next version of its type, unless a version since the last NONE has just this one.
+        """Register a definition as the next version of its type, unless one since the last NONE has the same.
 
         `compatibility` is the promise of the version to those before; by default the one that the last version gave,
         and BACKWARD for the first. With `like`, a registry that does not exist is created, with the settings of that
