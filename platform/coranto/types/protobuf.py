@@ -22,7 +22,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
@@ -59,18 +59,22 @@ MAX_DERIVED: Final = 10_000
 @functools.lru_cache(maxsize=64)
 def message_class(descriptors: bytes, message: str) -> Any:
     """Return the class of a message among descriptors. Raises InvalidInput for one that there is not."""
+    pool = descriptor_pool.DescriptorPool()
     try:
-        known = message_factory.GetMessages(descriptor_pb2.FileDescriptorSet.FromString(descriptors).file)
+        files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
+        known = message_factory.GetMessages(files, pool=pool)
     except (DecodeError, TypeError, KeyError, RecursionError) as error:
         raise InvalidInput(
             f"not a set of file descriptors: {error}; write it by protoc --include_imports --descriptor_set_out",
             field="descriptorSet",
         ) from error
-    if message not in known:
+    try:
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(message))
+    except KeyError as error:
         raise InvalidInput(
-            f"there is no {message} among the descriptors; there are {', '.join(sorted(known))}", field="messageType"
-        )
-    return known[message]
+            f"there is no {message} among the descriptors; there are {', '.join(sorted(known))}, and those within them",
+            field="messageType",
+        ) from error
 
 
 def needed_descriptors(descriptors: bytes, message: str) -> bytes:

@@ -220,6 +220,19 @@ def test_descriptors_that_are_none_are_refused():
         message_class(shop(), "shop.None")
 
 
+def test_messages_within_messages_are_found():
+    def edit(file) -> None:
+        file.message_type[1].nested_type.add(name="Paid").field.add(
+            name="n", number=1, type=F.TYPE_INT32, label=F.LABEL_OPTIONAL
+        )
+
+    descriptors = needed_descriptors(edited(edit), "shop.Order.Paid")
+    assert format_fields(fields_of(message_class(descriptors, "shop.Order.Paid"), None)) == "n INT"
+    for name in ("shop.Order.None", "shop.Kind", "", "shop", "\0"):
+        with pytest.raises(InvalidInput, match="there are .*, and those within them"):
+            message_class(descriptors, name)
+
+
 def test_a_field_that_readers_require_must_be_required_before():
     """A parser refuses a message without it, whatever the fields of the type say."""
     required = message_class(shop((2, "n", F.TYPE_INT32, F.LABEL_REQUIRED), syntax="proto2"), "shop.Order")
