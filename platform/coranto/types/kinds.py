@@ -218,18 +218,18 @@ def _quoted(name: str) -> str:
 
 def parse_fields(text: str) -> tuple[TypeField, ...]:
     """Return the fields of a text such as `id BIGINT NOT NULL, name STRING`. Raises InvalidInput."""
-    parser = _Parser(text)
+    parser = _Parser(text, "a list of fields")
     fields = parser.fields(colon=False)
-    parser.end()
+    parser.end("a comma")
     require_sound(fields)
     return fields
 
 
 def parse_type(text: str) -> tuple[Kind, bool]:
     """Return the type of a text such as `BIGINT NOT NULL`, and True if it is nullable. Raises InvalidInput."""
-    parser = _Parser(text)
+    parser = _Parser(text, "a type")
     kind, nullable = parser.kind(), parser.nullable()
-    parser.end()
+    parser.end(*(["NOT NULL"] if nullable else []))
     _require_sound_kind(kind, "the type", 1)
     return kind, nullable
 
@@ -242,12 +242,13 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """A parser by recursive descent."""
+    """A parser by recursive descent. `wanted` is what the text has to be."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, wanted: str) -> None:
         if len(text) > MAX_TEXT:
             raise InvalidInput(f"the text has {len(text)} characters; it may have {MAX_TEXT}", field="fields")
         self._text = text
+        self._wanted = wanted
         self._tokens = list(_tokens(text))
         self._next = 0
         self._depth = 0
@@ -271,7 +272,7 @@ class _Parser:
         token = self._peek()
         word = token.text.upper() if token is not None and token.is_name and not token.is_quoted else ""
         if word not in _ALIASES and word not in _DECIMALS and word not in _NESTED:
-            raise self._wrong("a type, such as BIGINT, DECIMAL(10, 2) or ARRAY<STRING>,")
+            raise self._wrong(f"one of {', '.join([*(kind.value for kind in PlainKind), _DECIMALS[0], *_NESTED])}")
         self._next += 1
         if word in _ALIASES:
             return _ALIASES[word]
@@ -316,9 +317,9 @@ class _Parser:
         self._expect("NULL")
         return False
 
-    def end(self) -> None:
+    def end(self, *others: str) -> None:
         if self._peek() is not None:
-            raise self._wrong("a comma or the end")
+            raise self._wrong(" or ".join([*others, "the end"]))
 
     def _peek(self) -> _Token | None:
         return self._tokens[self._next] if self._next < len(self._tokens) else None
@@ -336,7 +337,7 @@ class _Parser:
     def _wrong(self, wanted: str) -> InvalidInput:
         token = self._peek()
         found = "it ends" if token is None else f"there is {shown(self._text[token.at :][:60])}"
-        return InvalidInput(f"{shown(self._text)} is not a list of fields: {wanted} is expected where {found}")
+        return InvalidInput(f"{shown(self._text)} is not {self._wanted}: {wanted} is expected where {found}")
 
 
 def _tokens(text: str) -> Iterator[_Token]:

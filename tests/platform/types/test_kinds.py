@@ -61,11 +61,11 @@ def test_spellings_of_spark_are_known():
     ("text", "problem"),
     [
         ("", "the name of a field is expected where it ends"),
-        ("a", "a type, such as BIGINT.* is expected where it ends"),
+        ("a", "one of BOOLEAN, TINYINT, .*, DECIMAL, ARRAY, MAP, STRUCT is expected where it ends"),
         ("a BIGINT,", "the name of a field is expected where it ends"),
         ("a BIGINT b", "a comma or the end is expected where there is 'b'"),
-        ("a VARIANT", "a type, such as .* is expected where there is 'VARIANT'"),
-        ("a `INT`", "a type, such as .* is expected where there is '`INT`'"),
+        ("a VARIANT", "one of .* is expected where there is 'VARIANT'"),
+        ("a `INT`", "one of .* is expected where there is '`INT`'"),
         ("a ARRAY<INT", "> is expected where it ends"),
         ("a MAP<STRING>", ", is expected where there is '>'"),
         ("a MAP<ARRAY<INT>, INT>", "keys are values without parts"),
@@ -83,6 +83,19 @@ def test_spellings_of_spark_are_known():
 def test_other_texts_are_refused_and_told_where(text, problem):
     with pytest.raises(InvalidInput, match=problem):
         parse_fields(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("VARCHAR(10)", r"'VARCHAR\(10\)' is not a type: one of BOOLEAN, .* is expected where there is 'VARCHAR"),
+        ("BIGINT NULL", "'BIGINT NULL' is not a type: NOT NULL or the end is expected where there is 'NULL'"),
+        ("BIGINT NOT NULL x", "is not a type: the end is expected where there is 'x'"),
+    ],
+)
+def test_a_text_that_is_no_type_is_told_as_such(text, problem):
+    with pytest.raises(InvalidInput, match=problem):
+        parse_type(text)
 
 
 def test_types_that_were_not_parsed_are_bounded_too():
