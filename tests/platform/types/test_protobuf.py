@@ -229,7 +229,7 @@ def test_messages_within_messages_are_found():
     descriptors = needed_descriptors(edited(edit), "shop.Order.Paid")
     assert format_fields(fields_of(message_class(descriptors, "shop.Order.Paid"), None)) == "n INT"
     for name in ("shop.Order.None", "shop.Kind", "", "shop", "\0"):
-        with pytest.raises(InvalidInput, match="there are .*, and those within them"):
+        with pytest.raises(InvalidInput, match=r"there are .*, and those within them"):
             message_class(descriptors, name)
 
 
