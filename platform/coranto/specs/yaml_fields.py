@@ -233,6 +233,8 @@ def read_document(text: str, read: Callable[[yaml.Node], DocumentT]) -> Document
         return None if document is None or is_null(document) else read(document)
     except yaml.MarkedYAMLError as err:
         problem = f"this is not YAML: {err.problem or err.context}"
+        if err.problem == "mapping values are not allowed here":
+            problem += "; put a text that contains `: ` into quotes"
         raise (line_error(err.problem_mark.line + 1, problem) if err.problem_mark else InvalidInput(problem)) from err
     except yaml.YAMLError as err:
         raise InvalidInput(f"this is not YAML: {err}") from err

@@ -61,6 +61,8 @@ def _plain(node: yaml.Node, folder: Path) -> dict[str, object]:
 
 
 def _fields(node: yaml.Node) -> str | dict[str, str]:
+    if isinstance(node, yaml.SequenceNode):
+        raise line_error(line_of(node), "fields are no list: write each as `name: TYPE`, without a dash")
     if not isinstance(node, yaml.MappingNode):
         return read_text(node)
     found: dict[str, str] = {}

@@ -227,7 +227,7 @@ children:
     ("text", "problem"),
     [
         ("name: [", "line 1: this is not YAML"),
-        ("a: b\nname: x: y\n", "line 2: this is not YAML"),
+        ("a: b\nname: x: y\n", "line 2: this is not YAML: .* put a text that contains `: ` into quotes"),
         ("- a\n- b\n", "line 1: fields are expected here"),
         ("{}", "the folder '' has no children"),
         ("replicas: 3\nname: a/journal\n", "line 1: there is no field 'replicas' here; known are"),

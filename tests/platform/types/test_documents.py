@@ -55,6 +55,8 @@ def test_descriptors_may_be_a_file_beside_the_document(tmp_path):
         ("type: a\nschema: b", "line 2: there is no field 'schema' here; known are type, "),
         ("type: a\ntype: b", "line 2: the field 'type' is given twice"),
         ("type: a\nfields:\n  x: INT\n  x: INT", "line 4: the field 'x' is given twice"),
+        ("type: a\nfields:\n  - x: INT", "line 3: fields are no list: write each as `name: TYPE`, without a dash"),
+        ("type: a\nfields:\n  x: ARRAY<STRUCT<y: INT>>", "line 3: this is not YAML: .* into quotes"),
         ("type: a\nfields:\n  x: [INT]", "line 3: a text is expected here"),
         ("type: a\nfields: {x: INTEGR}", "fields: 'x': "),
         ("type: a\nframing: fixed\ndescriptorFile: none.pb", "line 3: .*none.pb cannot be read: No such file"),
