@@ -11,6 +11,7 @@ from coranto.cli.connect import Endpoint, with_client
 from coranto.cli.output import note, opened
 from coranto.client import JournalClient
 from coranto.errors import IncompatibleType, InvalidInput
+from coranto.types.catalog import Catalog, TypeVersion
 from coranto.types.compatibility import Compatibility
 from coranto.types.definitions import MessageType
 from coranto.types.documents import parse_type_document
@@ -59,7 +60,7 @@ def register(
         types = TypeRegistry(client, registry)
         for definition in definitions:
             done = await types.register(definition, compatibility=compatibility, like=like, accept_loss=accept_loss)
-            typer.echo(f"{'registered' if done.is_new else 'unchanged:'} {done.version}")
+            typer.echo(f"registered {done.version}" if done.is_new else _unchanged(await types.catalog(), done.version))
 
     with_client(endpoint, work)
 
@@ -82,7 +83,9 @@ def check(
                     note(f"{definition.name}: {problem}")
                 continue
             if following is None:
-                typer.echo(f"unchanged: {catalog.version_of(definition)}")
+                known = catalog.version_of(definition)
+                assert known is not None
+                typer.echo(_unchanged(catalog, known))
             else:
                 typer.echo(f"would register {following}")
                 catalog.feed(following.to_line())  # The definitions behind it come after it.
@@ -90,6 +93,11 @@ def check(
 
     if not with_client(endpoint, work):
         raise typer.Exit(1)
+
+
+def _unchanged(catalog: Catalog, version: TypeVersion) -> str:
+    latest = catalog.history(version.name)[-1]
+    return f"unchanged: {version}" + (f" (the latest is {latest})" if latest != version else "")
 
 
 def _read(name: str) -> MessageType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -19,6 +19,8 @@ from coranto.types.kinds import format_kind
 from coranto.types.references import parse_reference
 from coranto.types.registry import TypeRegistry
 
+_TOLD: Final = 10
+"""The most lines of a registry that are told one by one because they are no records."""
 _Output = Annotated[Output, typer.Option("--output", "-o", help="What to print.")]
 
 
@@ -92,8 +94,11 @@ def _catalog(registry: str, endpoint: str | None) -> Catalog:
         return await TypeRegistry(client, registry).catalog()
 
     catalog = with_client(endpoint, work)
-    for stray in catalog.strays:
+    told = catalog.strays[:_TOLD]
+    for stray in told:
         note(f"registry {registry} at offset {stray.offset}: {stray.problem}; passed over")
+    if more := catalog.stray_count - len(told):
+        note(f"registry {registry}: {more} more lines are no records; passed over")
     for each in catalog.names:
         if problem := catalog.problem_of(each):
             note(problem)

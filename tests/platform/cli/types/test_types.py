@@ -70,7 +70,9 @@ def test_types_are_registered_checked_and_shown(types: CommandLine, tmp_path: Pa
         ["at", "TIMESTAMP"],
     ]
     document = types("show", "shop.Order@1", "-o", "yaml").output
-    assert types("register", "-f", "-", input=document.encode()).output == "unchanged: shop.Order@1\n"
+    assert types("register", "-f", "-", input=document.encode()).output == (
+        "unchanged: shop.Order@1 (the latest is shop.Order@2)\n"
+    )
     found = json.loads(types("show", "shop.Order@1", "-o", "json").output)
     assert (found["version"], found["fields"]) == (1, {"id": "BIGINT NOT NULL", "n": "INT"})
 
@@ -95,11 +97,17 @@ def test_definitions_of_one_type_are_checked_one_after_the_other(types: CommandL
     files = ("-f", "wider.yaml", "-f", "order.yaml", "-f", "broken.yaml")
     types("register", "-f", "order.yaml", "--like", "shop/orders")
     checked = types("check", *files)
-    assert (checked.code, checked.output) == (1, "would register shop.Order@2\nunchanged: shop.Order@1\n")
+    assert (checked.code, checked.output) == (
+        1,
+        "would register shop.Order@2\nunchanged: shop.Order@1 (the latest is shop.Order@2)\n",
+    )
     assert "does not hold BIGINT of version 2" in checked.errors
     assert types("history", "shop.Order", "-o", "json").output.count("\n") == 1
     done = types("register", *files)
-    assert (done.code, done.output) == (1, "registered shop.Order@2\nunchanged: shop.Order@1\n")
+    assert (done.code, done.output) == (
+        1,
+        "registered shop.Order@2\nunchanged: shop.Order@1 (the latest is shop.Order@2)\n",
+    )
 
 
 def test_descriptors_come_from_a_file_beside_the_document(types: CommandLine, tmp_path: Path) -> None:
@@ -152,5 +160,9 @@ def test_what_is_wrong_with_a_registry_is_told_beside_its_types(types: CommandLi
     assert "not JSON; passed over" in listed.errors
     assert "version 2 of shop.Order cannot be understood" in listed.errors
     assert "\x1b" not in listed.errors
+    cluster.client().append(name, b"junk\n" * 150)
+    flooded = types("list").errors
+    assert flooded.count("not JSON; passed over") == 10
+    assert "141 more lines are no records; passed over" in flooded
     assert types("show", "shop.Order").code == 1
     assert types("show", "shop.Order@1").code == 0
