@@ -213,10 +213,11 @@ class Catalog:
         return found
 
     def _barred_text(self, name: str, barred: _Barred) -> str:
+        earlier = ", or an earlier version of the type by its number" if barred.version > 1 else ""
         return (
             f"registry {self.journal} at offset {barred.offset}: version {barred.version} of {name} cannot be "
-            f"understood: {barred.problem}. Use a later version of Coranto, or an earlier version of the type by its "
-            "number"
+            f"understood: {barred.problem}. Use a later version of Coranto{earlier}; if none wrote this record, give "
+            "the type another name"
         )
 
     # -- Registering -----------------------------------------------------------------------------------------------

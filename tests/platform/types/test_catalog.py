@@ -146,6 +146,14 @@ def test_a_version_that_is_not_understood_bars_its_type_and_no_other(case):
     assert catalog.problem_of("a") == ""
 
 
+def test_a_type_without_a_version_that_is_understood_has_no_earlier_one_to_advise():
+    catalog = catalog_of(record(version=1, time="now"))
+    assert catalog.problem_of("shop.Order").endswith(
+        "Use a later version of Coranto; if none wrote this record, give the type another name"
+    )
+    assert catalog.history("shop.Order") == ()
+
+
 @given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([*NOT_UNDERSTOOD.values(), ONE.to_line()]))))
 def test_any_content_is_folded_or_refused_as_corrupt(pieces):
     catalog = Catalog("types/registry")
