@@ -33,8 +33,8 @@ from coranto.wire import protocol_pb2 as pb
 
 _TAIL_BYTES: Final = 256
 _MISSING: Final = (
-    "there is no such registry yet, or your token does not cover it; the first `register` creates one, if it is told a "
-    "journal whose settings it gets (`like`, and `coranto types register --like`)"
+    "there is no such registry yet, or your token does not cover it; the first registration creates one with the "
+    "settings of another journal: `coranto types register --like JOURNAL`, or `like` of `register`"
 )
 _log = structlog.get_logger(__name__)
 
