@@ -112,9 +112,11 @@ def require_filled(names: Sequence[str], columns: Sequence[Any], fields: Sequenc
     known = {field.name: field for field in fields}
     for name, column in zip(names, columns, strict=True):
         field, where = known[name], f"{place}.{name}" if place else name
-        if not field.nullable and column.null_count:
-            raise InvalidInput(f"{where} is NOT NULL, and a row has none: fill it, or filter such rows out")
         whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if pa.types.is_dictionary(whole.type):  # Its values may be null, too.
+            whole = whole.dictionary_decode()
+        if not field.nullable and whole.null_count:
+            raise InvalidInput(f"{where} is NOT NULL, and a row has none: fill it, or filter such rows out")
         _require_filled_within(whole, field.kind, where)
 
 

@@ -73,10 +73,16 @@ def test_tables_that_fit_are_taken():
     require_table(table().drop_columns(["lines", "m"]), fields)
 
 
+def dictionary(values):
+    """Return a column of one row, which has the last one of a dictionary's values."""
+    return pa.DictionaryArray.from_arrays(pa.array([len(values) - 1]), pa.array(values, pa.int64()))
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
         (lambda: table(ids=[None]), "id is NOT NULL, and a row has none"),
+        (lambda: table().set_column(0, "id", dictionary([1, None])), "id is NOT NULL, and a row has none"),
         (lambda: table([{"item": None}]), r"lines\[\].item is NOT NULL, and a row has none"),
         (lambda: table(m=[("k", {"x": None})]), r"m\{\}.x is NOT NULL, and a row has none"),
         (lambda: table(z=[1]), "z is no field of the type, which has id, lines, m: leave it out"),
