@@ -50,14 +50,18 @@ def require_columns(columns: Sequence[TypeField], fields: Sequence[TypeField]) -
 
 def _unfit_columns(columns: Sequence[TypeField], fields: Sequence[TypeField], place: str) -> Iterator[str]:
     present = {field.name: field for field in fields}
+    seen: set[str] = set()
     for column in columns:
         where = f"{place}.{column.name}" if place else column.name
         field = present.pop(column.name, None)
-        if field is None:
+        if column.name in seen:
+            yield f"{where} is there more than once: leave the others out"
+        elif field is None:
             names = ", ".join(each.name for each in fields)
             yield f"{where} is no field of the type, which has {names}: leave it out, or register a version that has it"
         else:
             yield from _unfit_kind(column.kind, field.kind, where)
+        seen.add(column.name)
     for field in present.values():
         if not field.nullable:
             yield f"{f'{place}.{field.name}' if place else field.name} is NOT NULL, and there is no such column: add it"

@@ -44,6 +44,13 @@ def test_each_column_that_does_not_fit_is_told(columns, problems):
         assert problem in str(error.value)
 
 
+def test_a_column_that_is_there_twice_is_told_as_such():
+    """Arrow and Spark have such tables."""
+    [x] = parse_fields("x INT")
+    with pytest.raises(InvalidInput, match="^columns: x is there more than once: leave the others out$"):
+        require_columns([x, x], [x])
+
+
 FITTING = [
     ("BOOLEAN", True),
     ("TINYINT", -128),
