@@ -14,7 +14,8 @@ from coranto.types.blocking import SyncTypeRegistry
 from coranto.types.catalog import Catalog, TypeVersion
 from coranto.types.compatibility import Compatibility, FieldProblem
 from coranto.types.definitions import CsvForm, FixedForm, JsonForm, LinesForm, MessageType
-from coranto.types.kinds import TypeField, format_fields, parse_fields
+from coranto.types.kinds import TypeField, format_fields
+from coranto.types.parsing import parse_fields
 from coranto.types.publishing import CheckedJson, framing_of
 from coranto.types.references import TypeReference, parse_reference
 from coranto.types.registry import Registration, TypeRegistry

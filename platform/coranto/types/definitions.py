@@ -27,10 +27,9 @@ from coranto.types.kinds import (
     format_kind,
     format_type,
     kinds_in,
-    parse_fields,
-    parse_type,
     require_sound,
 )
+from coranto.types.parsing import parse_fields, parse_type
 
 MAX_NAME_BYTES: Final = 256
 MAX_FIELDS: Final = 10_000

@@ -8,7 +8,8 @@ from hypothesis import given
 
 from coranto.errors import InvalidInput
 from coranto.types.arrow import arrow_schema, fields_of_arrow, require_table
-from coranto.types.kinds import ArrayKind, MapKind, StructKind, TypeField, format_fields, parse_fields
+from coranto.types.kinds import ArrayKind, MapKind, StructKind, TypeField, format_fields
+from coranto.types.parsing import parse_fields
 from tests.platform.types.strategies import FIELDS
 
 

@@ -13,7 +13,7 @@ from coranto.types import catalog as catalog_module
 from coranto.types.catalog import Catalog, TypeVersion
 from coranto.types.compatibility import Compatibility
 from coranto.types.definitions import JsonForm, MessageType
-from coranto.types.kinds import parse_fields
+from coranto.types.parsing import parse_fields
 from coranto.types.references import parse_reference
 
 

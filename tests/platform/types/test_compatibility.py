@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coranto.types.compatibility import Compatibility, changes_between, problems_of
 from coranto.types.definitions import CsvForm, FixedForm, JsonForm, LinesForm, MessageType
-from coranto.types.kinds import parse_fields
+from coranto.types.parsing import parse_fields
 from tests.platform.types.protobufs import F, shop
 from tests.platform.types.strategies import JSON_FIELDS, later_fields
 

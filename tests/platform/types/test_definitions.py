@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
 from coranto.types.definitions import CsvForm, FixedForm, JsonForm, LinesForm, MessageType
-from coranto.types.kinds import parse_fields
+from coranto.types.parsing import parse_fields
 from tests.platform.types.protobufs import F, shop
 from tests.platform.types.strategies import JSON_FIELDS
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from coranto.errors import InvalidInput
 from coranto.types.definitions import FixedForm, JsonForm, MessageType
 from coranto.types.documents import format_type_document, parse_type_document
-from coranto.types.kinds import parse_fields
+from coranto.types.parsing import parse_fields
 from tests.platform.types.protobufs import F, shop
 from tests.platform.types.strategies import JSON_FIELDS
 

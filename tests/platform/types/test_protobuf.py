@@ -6,7 +6,8 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from coranto.errors import InvalidInput
-from coranto.types.kinds import format_fields, parse_fields
+from coranto.types.kinds import format_fields
+from coranto.types.parsing import parse_fields
 from coranto.types.protobuf import fields_of, message_class, needed_descriptors, require_holds, wire_changes
 from tests.platform.types.protobufs import F, shop
 

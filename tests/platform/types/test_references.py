@@ -7,7 +7,7 @@ import pytest
 from coranto.errors import InvalidInput
 from coranto.labels import CONTENT_TYPE, CSV, JSON_LINES, MESSAGE_TYPE, label_set
 from coranto.types.definitions import JsonForm, LinesForm, MessageType
-from coranto.types.kinds import parse_fields
+from coranto.types.parsing import parse_fields
 from coranto.types.references import TypeReference, parse_reference, require_content_type, type_named_by
 
 

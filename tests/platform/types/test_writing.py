@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
-from coranto.types.kinds import parse_fields
+from coranto.types.parsing import parse_fields
 from coranto.types.writing import require_columns, require_message
 from tests.platform.types.strategies import FIELDS, JSON_FIELDS, json_messages
 
@@ -47,7 +47,7 @@ def test_each_column_that_does_not_fit_is_told(columns, problems):
 def test_a_column_that_is_there_twice_is_told_as_such():
     """Arrow and Spark have such tables."""
     [x] = parse_fields("x INT")
-    with pytest.raises(InvalidInput, match="^columns: x is there more than once: leave the others out$"):
+    with pytest.raises(InvalidInput, match=r"^columns: x is there more than once: leave the others out$"):
         require_columns([x, x], [x])
 
 
