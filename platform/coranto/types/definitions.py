@@ -71,8 +71,8 @@ class JsonForm:
                 raise InvalidInput(f"{place} is BINARY, which JSON has no form for: make it a STRING, as base64")
             if isinstance(kind, MapKind) and kind.key is not PlainKind.STRING:
                 raise InvalidInput(f"{place} has keys of {format_kind(kind.key)}, and names in JSON are STRING")
-        if (place := _field_at(fields, path)) is not None:
-            raise InvalidInput(f"{place} is the place of the UUID: leave it out of the fields, or move uuidPointer")
+        if (taken := _field_at(fields, path)) is not None:
+            raise InvalidInput(f"{taken} is the place of the UUID: leave it out of the fields, or move uuidPointer")
 
 
 @dataclass(frozen=True, slots=True)
