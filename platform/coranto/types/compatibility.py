@@ -128,7 +128,7 @@ def _on_the_wire(reader: FixedForm, written: FixedForm, roles: _Roles) -> Iterat
         yield FieldProblem(
             place,
             f"of the protobuf message in {roles.reader} {problem} ({roles.written})",
-            "keep numbers, names and types of fields, and give what is new a number that was never used",
+            "keep numbers, names, types and oneofs of fields, and give what is new a number that was never used",
         )
 
 
