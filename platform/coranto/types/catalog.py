@@ -108,6 +108,7 @@ class Catalog:
         self._versions: dict[str, list[TypeVersion]] = {}
         self._barred: dict[str, _Barred] = {}
         self._fed = 0
+        self._end = ""
         self._decoder = JsonLines(None, tolerant=True, max_line_bytes=MAX_RECORD_BYTES).decoder(journal, 0)
 
     @property
@@ -121,7 +122,12 @@ class Catalog:
         return self._decoder.finish() is None
 
     def feed(self, content: bytes) -> None:
-        """Take in content that follows what was fed before. Raises CorruptData for a record of a later format."""
+        """Take in content that follows what was fed before.
+
+        Raises CorruptData from a record of a later format on, again at each call, because what follows it is unknown.
+        """
+        if self._end:
+            raise CorruptData(self._end)
         self._fed += len(content)
         while True:
             try:
@@ -140,10 +146,11 @@ class Catalog:
         if not isinstance(record, dict) or _RECORD not in record:
             return self._stray(offset, "no record of a registry")
         if record[_RECORD] != FORMAT:
-            raise CorruptData(
+            self._end = (
                 f"registry {self.journal} at offset {offset}: a record of the format {str(record[_RECORD])[:40]}, and "
                 f"this version of Coranto knows the format {FORMAT}: use a later version of Coranto"
             )
+            raise CorruptData(self._end)
         name, number = record.get("type"), record.get("version")
         try:
             validate_type_name(name if isinstance(name, str) else "")

@@ -142,6 +142,7 @@ class TypeRegistry:
 
     async def _read_on(self) -> None:
         catalog = self._catalog
+        catalog.feed(b"")  # Its end may be known already.
         try:
             head = await self._client.head(self.journal)
             if head < catalog.offset:

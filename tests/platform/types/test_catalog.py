@@ -118,6 +118,14 @@ def test_a_record_of_a_later_format_ends_the_fold():
             catalog_of(record(registry=told))
 
 
+def test_nothing_is_fed_behind_a_record_of_a_later_format():
+    """A program that asks again must not take what it knows for all."""
+    catalog = catalog_of(ONE.to_line())
+    for content in (record(registry=2), b"", TWO.to_line()):
+        with pytest.raises(CorruptData, match=f"at offset {len(ONE.to_line())}: a record of the format 2"):
+            catalog.feed(content)
+
+
 NOT_UNDERSTOOD = {
     "a type of the future": record(definition={**TWO.definition.to_plain(), "fields": {"id": "VARIANT"}}),
     "a framing of the future": record(definition={"type": "shop.Order", "framing": "avro"}),
