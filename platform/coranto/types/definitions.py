@@ -182,9 +182,10 @@ class MessageType:
         validate_type_name(self.name)
         if not self.fields:
             raise InvalidInput("has no fields; name those of the messages", field="fields")
-        if len(self.fields) > MAX_FIELDS:
-            raise InvalidInput(f"are {len(self.fields)}; there may be {MAX_FIELDS}", field="fields")
         require_sound(self.fields)
+        nested = (len(kind.fields) for _, kind in kinds_in(self.fields) if isinstance(kind, StructKind))
+        if (count := len(self.fields) + sum(nested)) > MAX_FIELDS:
+            raise InvalidInput(f"are {count} with those within others; there may be {MAX_FIELDS}", field="fields")
         try:
             self.form.require_holds(self.fields)
         except InvalidInput as error:

@@ -92,7 +92,14 @@ def test_what_a_plain_form_leaves_out_has_defaults():
         (plain(**PROTOBUF, messageType="a.B"), "messageType: there is no a.B among the descriptors"),
         (plain(**PROTOBUF), "fields: shop.Order has no field 'id'"),
         (plain(**PROTOBUF, fields={"n": "INT"}, uuidField="n"), "has no field n of bytes or a string"),
-        (plain(fields={f"f{n}": "INT" for n in range(10_001)}), "fields: are 10001; there may be 10000"),
+        (
+            plain(fields={f"f{n}": "INT" for n in range(10_001)}),
+            "fields: are 10001 with those within others; there may be 10000",
+        ),
+        (
+            plain(fields={"s": "ARRAY<STRUCT<" + ", ".join(f"f{n}: INT" for n in range(10_000)) + ">>"}),
+            "fields: are 10001 with those within others; there may be 10000",
+        ),
     ],
 )
 def test_what_is_no_definition_is_refused(given, problem):
