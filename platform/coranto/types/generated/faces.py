@@ -29,7 +29,7 @@ class TypeRegistryFace(Face):
         like: str = "",
         accept_loss: bool = False,
     ) -> Registration:
-        """Register a definition as the next version of its type, unless a version has exactly this definition."""
+        """Register a definition as the next version of its type, unless one since the last NONE has the same."""
         return self._run(
             self._inner.register(definition, compatibility=compatibility, like=like, accept_loss=accept_loss)
         )
