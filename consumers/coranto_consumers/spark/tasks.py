@@ -25,7 +25,7 @@ from coranto_consumers.spark.fetching import executor_folder
 from coranto_consumers.spark.packed import ChooseTask
 from coranto_consumers.spark.producer_ids import IdPool
 from coranto_consumers.spark.sink.publishing import PendingPublisher
-from coranto_consumers.spark.sink.rows import ColumnRows, TextRows
+from coranto_consumers.spark.sink.rows import ColumnRows, ObjectTextRows
 from coranto_consumers.spark.task_errors import told_to_driver
 from coranto_consumers.stores.staging import StageWriter, can_copy_all
 
@@ -157,7 +157,7 @@ class PublishTask:
         ):
             for batch in _chain(first, batches):
                 values = batch.column("value")
-                rows = TextRows(values) if self.fields is None else ColumnRows.of_structs(self.fields, values)
+                rows = ObjectTextRows(values) if self.fields is None else ColumnRows.of_structs(self.fields, values)
                 publisher.add(rows, batch.column("key"))
             pending = publisher.finish()
         if intents := pending.intents(framing):

@@ -57,7 +57,7 @@ def stamped_lines(
 
 
 def _behind_brace(content: Any) -> Any:
-    """Return what comes behind the UUID's field in place of each object's first character."""
+    """Return objects with a comma in place of their opening brace, as they go on behind the field of the UUID."""
     rest = pc.binary_replace_slice(content, 0, 1, b",")
     if pc.any(empty := pc.equal(content, b"{}")).as_py():
         return pc.if_else(empty, pa.scalar(b"}", pa.binary()), rest)

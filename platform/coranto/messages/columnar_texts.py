@@ -51,7 +51,8 @@ def _without_braces(content: Any) -> Mask:
     characters = np.frombuffer(data if data is not None else b"", dtype=np.uint8)
     begins, last = ends[:-1], characters[ends[1:] - 1]
     quoted = (characters[begins + 1] == ord('"')) | ((characters[begins + 1] == ord("}")) & (np.diff(ends) == 2))
-    return ~((characters[begins] == ord("{")) & quoted & (last == ord("}")))
+    sound: Mask = (characters[begins] == ord("{")) & quoted & (last == ord("}"))
+    return ~sound
 
 
 def _with_name(content: Any, reserved: str) -> Mask | None:

@@ -24,7 +24,7 @@ from coranto_consumers.spark.message_types import find_type
 from coranto_consumers.spark.option_values import flag_option, require_known
 from coranto_consumers.spark.options import OPTIONS, SourceOptions
 from coranto_consumers.spark.sink.encoding import require_encodable
-from coranto_consumers.spark.sink.rows import ColumnRows, Rows, TextRows
+from coranto_consumers.spark.sink.rows import ColumnRows, ObjectTextRows, Rows
 from coranto_consumers.spark.type_columns import fields_of_spark
 
 _SHARED: Final = (*client_options.OPTIONS, *selections.OPTIONS, "uuidPointer", "registry", "messageType")
@@ -245,7 +245,7 @@ class RowForm:
         if not self.text:
             return ColumnRows.of_structs(self.fields, column)
         try:
-            return TextRows(column.cast(pa.string()))
+            return ObjectTextRows(column.cast(pa.string()))
         except pa.ArrowInvalid as error:
             raise InvalidInput(f"a value is not UTF-8: {error}", field="column value") from error
 

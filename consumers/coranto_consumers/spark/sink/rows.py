@@ -33,7 +33,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TextRows:
+class ObjectTextRows:
     """Rows that are texts of JSON objects, in an Arrow array."""
 
     texts: Any
@@ -44,8 +44,8 @@ class TextRows:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def take(self, rows: Int64s) -> TextRows:
-        return TextRows(self.texts.take(pa.array(rows)))
+    def take(self, rows: Int64s) -> ObjectTextRows:
+        return ObjectTextRows(self.texts.take(pa.array(rows)))
 
     def lines(self, framing: JsonLines, producer: ProducerId, first_clock: int, flags: Flags) -> Any:
         return stamped_lines(self.texts, framing, producer, first_clock, flags)

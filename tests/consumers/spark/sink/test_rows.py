@@ -20,7 +20,7 @@ from coranto.messages.columnar_stamps import stamped_lines
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import Flags, new_producer_id
 from coranto_consumers.spark.sink.encoding import encode_rows
-from coranto_consumers.spark.sink.rows import ColumnRows, Rows, TextRows
+from coranto_consumers.spark.sink.rows import ColumnRows, ObjectTextRows, Rows
 
 FRAMING = JsonLines()
 PRODUCER = new_producer_id(lambda count: b"\x05" * count)
@@ -76,8 +76,8 @@ def test_columns_have_the_lines_of_their_texts(doubles: list[float | None], data
     columns = ColumnRows.of(fields, table.columns, len(doubles))
     texts = encode_rows(fields, table.columns, len(doubles))
     slow = stamped_lines(texts, FRAMING, PRODUCER, CLOCK, Flags.CONTINUE_TXN)
-    assert len(columns) == len(TextRows(texts)) == len(doubles)
-    assert lines(columns) == slow.to_pylist() == lines(TextRows(texts))
+    assert len(columns) == len(ObjectTextRows(texts)) == len(doubles)
+    assert lines(columns) == slow.to_pylist() == lines(ObjectTextRows(texts))
     for line, double in zip(lines(columns), doubles, strict=True):
         value = json.loads(line).get("whole")
         if double is None or (math.isfinite(double)):
@@ -93,7 +93,7 @@ def test_a_row_of_another_table_of_columns_is_taken_whole() -> None:
     for rows in (
         ColumnRows.of(fields, [pa.chunked_array([each.slice(0, 4), each.slice(4)]) for each in table.columns], 10),
         ColumnRows.of_structs(fields, structs),
-        TextRows(encode_rows(fields, table.columns, 10)),
+        ObjectTextRows(encode_rows(fields, table.columns, 10)),
     ):
         taken = rows.take(order)
         assert len(taken) == 3
@@ -111,6 +111,6 @@ def test_the_uuid_comes_into_the_value_of_the_column_that_has_its_name() -> None
 
 def test_rows_without_a_value_are_refused() -> None:
     with pytest.raises(InvalidInput, match="a row has no value"):
-        TextRows(pa.array(["{}", None]))
+        ObjectTextRows(pa.array(["{}", None]))
     with pytest.raises(InvalidInput, match="a row has no value"):
         ColumnRows.of_structs(fields_of(pa.schema(list(INNER))), pa.array([{"p": 1}, None], INNER))
