@@ -427,6 +427,14 @@ def test_replicas_that_show_content_that_others_may_lack_are_caught(monkeypatch:
             self.publish(decision.committed.fragment)
         return decision
 
+    in_one_go = DurableSpool.commit_proposed
+
+    def show_in_one_go(self: DurableSpool, content: bytes, proposal: pb.Fragment, revision: int) -> bool:
+        committed = in_one_go(self, content, proposal, revision)
+        if committed:
+            self.publish(self.fragment)
+        return committed
+
     def plant(world: World) -> None:
         async def lose() -> None:
             """The primary cannot reach one replica. It and the others are then lost, and that one goes on."""
@@ -456,6 +464,7 @@ def test_replicas_that_show_content_that_others_may_lack_are_caught(monkeypatch:
 
     assert found() == []
     monkeypatch.setattr(DurableSpool, "propose", show)
+    monkeypatch.setattr(DurableSpool, "commit_proposed", show_in_one_go)
     assert "inconsistent-offsets" in found()
 
 
