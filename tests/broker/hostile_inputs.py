@@ -20,10 +20,12 @@ from coranto.fragments.store_errors import store_error
 from coranto.fragments.store_urls import parse_store_url
 from coranto.messages import csv_rows
 from coranto.names import validate_journal, validate_token
+from coranto.publication import ledger
 from coranto.specs import journal_tree
 from coranto.specs.durations import parse_duration
+from coranto.types import kinds, parsing, references, writing
 from coranto_broker.http.requests import append_request, read_request
-from coranto_consumers.spark import parsers, task_errors
+from coranto_consumers.spark import frames, json_values, parsers, task_errors
 from coranto_consumers.stores import mysql
 
 AT = datetime(2024, 1, 2, tzinfo=UTC)
@@ -47,6 +49,11 @@ def _failed_task(text: str) -> None:
         pattern.search(text)
 
 
+def _value_of_a_type(text: str) -> None:
+    for pattern in (writing._DAY, writing._LOCAL, writing._ZONED, writing._NUMBER, json_values._BASE64):
+        pattern.fullmatch(text)
+
+
 READERS: Mapping[str, Callable[[str], object]] = {
     "template": PostfixTemplate,
     "selector": labels.parse_selector,
@@ -64,6 +71,12 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "statement": mysql._ENDS_TRANSACTION.match,
     "failure of a task": _failed_task,
     "field of CSV": _csv_field,
+    "fields of a type": parsing.parse_fields,
+    "name of a field": kinds._PLAIN_NAME.fullmatch,
+    "columns of a consumer": frames._ALL.match,
+    "reference to a type": references.parse_reference,
+    "value of a type": _value_of_a_type,
+    "register of a ledger": ledger._SUMMARY_VALUE.fullmatch,
     "tree of specs": journal_tree.parse_tree,
 }
 SLOW = frozenset({"tree of specs"})
@@ -87,6 +100,7 @@ OTHERS = [
         "é",
         "\0",
     ),
+    *("a INT,", "a `", "ARRAY<", "1900-01-01 00:00:00.", "1e", "QUJD", "QQ==", "* "),
     *("ANALYZE ", "s3://b/?find=", "{{ (", "{{/*", "*/", "{{- ", " -}}"),
 ]
 ENDS = ["", "!", '"', "}}", " (x"]

@@ -38,7 +38,7 @@ COMMITTED_AT = PARSED_PREFIX + COMMIT_OFFSET
 _TOLD_SECONDS: Final = 2.0
 """The time in seconds within which Spark tells what an action has observed, if it does."""
 _DDL: Final = "value_schema"
-_ALL: Final = re.compile(r"\s*\*\s*(?:,|$)")
+_ALL: Final = re.compile(r"\s*+\*\s*+(?:,|$)")
 _LOW, _HIGH, _COMMIT = "_coranto_low", "_coranto_high", "_coranto_commit"
 _PIECE = PARSED_PREFIX + PIECE.name
 _LINE = PARSED_PREFIX + LINE.name

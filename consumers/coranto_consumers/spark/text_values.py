@@ -6,6 +6,7 @@ text once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, Final
@@ -32,8 +33,6 @@ _PLAIN_LOCAL: Final = f"^{_DAY}{_CLOCK}$"
 _PLAIN_ZONED: Final = rf"^{_DAY}{_CLOCK}(?:Z|[+-](?:0\d|1[0-7]):[0-5]\d)$"
 _LOCAL: Final = pa.timestamp("us")
 _UTC: Final = pa.timestamp("us", "UTC")
-_RULES_SINCE, _RULES_UNTIL = (pa.scalar(datetime(year, 1, 1), _LOCAL) for year in (1900, 2037))
-"""The times whose zones everybody knows alike: data of zones may end in 2037, and early times are those of places."""
 
 
 def settled_texts(array: Any, kind: DataType, to: Any, zone: tzinfo | None, marked: bool) -> tuple[Any, Mask]:
@@ -89,12 +88,23 @@ def _each_once(array: Any, convert: Callable[[str], object], to: Any) -> tuple[A
     return values.take(encoded.indices), mask_of(misfits.take(encoded.indices))
 
 
+@functools.cache
+def _rules() -> tuple[Any, Any]:
+    """Return the times between which everybody knows the zones alike.
+
+    Early times are those of places, and data of zones may end in 2037. pyarrow imports pandas for its first scalar, so
+    a worker makes none before it needs one.
+    """
+    return tuple(pa.scalar(datetime(year, 1, 1), _LOCAL) for year in (1900, 2037))
+
+
 def _in_zone(local: Any, zone: tzinfo) -> tuple[Any, Mask]:
     """Return local times as times in UTC, and the mask of those of which pyarrow may think otherwise than Spark."""
     if not isinstance(zone, ZoneInfo):
         offset = pa.scalar(zone.utcoffset(None) or timedelta(), pa.duration("us"))
         return pc.subtract(local, offset), np.zeros(len(local), dtype=np.bool_)
-    unsure = pc.or_(pc.less(local, _RULES_SINCE), pc.greater_equal(local, _RULES_UNTIL))
+    since, until = _rules()
+    unsure = pc.or_(pc.less(local, since), pc.greater_equal(local, until))
     sure = pc.if_else(unsure, pa.scalar(None, _LOCAL), local)
     times = pc.assume_timezone(sure, zone.key, ambiguous="earliest", nonexistent="latest")
     skipped = pc.not_equal(pc.local_timestamp(times), local)  # There is no such time where clocks are set forward.

@@ -54,7 +54,7 @@ MAX_WRITER_ID = 1024
 
 
 _SUMMARY: Final = "coranto.dev/summary"
-_SUMMARY_VALUE: Final = re.compile(r"(\d+)\.([0-9a-f]{32})")
+_SUMMARY_VALUE: Final = re.compile(r"([0-9]{1,19})\.([0-9a-f]{32})")
 SUMMARIZED_BYTES: Final = 64 << 10
 """The bytes of records behind a summary, or of a ledger without one, that are not worth another summary."""
 _SUMMARY_SHARE: Final = 4

@@ -45,7 +45,7 @@ _ALIASES: Final = {
 }
 _DECIMALS: Final = ("DECIMAL", "DEC", "NUMERIC")
 _NESTED: Final = ("ARRAY", "MAP", "STRUCT")
-_TOKEN: Final = re.compile(r"\s*(?:(?P<word>\w+)|`(?P<quoted>(?:[^`]|``)+)`|(?P<symbol>[<>(),:]))")
+_TOKEN: Final = re.compile(r"\s*+(?:(?P<word>\w++)|`(?P<quoted>(?:[^`]|``)++)`|(?P<symbol>[<>(),:]))")
 
 
 def parse_fields(text: str) -> tuple[TypeField, ...]:
