@@ -57,9 +57,14 @@ class _Side:
             return done / (time.perf_counter() - begun)
 
 
+def broker_processes() -> list[psutil.Process]:
+    """Return the processes of the brokers that this process started."""
+    return [each for each in psutil.Process().children(recursive=True) if "broker" in " ".join(each.cmdline())]
+
+
 def _brokers() -> Callable[[], float]:
     """Return a function that tells the seconds of processor time that the brokers have used."""
-    processes = [each for each in psutil.Process().children(recursive=True) if "broker" in " ".join(each.cmdline())]
+    processes = broker_processes()
     return lambda: sum(sum(each.cpu_times()[:2]) for each in processes)
 
 
