@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, Select, Table, and_, exists, func, select
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import ColumnElement
 
 from coranto.errors import InvalidInput
@@ -44,6 +45,8 @@ def replace_by_key(
     deadlocking.
     """
     rows = select(*(stage.c[name] for name in columns)).where(chosen).order_by(*(stage.c[key] for key in keys))
+    if _are_new(connection, table, keys, stage, chosen) and _can_insert(connection, table, columns, rows):
+        return
     insert = postgresql.insert(table).from_select(list(columns), rows)
     values = {name: insert.excluded[name] for name in columns if name not in keys}
     try:
@@ -53,3 +56,26 @@ def replace_by_key(
         if is_repeated_row(error):
             refuse_repeated_keys(connection, table, keys, stage, chosen)
         raise
+
+
+def _are_new(
+    connection: Connection, table: Table, keys: Sequence[str], stage: Table, chosen: ColumnElement[bool]
+) -> bool:
+    """Return True if no row of a table has the key of a chosen row."""
+    same = and_(*(table.c[key] == stage.c[key] for key in keys))
+    found = exists(select(1).select_from(stage.join(table, same)).where(chosen))
+    return not connection.execute(select(found)).scalar_one()
+
+
+def _can_insert(connection: Connection, table: Table, columns: Sequence[str], rows: Select[Any]) -> bool:
+    """Insert rows, and return True. Return False, and insert none, if a constraint of the table forbids it.
+
+    To insert takes half as long as to insert or update. Another consumer may have inserted one of the keys since they
+    were compared, or one may be staged twice: the caller's statement is right for both.
+    """
+    try:
+        with connection.begin_nested():
+            connection.execute(table.insert().from_select(list(columns), rows))
+    except IntegrityError:
+        return False
+    return True

@@ -22,6 +22,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     delete,
+    event,
     func,
     inspect,
     select,
@@ -187,6 +188,43 @@ def test_replacing_one_key_by_two_rows_is_refused(store_url):
     with pytest.raises(InvalidInput, match=r"table events: key \(1,\) was staged more than once"):
         stage_and_merge(store, plan, {"a": [{"id": 1, "what": "x"}], "b": [{"id": 1, "what": "y"}]}, 1)
     assert contents(store, EVENTS) == []
+
+
+def test_new_and_known_keys_are_replaced_together(store_url):
+    store = SqlStore(store_url)
+    plan = plan_merge(EVENTS, ("id", "what"), ("id",), {"what": Replace()})
+    stage_and_merge(store, plan, {"a": [{"id": 2, "what": "old"}]}, 1)
+    stage_and_merge(store, plan, {"b": [{"id": 3, "what": "new"}, {"id": 1, "what": "new"}]}, 1)
+    stage_and_merge(store, plan, {"c": [{"id": 4, "what": "newer"}, {"id": 2, "what": "newer"}]}, 1)
+
+    assert contents(store, EVENTS) == [
+        {"id": 1, "what": "new"},
+        {"id": 2, "what": "newer"},
+        {"id": 3, "what": "new"},
+        {"id": 4, "what": "newer"},
+    ]
+
+
+@pytest.mark.integration
+def test_a_key_that_somebody_inserts_after_the_keys_were_compared_is_replaced(new_store):
+    store = SqlStore(new_store("postgresql"))
+    plan = plan_merge(EVENTS, ("id", "what"), ("id",), {"what": Replace()})
+    stage_of(store, plan)
+    seen: list[str] = []
+
+    def insert_before(_connection, _cursor, statement, *_others):
+        if statement.startswith("INSERT INTO events"):
+            if not seen:
+                with other.begin() as connection:
+                    connection.execute(EVENTS.insert(), [{"id": 2, "what": "theirs"}])
+            seen.append(statement)
+
+    other = SqlStore(store.url).engine
+    event.listen(store.engine, "before_cursor_execute", insert_before)
+    stage_and_merge(store, plan, {"a": [{"id": 1, "what": "ours"}, {"id": 2, "what": "ours"}]}, 1)
+
+    assert ["ON CONFLICT" in statement for statement in seen] == [False, True]
+    assert contents(store, EVENTS) == [{"id": 1, "what": "ours"}, {"id": 2, "what": "ours"}]
 
 
 def test_keys_alone_are_a_set(store_url):
