@@ -250,7 +250,7 @@ def _check_suspension(request: pb.AppendRequest, snapshot: JournalSnapshot) -> R
         return Refuse(pb.SUSPENDED, registers) if suspended else None
     if request.suspend == pb.AppendRequest.SUSPEND_KEEP:
         return None
-    if known.empty:
+    if known.empty and not snapshot.committed.fragment.length:  # The index lacks what is not acknowledged yet.
         return ChangeSuspension(Suspend(level=Suspend.FULL, offset=end))
     if suspended:
         return Refuse(pb.SUSPENDED, registers)

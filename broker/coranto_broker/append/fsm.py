@@ -239,8 +239,8 @@ class AppendFsm:
             return AppendEvent.TAKEN_ALONG
         except Invalidated:
             return AppendEvent.INVALIDATED
-        # From here on, the append commits before anybody who sees changed flags looks at the journal's end.
-        return AppendEvent.PIPELINE_ACQUIRED if self._env.resolver.flags_hold(resolution) else AppendEvent.INVALIDATED
+        # From here on, the append commits before anybody who sees other flags or suspends looks at the journal's end.
+        return AppendEvent.PIPELINE_ACQUIRED if self._env.resolver.permits_hold(resolution) else AppendEvent.INVALIDATED
 
     async def _acquire_in_line(self, resolution: Resolution, whole: Whole) -> None:
         """Wait for the pipeline in the line, where leaders find members. Raises TakenAlong or Invalidated."""

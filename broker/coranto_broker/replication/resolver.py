@@ -217,13 +217,15 @@ class Resolver:
         """Return once the key space has changed since `resolution`."""
         await self._keyspace.wait_for_change(resolution.state)
 
-    def flags_hold(self, resolution: Resolution) -> bool:
-        """Return True if the journal's flags are still as in `resolution`, or if the journal is gone."""
+    def permits_hold(self, resolution: Resolution) -> bool:
+        """Return True if the journal's flags and suspension are as in `resolution`, or if the journal is gone."""
         state = self._keyspace.state
         if state is resolution.state:
             return True
         item = state.item(resolution.spec.name)
-        return item is None or item.spec.flags == resolution.spec.flags
+        if item is None:
+            return True
+        return item.spec.flags == resolution.spec.flags and item.spec.suspend == resolution.spec.suspend
 
     def stop(self) -> None:
         """Stop all local replicas. From then on, resolutions do not offer them."""

@@ -336,7 +336,7 @@ class DurableSpool:
             # commit, acknowledged content would seem to be lost, and the journal would wait for an operator.
             self._record(self._spool.committed, always=True)
             self._flusher.version += 1
-        if not self._flusher.flushed_version and self.fsync is Fsync.COMMIT and not position:
+        if self._must_flush_log and not position:
             self._flusher.flush_now()  # Rare: the first pipeline was acknowledged, which nearly always flushed this.
         if len(content) < DEFERRED_BYTES and self._writes.idle:
             self._content.write_at(position, content)
@@ -468,7 +468,14 @@ class DurableSpool:
         return True
 
     def _takes_at_once(self, length: int) -> bool:
-        return self._log is not None and length < DEFERRED_BYTES and self._writes.idle
+        if self._log is None or (self._must_flush_log and not self._spool.fragment.length):
+            return False  # `write` sees to the log.
+        return length < DEFERRED_BYTES and self._writes.idle
+
+    @property
+    def _must_flush_log(self) -> bool:
+        """True if the log must be on the disk before the first content, and may not be there."""
+        return not self._flusher.flushed_version and self.fsync is Fsync.COMMIT
 
     def _commit_extended(self, content: Bytes, extended: Extended, revision: int) -> None:
         """Write and commit content that extends the fragment."""

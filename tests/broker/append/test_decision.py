@@ -195,13 +195,6 @@ def test_rolls(
             (0, 100, 0),
             ChangeSuspension(Suspend(level=Suspend.PARTIAL, offset=100), rolled(committed(50, 100))),
         ),
-        (Wish.SUSPEND_NOW, Suspend.NONE, (0, 0, 0), FULLY),
-        (
-            Wish.SUSPEND_IF_FLUSHED,
-            Suspend.PARTIAL,
-            (0, 0, 0),
-            FULLY,
-        ),
         (Wish.SUSPEND_IF_FLUSHED, Suspend.NONE, (0, 100, 0), Commit(pb.LabelSet())),  # Not stored yet.
         (Wish.SUSPEND_IF_FLUSHED, Suspend.NONE, (0, 100, int(NOW) - DAY + 1), Commit(pb.LabelSet())),
         (
@@ -221,6 +214,20 @@ def test_suspension(
     spec = pb.JournalSpec(name=JOURNAL, suspend=Suspend(level=level), fragment=SPEC.fragment)
     begin, end, flushed_at = index
     assert check(request(suspend=wish), spec, committed(50, 100), begin, end, flushed_at) == expected
+
+
+@pytest.mark.parametrize(
+    ("wish", "level"), [(Wish.SUSPEND_NOW, Suspend.NONE), (Wish.SUSPEND_IF_FLUSHED, Suspend.PARTIAL)]
+)
+def test_a_journal_without_content_is_fully_suspended(
+    wish: pb.AppendRequest.Suspend.ValueType, level: pb.JournalSpec.Suspend.Level.ValueType
+) -> None:
+    spec = pb.JournalSpec(name=JOURNAL, suspend=Suspend(level=level), fragment=SPEC.fragment)
+    assert check(request(suspend=wish), spec, committed(100, 100), 0, 0) == FULLY
+    proposed = committed(50, 100)  # The index knows of it once all replicas have acknowledged it.
+    found = check(request(suspend=wish), spec, proposed, 0, 0)
+    partly = ChangeSuspension(Suspend(level=Suspend.PARTIAL, offset=100), rolled(proposed))
+    assert found == (partly if level == Suspend.NONE else Refuse(pb.SUSPENDED, pb.LabelSet()))
 
 
 def test_appends_that_suspend_hold_no_content() -> None:

@@ -176,8 +176,8 @@ class World:
         replica: Any = self.replica if self.primary else None
         return Resolution(self.status, state, SELF, header, item, assignments, replica, self.signal)
 
-    def flags_hold(self, resolution: Resolution) -> bool:
-        return self.spec.flags == resolution.spec.flags
+    def permits_hold(self, resolution: Resolution) -> bool:
+        return (self.spec.flags, self.spec.suspend) == (resolution.spec.flags, resolution.spec.suspend)
 
     async def wait_for_change(self, resolution: Resolution) -> None:
         self.changes.popleft()()
@@ -1332,7 +1332,7 @@ async def test_what_fits_a_resolution_is_not_looked_at_again(world: World) -> No
         assert fsm.state is State.FINISHED
         return passed
 
-    world.resolver = SimpleNamespace(resolve=resolve, flags_hold=lambda _: True)  # type: ignore[assignment]
+    world.resolver = SimpleNamespace(resolve=resolve, permits_hold=lambda _: True)  # type: ignore[assignment]
     assert State.SEND_PIPELINE_SYNC in await states()
     short = [
         State.RESOLVE,

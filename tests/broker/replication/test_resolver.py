@@ -312,16 +312,18 @@ async def test_a_stopped_resolver_answers_from_the_present_key_space(cluster: Cl
     assert (before.status, after.status) == (pb.OK, pb.NO_JOURNAL_PRIMARY_BROKER)
 
 
-async def test_flags_hold_until_the_spec_says_others(cluster: Cluster, resolver: Resolver) -> None:
+async def test_flags_and_suspension_hold_until_the_spec_says_others(cluster: Cluster, resolver: Resolver) -> None:
     cluster.journal()
     resolution = await resolver.resolve(J, may_proxy=True, require_primary=True)
-    assert resolver.flags_hold(resolution)
+    assert resolver.permits_hold(resolution)
     cluster.journal(replication=2)
-    assert resolver.flags_hold(resolution), "something else changed"
+    assert resolver.permits_hold(resolution), "something else changed"
     cluster.journal(flags=pb.JournalSpec.O_RDONLY)
-    assert not resolver.flags_hold(resolution)
+    assert not resolver.permits_hold(resolution)
+    cluster.journal(suspend=pb.JournalSpec.Suspend.FULL)
+    assert not resolver.permits_hold(resolution)
     cluster.delete(LAYOUT.item_key(J))
-    assert resolver.flags_hold(resolution), "a journal that is deleted has none"
+    assert resolver.permits_hold(resolution), "a journal that is deleted has none"
 
 
 async def test_nothing_is_kept_of_names_that_no_journal_has(resolver: Resolver) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 from unittest.mock import patch
@@ -23,7 +23,7 @@ import structlog
 import typer
 
 from coranto import labels
-from coranto.fragments.fragment import Codec, Fragment
+from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.loop import SimLoop, simulated
@@ -39,6 +39,7 @@ JOURNAL = "a/journal"
 LIVES = 6
 """Lives of one spool, each ended by a power cut, a kill, or a sync that failed."""
 _COMPACT_BYTES = 700
+_RARER = ("roll", "roll", "abort", "follow", "store", "commit", "proposed", "proposed")
 
 
 class Broken(AssertionError):
@@ -91,6 +92,9 @@ class Observer:
     def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
         self.sealed.append(sealed)
 
+    def spool_ahead(self, end: int) -> None:
+        """Nobody reads."""
+
 
 class Life:
     """The work of one process on the spool, until the process ends."""
@@ -112,7 +116,7 @@ class Life:
             self._start(self._keep_flushed())
         while not self.failed.is_set():
             try:
-                await self._act(rng.choice(("append",) * 8 + ("roll", "roll", "abort", "follow", "store", "commit")))
+                await self._act(rng.choice(("append",) * 8 + _RARER))
             except OSError:
                 model.seen["a write or sync failed"] += 1
             if rng.random() < 0.6:
@@ -142,6 +146,9 @@ class Life:
                             await asyncio.sleep(rng.uniform(0, 0.0005))
                 self._propose(content, registers)
             self._start(self._flush())
+        elif what == "proposed":
+            self._commit_proposed(rng.randbytes(rng.choice((1, 100, 512, 3000))))
+            self._start(self._flush())
         elif what == "roll":
             before = spool.fragment
             codec = rng.choice((Codec.NONE, Codec.GZIP))
@@ -169,6 +176,20 @@ class Life:
             with sealed.content.borrow() as file:
                 model.stored[sealed.fragment.begin] = file.read_at(0, sealed.fragment.length)
             sealed.drop()
+
+    def _commit_proposed(self, content: bytes) -> None:
+        """As a replica that is sent content with its proposal."""
+        spool, registers, revision = self.spool, self.spool.registers, self.model.revision
+        begin = spool.fragment.begin
+        whole = self.model.piece(begin, spool.end) + content
+        proposal = replace(spool.fragment, end=begin + len(whole), sum=sum_of(whole))
+        self._committing(content, registers)
+        with self._or_not():
+            if spool.commit_proposed(content, proposal.to_wire(), revision):
+                self.model.seen["content came with its proposal"] += 1
+                return
+            spool.write(0, content)
+            spool.propose(proposal, registers, primary=False, revision=revision)
 
     def _propose(self, content: bytes, registers: pb.LabelSet) -> None:
         spool = self.spool

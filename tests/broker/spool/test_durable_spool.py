@@ -78,6 +78,24 @@ async def test_a_spool_that_begins_to_sync_commits_keeps_to_what_it_had_acknowle
     assert not spool.is_on_disk(spool.version)
 
 
+def test_the_log_is_on_the_disk_before_content_that_comes_with_its_proposal(
+    folder: SpoolFolder, disk: FaultyDisk
+) -> None:
+    # Else power loss may leave content without a log, as if acknowledged content were lost.
+    spool = DurableSpool(folder, Observer(), Fsync.NEVER)
+    spool.propose(spool.fragment, NONE, primary=False, revision=5)
+    spool.follow(Fsync.COMMIT)
+    assert disk.syncs == []
+    proposal = Fragment(JOURNAL, 0, 5, sum_of(b"first"), Codec.NONE)
+    assert not spool.commit_proposed(b"first", proposal.to_wire(), 5)
+    spool.write(0, b"first")
+    (log,) = (name for name in names(folder) if name.endswith(".commits"))
+    assert log in disk.syncs
+    assert spool.propose(proposal, NONE, primary=False, revision=5).effect is ProposalEffect.COMMIT
+    more = replace(proposal, end=9, sum=sum_of(b"firstmore"))
+    assert spool.commit_proposed(b"more", more.to_wire(), 5)
+
+
 async def test_forcing_takes_completed_fragments_along(
     spool: DurableSpool, observer: Observer, disk: FaultyDisk
 ) -> None:

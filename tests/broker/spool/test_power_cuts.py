@@ -25,6 +25,7 @@ INTERESTING = {
     "a write or sync failed",
     "acknowledged",
     "commits were undone",
+    "content came with its proposal",
     "life ended: cut",
     "life ended: cut in write",
     "life ended: fail",
