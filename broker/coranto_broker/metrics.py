@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
@@ -36,6 +36,19 @@ class UnderWay:
 
     def __exit__(self, *_: object) -> None:
         self.count -= 1
+
+
+class FramesUse(Protocol):
+    """The use of a server of frames: its open connections by method, and what they hold."""
+
+    on_refusal: Callable[[str], None]
+
+    @property
+    def unopened(self) -> int: ...
+
+    def under_way(self, method: str) -> int: ...
+
+    def held(self, method: str) -> int: ...
 
 
 class Metrics:
@@ -86,12 +99,32 @@ class Metrics:
             "coranto_disk_failures", "Spools that the disk failed to keep, and that were recovered anew."
         )
         self.calls = gauge("coranto_calls", "Calls under way.", ["method"])
+        self.frame_connections = gauge("coranto_frame_connections", "Open connections for frames.", ["method"])
+        self.frame_bytes_held = gauge(
+            "coranto_frame_bytes_held",
+            "Bytes that came over frames and that their handlers have not taken.",
+            ["method"],
+        )
+        self.frame_connections_refused = counter(
+            "coranto_frame_connections_refused",
+            "Connections for frames that were refused, or ended because of what their client did.",
+            ["reason"],
+        )
 
     def under_way(self, method: str) -> UnderWay:
         """Return a context manager that counts calls of a method while they are under way."""
         calls = UnderWay()
         self.calls.labels(method).set_function(lambda: calls.count)
         return calls
+
+    def watch_frames(self, frames: FramesUse, methods: Iterable[str], reasons: Iterable[str]) -> None:
+        """Read from a server of frames what its connections use, and have it count refusals by reason."""
+        for method in methods:
+            self.frame_connections.labels(method).set_function(partial(frames.under_way, method))
+            self.frame_bytes_held.labels(method).set_function(partial(frames.held, method))
+        self.frame_connections.labels("unopened").set_function(lambda: frames.unopened)
+        counters = {reason: self.frame_connections_refused.labels(reason) for reason in reasons}
+        frames.on_refusal = lambda reason: counters[reason].inc()
 
     def store_probed(self, url: str, healthy: bool) -> None:
         """Set the health of a fragment store after a probe."""
