@@ -39,7 +39,8 @@ FAULTS = (
     "flip a bit",
     "restore etcd",
 )
-
+FRAME_FAULTS = ("slow readers",)
+"""Faults of connections for frames."""
 
 DEMANDS: Mapping[str, Mapping[str, str]] = {
     "fsync": {FSYNC: "commit"},
@@ -158,6 +159,8 @@ def options_of(seed: int, **given: Any) -> Options:
     )
     if not given:
         options = replace(options, **frames_of(seed))
+        if options.frames and rng.random() < 0.5:
+            options = replace(options, faults=options.faults + FRAME_FAULTS)
     unknown = set(given) - set(asdict(options))
     if unknown:
         raise InvalidInput(

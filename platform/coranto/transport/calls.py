@@ -131,7 +131,8 @@ class FrameCall(Generic[MessageT]):
     def _content(self, frame: Frame | None, kind: FrameKind) -> Any:
         """Return the content of a frame, which must be of this kind, or EOF. None: the connection is gone."""
         if frame is None:
-            raise self._lost()
+            self._ended = self._lost()
+            raise self._ended
         try:
             if frame.kind == kind:
                 return self._parse(frame.payload) if kind == FrameKind.MESSAGE else None
@@ -166,10 +167,12 @@ class FrameCall(Generic[MessageT]):
         return grpc.aio.EOF
 
     def _lost(self) -> grpc.aio.AioRpcError:
-        if self._ended is None:
-            self._ended = ended_with(grpc.StatusCode.UNAVAILABLE, self._connection.problem or "the call has ended")
-            self._connection.abort("the call has ended")
-        return self._ended
+        """Return the error of a call whose connection is gone. What was received before is still to be read."""
+        if self._ended is not None:
+            return self._ended
+        problem = self._connection.problem or "the call has ended"
+        self._connection.abort(problem)
+        return ended_with(grpc.StatusCode.UNAVAILABLE, problem)
 
 
 class FrameDialer:

@@ -236,6 +236,6 @@ async def test_a_frame_that_was_begun_must_come_whole_unless_this_side_does_not_
     connection.data_received(frame[6:7])  # A byte a minute does not do.
     connection._look_for_the_rest()
     assert connection.fault is FrameFault.LATE
-        assert "the rest of a frame did not come" in (connection.problem or "")
+    assert "the rest of a frame did not come" in (connection.problem or "")
     assert sent.pieces[-1] == b"aborted"
     assert await connection.read() is None

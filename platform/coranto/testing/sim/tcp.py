@@ -1,7 +1,7 @@
 """TCP over the simulated network: byte streams with asyncio's transports, for real protocols.
 
-Each direction delivers the bytes that were written, in order, cut and joined in any way. A sender may have so many bytes
-on their way as its peer's kernel takes: then its transport keeps them, and asks its protocol to pause.
+Each direction delivers the bytes that were written, in order, cut and joined in any way. Only as many bytes may be on
+their way as the peer's kernel takes. The transport keeps the others, and asks its protocol to pause.
 
 Each end learns of the other's end independently. A process that ends, or closes, sends its kernel's FIN behind what it
 has sent; or a reset, if bytes came that it has not read, and then the other end may lose what it has not read either. A
@@ -24,7 +24,7 @@ from coranto.testing.sim.rpc import GIVE_UP_SECONDS
 from coranto.testing.sim.timeline import Process, current_process
 
 WINDOWS: Final = (256, 2048, 1 << 16)
-"""Bytes that may be on their way in one direction. Small ones stand for large bytes in slow networks: runs write little."""
+"""Bytes that may be on their way in one direction. They are few at times, because runs write little."""
 
 MARKS: Final = (64, 1024, 1 << 16)
 """Bytes that a transport keeps before it asks its protocol to pause, if the protocol has set no lower limit."""
@@ -182,6 +182,11 @@ class SimTransport(asyncio.Transport):
 
     def __hash__(self) -> int:
         return self._number
+
+    @property
+    def is_client(self) -> bool:
+        """True for the end that has connected."""
+        return self is self._pair.client
 
     # -- asyncio.Transport ---------------------------------------------------------------------------------------------
 
