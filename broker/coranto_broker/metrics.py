@@ -17,6 +17,7 @@ WATCHED: Final = {
     "fragments_pending": "Completed fragments that are not in their store yet.",
     "fragments_without_copy": "Of these, those whose local file is damaged and of which no good copy was found yet.",
     "spools_unreadable": "Spools that the disk refuses to read; they are tried again.",
+    "append_bytes_held": "Bytes held of appends without an answer, and of answers that their clients have not taken.",
     "unpersisted_bytes": "Content that this broker is to store and has not stored yet, growing fragments included.",
     "unpersisted_age_seconds": "Time since the first append to the oldest of it; 0 without any.",
 }
@@ -63,6 +64,9 @@ class Metrics:
         )
         self.acknowledged_below_demand = counter(
             "coranto_appends_below_demand", "Committed appends that survive less than their journal's labels demand."
+        )
+        self.append_streams_ended = counter(
+            "coranto_append_streams_ended", "Streams of appends that were ended because they held too much.", ["reason"]
         )
         self.append_bytes = FastCounter("coranto_append_bytes", "Content of committed appends.", self.registry)
         self.append_seconds = FastHistogram(

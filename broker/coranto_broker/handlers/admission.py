@@ -2,6 +2,9 @@
 
 Appends that come faster than they complete would queue without end, each with a longer delay, until their clients give
 up and cannot know which of them were applied. An append that is refused at once is certain not to be applied.
+
+A stream of appends is slowed down instead: at the limit, it waits until one of its own appends is done. Its first one is
+always admitted. So one busy stream does not keep others out, and no append of a stream is refused.
 """
 
 from __future__ import annotations
@@ -33,13 +36,22 @@ class Admission:
         self._told_at = -math.inf
         self._untold = 0
 
+    @property
+    def is_full(self) -> bool:
+        """True at the limit."""
+        return self._under_way.count >= self._most
+
     def enter(self) -> None:
         """Count one more append. Call `leave` when it is done.
 
         Raises TooManyAppends, and counts nothing, at the limit.
         """
-        if self._under_way.count >= self._most:
+        if self.is_full:
             self._refuse()
+        self._under_way.count += 1
+
+    def enter_in_turn(self) -> None:
+        """Count one more append of a stream that has none under way, or that has waited while `is_full`."""
         self._under_way.count += 1
 
     def leave(self) -> None:

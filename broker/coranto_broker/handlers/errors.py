@@ -14,6 +14,7 @@ import structlog
 
 from coranto.errors import CorantoError, StatusError, StoreError
 from coranto.member import call_errors
+from coranto_broker.append.stream_bounds import HoldsTooMuch
 from coranto_broker.rpc.rolled_back import RolledBack, TooManyAppends
 
 _log = structlog.get_logger(__name__)
@@ -25,6 +26,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _CODES: Final = (
     (RolledBack, grpc.StatusCode.ABORTED),
     (StatusError, grpc.StatusCode.FAILED_PRECONDITION),
+    (HoldsTooMuch, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (StoreError, grpc.StatusCode.UNAVAILABLE),
 )
 """The codes of errors that only brokers raise."""

@@ -32,6 +32,7 @@ from coranto_broker.handlers import (
 from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Context, report, reported
+from coranto_broker.rpc.batches import batch_reader
 from coranto_broker.rpc.content import append_reader, replicate_reader
 from coranto_broker.rpc.rolled_back import TooManyAppends
 from coranto_broker.rpc.source import Unreadable, require_readable
@@ -58,7 +59,11 @@ _KINDS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any
 }
 
 
-_CONTENT_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {"Append": append_reader, "Replicate": replicate_reader}
+_OWN_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "Append": append_reader,
+    "Replicate": replicate_reader,
+    "AppendStream": batch_reader,
+}
 
 
 class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, append_stream_pb2_grpc.AppendsServicer):
@@ -162,7 +167,7 @@ def _method_handlers(kind: ServiceDescriptor, service: JournalService) -> dict[s
 
 def _deserializer(method: str, kind: type[Message]) -> Callable[[bytes], object]:
     parse = _reader(kind)
-    around = _CONTENT_READERS.get(method)
+    around = _OWN_READERS.get(method)
     return around(parse) if around is not None else parse
 
 
