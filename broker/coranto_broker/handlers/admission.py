@@ -3,8 +3,8 @@
 Appends that come faster than they complete would queue without end, each with a longer delay, until their clients give
 up and cannot know which of them were applied. An append that is refused at once is certain not to be applied.
 
-A stream of appends is slowed down instead: at the limit, it waits until one of its own appends is done. Its first one is
-always admitted. So one busy stream does not keep others out, and no append of a stream is refused.
+A stream of appends is slowed down instead: at the limit, it waits until one of its own appends is done. Its first one
+is always admitted. So one busy stream does not keep others out, and no append of a stream is refused.
 """
 
 from __future__ import annotations

@@ -261,11 +261,13 @@ class FrameConnection(asyncio.Protocol):
             self._transport.write(piece)
 
     def _break(self, problem: str) -> None:
+        is_known = self.problem is not None
         self.problem = self.problem or problem
         self._ends = True
         if self._transport is not None:
             self._transport.abort()
-        self._wake()
+        if not is_known:  # Whoever is told of a problem may break the connection for it.
+            self._wake()
 
     def _wake(self) -> None:
         if self._on_ready is not None:
