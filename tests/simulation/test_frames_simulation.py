@@ -202,7 +202,7 @@ BREAKS = REPLICATED | {"faults": ("break calls",)}
 
 def test_unanswered_appends_that_are_reported_as_not_applied_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     unanswered_as(monkeypatch, lambda stream, append, done: done.set_exception(NotSent("it was")))
-    assert found(12, **BREAKS) & {"misreported-append", "foreign-answer"}
+    assert found(12, **BREAKS) & {"misreported-append", "foreign-answer", "aborted-read"}
 
 
 def test_unanswered_appends_that_are_reported_as_applied_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
