@@ -12,14 +12,17 @@ import pytest
 
 from coranto.client.append_stream import AppendStream, NotSent
 from coranto.client.append_streams import AppendStreams
+from coranto.errors import CorantoError
+from coranto.fragments.fragment import Fragment
 from coranto.specs.durability import Durability
 from coranto.transport.calls import FrameCall
 from coranto.transport.connection import FrameConnection
 from coranto.transport.frames import Frame, FrameDecoder
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
+from coranto_broker.append import fast_path
 from coranto_broker.replication.peers import PeerStream
-from coranto_broker.replication.pipeline import Pipeline
+from coranto_broker.replication.pipeline import Extension, Pipeline
 from coranto_broker.server.frames import FrameContext
 from coranto_broker.simulation.options import FRAME_FAULTS, frames_of, options_of
 from coranto_broker.simulation.run import RunReport, run
@@ -271,3 +274,76 @@ def test_a_decoder_that_joins_a_cut_header_wrongly_is_caught(monkeypatch: pytest
 
     monkeypatch.setattr(FrameDecoder, "feed", feed)
     assert found(4, **ALONE) & {"broken-frames", "unanswered"}
+
+
+# -- Planted bugs of the fast path of replicated appends ---------------------------------------------------------------
+
+CONGESTED = REPLICATED | {"congestion": 0.1}
+
+
+def test_a_fast_path_that_answers_before_all_replicas_have_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = fast_path.gather
+    gathering: set[asyncio.Future[Any]] = set()
+
+    async def gather(proposed: fast_path.Proposed) -> Durability | CorantoError:
+        gathering.add(asyncio.ensure_future(real(proposed)))
+        return Durability(3, 1)
+
+    monkeypatch.setattr(fast_path, "gather", gather)
+    assert "under-replicated-ack" in found(12, **CONGESTED)
+    assert gathering
+
+
+def garble_some(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Have primaries send other content than they propose, now and then. Returns their count."""
+    real, garbled = Extension.encoded, Counter[str]()
+
+    def encoded(extension: Extension) -> bytes:
+        message = pb.ReplicateRequest.FromString(real(extension))
+        garbled["messages"] += 1
+        if garbled["messages"] % 5 == 0:
+            garbled["garbled"] += 1
+            message.content = bytes(len(message.content))
+        return message.SerializeToString()
+
+    monkeypatch.setattr(Extension, "encoded", encoded)
+    return garbled
+
+
+def test_content_that_is_not_what_its_proposal_sums_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    garbled = garble_some(monkeypatch)
+    # A replica that has refused one ends the call at the next, which does not fit it. Nothing else comes of it.
+    assert found(3, **CONGESTED) <= {"broken-frames"}
+    assert garbled["garbled"]
+
+
+def test_a_replica_that_does_not_check_the_sum_of_a_proposal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Fragment.is_wire
+
+    def is_wire(fragment: Fragment, wire: pb.Fragment) -> bool:
+        told = pb.Fragment()
+        told.CopyFrom(wire)
+        told.sum.CopyFrom(fragment.to_wire().sum)
+        return real(fragment, told)
+
+    garble_some(monkeypatch)
+    monkeypatch.setattr(Fragment, "is_wire", is_wire)
+    assert "under-replicated-ack" in found(12, **CONGESTED)
+
+
+def test_an_answer_that_is_taken_for_that_to_a_later_proposal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = PeerStream._received
+    owed: Counter[int] = Counter()
+
+    def received(stream: PeerStream, response: pb.ReplicateResponse) -> None:
+        key = id(stream)
+        if owed[key]:
+            owed[key] -= 1  # It was counted before it came.
+            return
+        real(stream, response)
+        if stream._framed is not None and stream._requested:
+            owed[key] += 1
+            real(stream, response)
+
+    monkeypatch.setattr(PeerStream, "_received", received)
+    assert "under-replicated-ack" in found(12, **CONGESTED)

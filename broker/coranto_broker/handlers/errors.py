@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,6 +32,9 @@ _CODES: Final = (
 )
 """The codes of errors that only brokers raise."""
 
+TOLD_SECONDS: Final = 5.0
+"""The time for a client to take the status of a failed call. One that reads nothing would keep the call, and its content."""
+
 _concerned: ContextVar[str] = ContextVar("journal", default="")
 
 
@@ -54,8 +58,13 @@ async def reported(method: str, context: Context) -> AsyncIterator[None]:
 
 
 async def report(error: CorantoError | OSError, method: str, context: Context) -> NoReturn:
-    """End the call with the status code of an error, and log it."""
-    await context.abort(log_failure(error, method, context, _concerned.get()), call_errors.told(error))
+    """End the call with the status code of an error, and log it. A client that does not take it learns nothing."""
+    code, told = log_failure(error, method, context, _concerned.get()), call_errors.told(error)
+    try:
+        async with asyncio.timeout(TOLD_SECONDS):
+            await context.abort(code, told)
+    except TimeoutError:
+        raise asyncio.CancelledError from error
 
 
 def log_failure(error: Exception, method: str, context: Context, journal: str) -> grpc.StatusCode:
