@@ -33,7 +33,7 @@ _CODES: Final = (
 """The codes of errors that only brokers raise."""
 
 TOLD_SECONDS: Final = 5.0
-"""The time for a client to take the status of a failed call. One that reads nothing would keep the call, and its content."""
+"""The time for a client to take the status of a failed call. One that reads nothing would keep the call for ever."""
 
 _concerned: ContextVar[str] = ContextVar("journal", default="")
 
