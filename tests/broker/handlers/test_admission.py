@@ -44,3 +44,17 @@ def test_zero_is_no_limit() -> None:
     for _ in range(1000):
         admission.enter()
     assert under_way.count == 1000
+
+
+def test_a_stream_may_enter_at_the_limit_and_counts() -> None:
+    under_way = UnderWay()
+    admission = Admission(1, under_way, FastCounter("refused", "Refused appends.", CollectorRegistry()), ManualClock())
+    assert not admission.is_full
+    admission.enter()
+    assert admission.is_full
+    admission.enter_in_turn()  # The first append of a stream.
+    assert under_way.count == 2
+    admission.leave()
+    refuse(admission)
+    admission.leave()
+    assert not admission.is_full

@@ -61,13 +61,18 @@ async def test_appends_that_are_too_many_are_refused_and_not_applied(
         told = [log["refused"] for log in logs if log["event"] == "admission.appends_refused"]
         assert told[0] == 1  # On a slow machine, later entries tell of more.
         assert process.broker.metrics.appends_refused.value == 3
-        async with JournalClient(process.endpoint) as friendly:  # Knows that it may try again, and does.
-            patient = asyncio.ensure_future(friendly.append(J, b"later"))
+        calls = JournalClient(process.endpoint, append_streams=False)
+        async with calls, JournalClient(process.endpoint) as streamed:
+            patient = asyncio.ensure_future(calls.append(J, b"later"))  # Knows that it may try again, and does.
             await eventually(lambda: process.broker.metrics.appends_refused.value > 3)
+            patient.cancel()
+            # A stream is not refused: one of its appends is taken, and the others wait for it.
+            many = [asyncio.ensure_future(streamed.append(J, b"later", patience=0)) for _ in range(20)]
+            await eventually(lambda: process.broker.append_streams)
             replica.pipeline.put(pipeline)
             assert {(await each).status for each in waiting} == {pb.OK}
-            assert (await patient).begin == 4
-        assert await other.content(J) in {bytes(each) + b"later" for each in permutations(b"0123")}
+            assert [(await each).end for each in many] == [4 + 5 * number for number in range(1, 21)]
+        assert await other.content(J) in {bytes(each) + b"later" * 20 for each in permutations(b"0123")}
 
 
 async def test_a_burst_of_appends_ends_in_statuses(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
