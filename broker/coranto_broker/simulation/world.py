@@ -384,13 +384,16 @@ class BrokerHost(Host):
     def _about_to_store(self, sealed: Sealed) -> None:
         """Let the disk damage the fragment at the last moment, so that the damage is found before many reads.
 
-        Damages it only if another machine has it and no disk has damaged it before.
+        Damages it only if another machine of the Route has it and no disk has damaged it before. A machine that is no
+        longer in the Route may have to set its copy aside, together with what it alone wrote behind it.
         """
         world, fragment = self._world, sealed.fragment
         if not self.flips_next or any(flip.fragment.content_name == fragment.content_name for flip in world.flips):
             return
         ours = self.disk.content(sealed.content.path) or b""
-        elsewhere = any(machine._has_complete(sealed) for machine in world.machines if machine is not self)
+        members = {key.member.suffix for key, _ in world.assignments(fragment.journal)}
+        others = (machine for machine in world.machines if machine is not self and machine.name in members)
+        elsewhere = any(machine._has_complete(sealed) for machine in others)
         if sum_of(ours) != fragment.sum or not elsewhere:
             return
         self.flips_next = False
