@@ -30,7 +30,7 @@ from coranto.wire.frames_pb2 import FramePort
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.receiving import ReceiveBudget
 from coranto_broker.append.states import State, Way
-from coranto_broker.append.stream_bounds import AnswerWatch
+from coranto_broker.append.stream_bounds import REASONS, AnswerWatch
 from coranto_broker.authorization import RULES, Authorizer
 from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.cache import FragmentCache
@@ -126,6 +126,8 @@ class Broker:
         self.fragments = fragments or FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
         self.receive_budget = ReceiveBudget(settings.group_append_bytes)
         self.answer_watch = AnswerWatch(self.receive_budget)
+        for reason in REASONS:  # A series of each is there from the start, with 0.
+            self.metrics.append_streams_ended.labels(reason)
         # In order, so that a simulation can be replayed.
         self.proxied: dict[Any, None] = {}
         self.append_streams: dict[EndingStream, None] = {}

@@ -63,6 +63,10 @@ class TooMuchHeld(HoldsTooMuch):
         )
 
 
+REASONS: Final = (AnswersUnread.reason, TooMuchHeld.reason)
+"""The reasons for which streams are ended, as a metric names them."""
+
+
 class HoldingStream(Protocol):
     """A stream, as its broker's watch sees it."""
 
