@@ -251,9 +251,10 @@ class _Stream:
 
     async def _wait_for_turn(self) -> None:
         """Wait while too many appends are under way and some are of this stream."""
-        while self._ids and self._admission.is_full:
-            self._room.clear()
-            await self._room.wait()
+        with self._admission.line(self._room):
+            while self._ids and self._admission.is_full:
+                self._room.clear()
+                await self._room.wait()
 
     def _hold(self, more: int) -> None:
         self.held += more

@@ -23,6 +23,7 @@ from pydantic import SecretStr
 
 from coranto import labels
 from coranto.client import ClientConfig, ClientTls, JournalClient
+from coranto.client.peer_status import PeerStatus
 from coranto.effects import SystemClock
 from coranto.errors import (
     CorantoError,
@@ -61,6 +62,16 @@ def token(capability: int = Capability.ALL, selector: str = "", *, seconds: floa
     now = SystemClock().now()
     claims = Claims(Capability(capability), labels.parse_selector(selector), now - 1000, now + seconds)
     return (("authorization", f"Bearer {sign(claims, Keys.parse(key))}"),)
+
+
+@contextlib.asynccontextmanager
+async def told(call: grpc.aio.Call) -> AsyncIterator[None]:
+    """Raise the broker's status also of a call that it refuses before the first message is sent."""
+    ended = PeerStatus(call)
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise await ended.told(error) from error
 
 
 class Calls:
@@ -112,7 +123,9 @@ class Calls:
             yield pb.AppendRequest(journal=J)
             yield pb.AppendRequest()
 
-        return (await self.stub.Append(messages(), metadata=metadata)).status
+        call = self.stub.Append(messages(), metadata=metadata)
+        async with told(call):
+            return (await call).status
 
     async def AppendStream(self, metadata: Metadata | None) -> Any:
         call = self.streams.AppendStream(metadata=metadata)
@@ -133,8 +146,10 @@ class Calls:
                 header=header, proposal=proposal, registers=pb.LabelSet(), acknowledge=True, deprecated_journal=J
             )
 
-        (status,) = [response.status async for response in self.stub.Replicate(messages(), metadata=metadata)]
-        return status
+        call = self.stub.Replicate(messages(), metadata=metadata)
+        async with told(call):
+            (status,) = [response.status async for response in call]
+            return status
 
     async def ListFragments(self, metadata: Metadata | None) -> pb.Status.ValueType:
         return (await self.stub.ListFragments(pb.FragmentsRequest(journal=J), metadata=metadata)).status
