@@ -42,6 +42,7 @@ from coranto.wire.append_stream_pb2 import AppendBatch, StreamedAppend
 from coranto_broker.authorization import RULES, Authorizer, TokenExpired
 from coranto_broker.handlers.errors import code_of
 from coranto_broker.http import gateway
+from coranto_broker.rpc.first_write import WholeFirstWrite
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.server.service import SERVICES, JournalService
 from coranto_broker.settings import BrokerSettings
@@ -419,6 +420,29 @@ async def test_a_call_ends_when_its_token_does(
         # The append was rolled back, and the journal goes on.
         assert await calls.call("Append", token()) == pb.OK
         assert await calls.call("Read", token()) == pb.OFFSET_NOT_YET_AVAILABLE
+
+
+@pytest.mark.integration
+async def test_a_client_whose_token_ends_while_the_first_message_is_sent_is_told(
+    secured: BrokerSettings,
+    journal: pb.JournalSpec,
+    token_ends: list[asyncio.Timeout],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = WholeFirstWrite._write
+
+    async def write(context: WholeFirstWrite, message: object) -> None:
+        token_ends[-1].reschedule(asyncio.get_running_loop().time())
+        await real(context, message)
+
+    async with running(secured, journal) as calls:
+        monkeypatch.setattr(WholeFirstWrite, "_write", write)
+        for _ in range(10):
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                async with asyncio.timeout(60):
+                    async for _ in calls.stub.List(pb.ListRequest(watch=True), metadata=token()):
+                        pass
+            assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class _Context:
