@@ -3,9 +3,10 @@
 Appends that come faster than they complete would queue without end, each with a longer delay, until their clients give
 up and cannot know which of them were applied. An append that is refused at once is certain not to be applied.
 
-A stream of appends is slowed down instead, and no append of it is refused: at the limit, it waits until there is room, or
-until all its own appends are done, since one append of each stream is always admitted. So no busy stream keeps another
-one out, and a wait ends whatever the others do: an append that is under way needs nothing that a stream waits for.
+A stream of appends is slowed down instead, and no append of it is refused: at the limit, it waits until there is room,
+or until all its own appends are done, since one append of each stream is always admitted. So no busy stream keeps
+another one out, and a wait ends whatever the others do: an append that is under way needs nothing that a stream waits
+for.
 """
 
 from __future__ import annotations

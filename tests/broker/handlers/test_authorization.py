@@ -435,13 +435,15 @@ async def test_a_client_whose_token_ends_while_the_first_message_is_sent_is_told
         token_ends[-1].reschedule(asyncio.get_running_loop().time())
         await real(context, message)
 
+    async def watch(calls: Calls) -> None:
+        async for _ in calls.stub.List(pb.ListRequest(watch=True), metadata=token()):
+            pass
+
     async with running(secured, journal) as calls:
         monkeypatch.setattr(WholeFirstWrite, "_write", write)
         for _ in range(10):
             with pytest.raises(grpc.aio.AioRpcError) as ended:
-                async with asyncio.timeout(60):
-                    async for _ in calls.stub.List(pb.ListRequest(watch=True), metadata=token()):
-                        pass
+                await asyncio.wait_for(watch(calls), 60)
             assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 

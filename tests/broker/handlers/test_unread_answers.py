@@ -55,8 +55,12 @@ class Flood:
                     await call.write(self.batch())
 
     async def over_frames(self, process: BrokerProcess) -> None:
-        port = process.broker.frames
+        port, frames = process.broker.frames, process._frames
         assert port is not None
+        assert frames is not None
+        # What the broker's kernel takes of answers is no matter of these tests, and is some megabytes otherwise.
+        listener: Any = frames._listener
+        listener._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         with socket.socket() as own:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             own.setblocking(False)
