@@ -30,6 +30,7 @@ from coranto.wire.frames_pb2 import FramePort
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.receiving import ReceiveBudget
 from coranto_broker.append.states import State, Way
+from coranto_broker.append.stream_bounds import REASONS, AnswerWatch
 from coranto_broker.authorization import RULES, Authorizer
 from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.cache import FragmentCache
@@ -124,6 +125,9 @@ class Broker:
         self.peers = peers if peers is not None else Peers(settings.zone, CallTokens(keys, clock), peer_tls(settings))
         self.fragments = fragments or FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
         self.receive_budget = ReceiveBudget(settings.group_append_bytes)
+        self.answer_watch = AnswerWatch(self.receive_budget)
+        for reason in REASONS:  # A series of each is there from the start, with 0.
+            self.metrics.append_streams_ended.labels(reason)
         # In order, so that a simulation can be replayed.
         self.proxied: dict[Any, None] = {}
         self.append_streams: dict[EndingStream, None] = {}
@@ -501,6 +505,7 @@ class Broker:
             "fragments_pending": lambda: self.persister.pending,
             "spools_unreadable": lambda: self.unreadable_spools,
             "fragments_without_copy": lambda: self.persister.damaged,
+            "append_bytes_held": lambda: self.receive_budget.held,
             "unpersisted_bytes": lambda: self.unpersisted.size,
             "unpersisted_age_seconds": lambda: self.unpersisted.age,
         }

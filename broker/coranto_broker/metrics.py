@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
@@ -17,6 +17,7 @@ WATCHED: Final = {
     "fragments_pending": "Completed fragments that are not in their store yet.",
     "fragments_without_copy": "Of these, those whose local file is damaged and of which no good copy was found yet.",
     "spools_unreadable": "Spools that the disk refuses to read; they are tried again.",
+    "append_bytes_held": "Bytes held of appends without an answer, and of answers that their clients have not taken.",
     "unpersisted_bytes": "Content that this broker is to store and has not stored yet, growing fragments included.",
     "unpersisted_age_seconds": "Time since the first append to the oldest of it; 0 without any.",
 }
@@ -38,6 +39,19 @@ class UnderWay:
         self.count -= 1
 
 
+class FramesUse(Protocol):
+    """The use of a server of frames: its open connections by method, and what they hold."""
+
+    on_refusal: Callable[[str], None]
+
+    @property
+    def unopened(self) -> int: ...
+
+    def under_way(self, method: str) -> int: ...
+
+    def held(self, method: str) -> int: ...
+
+
 class Metrics:
     """Counters of one broker, in a registry of its own."""
 
@@ -50,6 +64,9 @@ class Metrics:
         )
         self.acknowledged_below_demand = counter(
             "coranto_appends_below_demand", "Committed appends that survive less than their journal's labels demand."
+        )
+        self.append_streams_ended = counter(
+            "coranto_append_streams_ended", "Streams of appends that were ended because they held too much.", ["reason"]
         )
         self.append_bytes = FastCounter("coranto_append_bytes", "Content of committed appends.", self.registry)
         self.append_seconds = FastHistogram(
@@ -86,12 +103,32 @@ class Metrics:
             "coranto_disk_failures", "Spools that the disk failed to keep, and that were recovered anew."
         )
         self.calls = gauge("coranto_calls", "Calls under way.", ["method"])
+        self.frame_connections = gauge("coranto_frame_connections", "Open connections for frames.", ["method"])
+        self.frame_bytes_held = gauge(
+            "coranto_frame_bytes_held",
+            "Bytes that came over frames and that their handlers have not taken.",
+            ["method"],
+        )
+        self.frame_connections_refused = counter(
+            "coranto_frame_connections_refused",
+            "Connections for frames that were refused, or ended because of what their client did.",
+            ["reason"],
+        )
 
     def under_way(self, method: str) -> UnderWay:
         """Return a context manager that counts calls of a method while they are under way."""
         calls = UnderWay()
         self.calls.labels(method).set_function(lambda: calls.count)
         return calls
+
+    def watch_frames(self, frames: FramesUse, methods: Iterable[str], reasons: Iterable[str]) -> None:
+        """Read from a server of frames what its connections use, and have it count refusals by reason."""
+        for method in methods:
+            self.frame_connections.labels(method).set_function(partial(frames.under_way, method))
+            self.frame_bytes_held.labels(method).set_function(partial(frames.held, method))
+        self.frame_connections.labels("unopened").set_function(lambda: frames.unopened)
+        counters = {reason: self.frame_connections_refused.labels(reason) for reason in reasons}
+        frames.on_refusal = lambda reason: counters[reason].inc()
 
     def store_probed(self, url: str, healthy: bool) -> None:
         """Set the health of a fragment store after a probe."""

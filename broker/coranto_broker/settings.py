@@ -50,7 +50,9 @@ class BrokerSettings(MemberSettings):
     min_append_rate: int = Field(default=1 << 16, ge=0, description="Slower clients are cut off; 0 allows any rate.")
     max_append_rate: int = Field(default=0, ge=0, description="Caps every journal's append rate; 0 is unlimited.")
     max_appends: int = Field(
-        default=1024, ge=0, description="Most appends under way at a time; others are refused. 0: any number."
+        default=1024,
+        ge=0,
+        description="Most appends under way at a time; others are refused, and those of streams wait. 0: any number.",
     )
     group_append_bytes: int = Field(
         default=1 << 16,

@@ -2,11 +2,20 @@
 
 Appends that come faster than they complete would queue without end, each with a longer delay, until their clients give
 up and cannot know which of them were applied. An append that is refused at once is certain not to be applied.
+
+A stream of appends is slowed down instead, and no append of it is refused: at the limit, it waits until there is room,
+or until all its own appends are done, since one append of each stream is always admitted. So no busy stream keeps
+another one out, and a wait ends whatever the others do: an append that is under way needs nothing that a stream waits
+for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -32,18 +41,45 @@ class Admission:
         self._clock = clock
         self._told_at = -math.inf
         self._untold = 0
+        self._line: OrderedDict[asyncio.Event, None] = OrderedDict()  # The streams that wait.
+
+    @property
+    def is_full(self) -> bool:
+        """True at the limit."""
+        return self._under_way.count >= self._most
 
     def enter(self) -> None:
         """Count one more append. Call `leave` when it is done.
 
         Raises TooManyAppends, and counts nothing, at the limit.
         """
-        if self._under_way.count >= self._most:
+        if self.is_full:
             self._refuse()
         self._under_way.count += 1
 
+    def enter_in_turn(self) -> None:
+        """Count one more append of a stream that has none under way, or that has waited while `is_full`."""
+        self._under_way.count += 1
+
+    @contextmanager
+    def line(self, room: asyncio.Event) -> Iterator[None]:
+        """Have `room` set when there is room, while a stream waits in the block. Who came first is told first."""
+        self._line[room] = None
+        try:
+            yield
+        finally:
+            del self._line[room]
+            self._tell()
+
     def leave(self) -> None:
         self._under_way.count -= 1
+        if self._line:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell the stream that has waited longest of room. It tells the next one when it has stopped waiting."""
+        if self._line and not self.is_full:
+            next(iter(self._line)).set()
 
     def _refuse(self) -> None:
         count = self._under_way.count

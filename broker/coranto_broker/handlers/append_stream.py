@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import grpc
 
@@ -14,9 +14,15 @@ from coranto.errors import InvalidInput
 from coranto.member import call_errors
 from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, bearer_of
 from coranto.wire import protocol_pb2 as pb
-from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
+from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedAppend
 from coranto_broker.append import fast_path
-from coranto_broker.append.receiving import MAX_BUFFERED_BYTES
+from coranto_broker.append.stream_bounds import (
+    ITEM_BYTES,
+    STREAM_APPENDS,
+    STREAM_BYTES,
+    HoldsTooMuch,
+    TooMuchHeld,
+)
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.append_answers import Answers
@@ -25,7 +31,6 @@ from coranto_broker.handlers.errors import Context, log_failure
 from coranto_broker.handlers.first_message import first_message
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.replication.waiting_appends import Whole
-from coranto_broker.rpc.rolled_back import TooManyAppends
 from coranto_broker.rpc.source import require_readable
 
 if TYPE_CHECKING:
@@ -33,18 +38,28 @@ if TYPE_CHECKING:
 
 MAX_CONTENT_BYTES: Final = 1 << 20
 """Most content of one append. It must fit into a group."""
-MAX_UNANSWERED_BYTES: Final = 8 << 20
-"""Content of one stream that is not answered, beyond which the broker reads no more of it."""
-MAX_UNANSWERED_APPENDS: Final = 4096
-ANSWER_BYTES: Final = 1 << 20
+ANSWER_BYTES: Final = 256 << 10
 """Bytes of answers in one message. Each answer has all registers of its journal, and a client limits messages."""
+_NOW_BYTES: Final = 32 << 10
+"""Bytes of answers in one message that is sent without waiting, and so is no longer counted as held."""
 MAX_TOKENS: Final = 1024
 MAX_LANES: Final = 1024
 _TURN_APPENDS: Final = 64
 
 
 async def serve(broker: Broker, context: Context, admission: Admission, answers: Answers) -> None:
-    """Serve a stream until its client ends it. Without its client, appends that are not proposed are given up."""
+    """Serve a stream until its client ends it. Without its client, appends that are not proposed are given up.
+
+    Raises HoldsTooMuch when the client makes this broker hold too much (`coranto_broker.append.stream_bounds`).
+    """
+    try:
+        await _serve(broker, context, admission, answers)
+    except HoldsTooMuch as error:
+        broker.metrics.append_streams_ended.labels(error.reason).inc()
+        raise
+
+
+async def _serve(broker: Broker, context: Context, admission: Admission, answers: Answers) -> None:
     first = await first_message(context, broker.receive_budget.first_message_deadlines)
     require_readable(first)
     if not isinstance(first, AppendBatch) or first.appends:
@@ -56,16 +71,14 @@ async def serve(broker: Broker, context: Context, admission: Admission, answers:
     sending = asyncio.create_task(stream.send())
     try:
         while isinstance(batch := await context.read(), AppendBatch):
-            for number, append in enumerate(batch.appends, 1):
-                stream.take(append)
-                if number % _TURN_APPENDS == 0:
-                    stream.go()
-                    await asyncio.sleep(0)
-            stream.go()
-            await stream.wait_for_room()
+            await stream.take_all(batch)
         require_readable(batch)
         stream.end()
         await sending
+    except asyncio.CancelledError:
+        if stream.given_up is None or stream.task.uncancel() > 0:
+            raise
+        raise stream.given_up from None
     finally:
         broker.append_streams.pop(stream, None)
         sending.cancel()
@@ -95,6 +108,19 @@ class _Tokens:
         return found
 
 
+class _Ready(NamedTuple):
+    """An answer that is to be sent: an encoded response, or else a status code and its words."""
+
+    number: int
+    response: bytes = b""
+    code: int = 0
+    error: str = ""
+
+    @property
+    def size(self) -> int:
+        return len(self.response) + len(self.error) + ITEM_BYTES
+
+
 class _Stream:
     """The appends and answers of one stream."""
 
@@ -107,11 +133,19 @@ class _Stream:
         self._lanes: dict[str, AppendLane] = {}
         self._waiting: dict[AppendLane, None] = {}  # Those with appends that wait for `go`.
         self._ids: set[int] = set()  # Of unanswered appends.
-        self._unanswered_bytes = 0
-        self._ready: deque[AppendAnswer] = deque()
+        self._ready: deque[_Ready] = deque()
         # Of calls over frames: sends a message if that takes no wait.
         self._write_now: Callable[[AppendAnswers], bool] | None = getattr(context, "write_now", None)
         self._sends_soon = self._sending = False
+        self._largest = 0  # Answer so far. Those to come may be as large.
+        self.held = 0
+        """Bytes that are held for it, as `coranto_broker.append.stream_bounds` counts them."""
+        self.waits_since = 0.0
+        self.given_up: HoldsTooMuch | None = None
+        """The reason why it is being ended."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
         self._is_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._exits = self._ended = self._closed = False
@@ -120,21 +154,34 @@ class _Stream:
         """Check that the call itself may append something. Raises Unauthenticated and PermissionDenied."""
         self._tokens.claims_of("")
 
-    def take(self, append: StreamedAppend) -> None:
-        """Begin an append. It is answered in any case. Raises InvalidInput for an id that is in use."""
-        size = len(append.content)
+    async def take_all(self, batch: AppendBatch) -> None:
+        """Begin the appends of a message, some at a time, as the bounds allow, and return when there is room for more.
+
+        Raises InvalidInput for an id that is in use, and TooMuchHeld.
+        """
+        sizes = [len(append.content) + ITEM_BYTES for append in batch.appends]
+        self._hold(sum(sizes))
+        self._broker.answer_watch.require_room(self)
+        for number, append in enumerate(batch.appends, 1):
+            if self._admission.is_full:
+                self.go()
+                await self._wait_for_turn()
+            self.take(append, sizes[number - 1])
+            if number % _TURN_APPENDS == 0:
+                self.go()
+                await asyncio.sleep(0)
+                await self.wait_for_room(sum(sizes[number:]))
+        self.go()
+        await self.wait_for_room()
+
+    def take(self, append: StreamedAppend, size: int) -> None:
+        """Begin an append of `size` held bytes. It is answered in any case. Raises InvalidInput for an id in use."""
         if append.id in self._ids:
             raise InvalidInput(f"append {append.id} of this stream is not answered yet", field="StreamedAppend.id")
         self._ids.add(append.id)
-        self._unanswered_bytes += size
-        self._broker.receive_budget.held += size
         begun = self._broker.clock.monotonic()
         answer = partial(self._answer, append.id, append.request.journal, size)
-        try:
-            self._admission.enter()
-        except TooManyAppends as error:
-            answer(error, admitted=False)
-            return
+        self._admission.enter_in_turn()
         try:
             self._begin(append, begun, answer)
         except Exception as error:  # noqa: BLE001  # Only this append ends with it.
@@ -178,45 +225,67 @@ class _Stream:
         if len(self._lanes) >= MAX_LANES:
             self._lanes = {journal: lane for journal, lane in self._lanes.items() if not lane.is_idle}
 
-    def _answer(self, number: int, journal: str, size: int, outcome: Answer, *, admitted: bool = True) -> None:
+    def _answer(self, number: int, journal: str, size: int, outcome: Answer) -> None:
         if self._closed:
             return
-        if admitted:
-            self._admission.leave()
+        self._admission.leave()
         self._ids.discard(number)
-        self._unanswered_bytes -= size
-        self._broker.receive_budget.held -= size
         if isinstance(outcome, bytes):
-            self._ready.append(AppendAnswer(id=number, response=outcome))
+            ready = _Ready(number, outcome)
         else:
             code: grpc.StatusCode = log_failure(outcome, "AppendStream", self._context, journal)
-            told = call_errors.told(outcome)
-            self._ready.append(AppendAnswer(id=number, code=code.value[0], error=told))
+            ready = _Ready(number, code=code.value[0], error=call_errors.told(outcome))
+        self._ready.append(ready)
+        self._largest = max(self._largest, ready.size)
+        self._hold(ready.size - size)
         if self._write_now is None or self._sending or self._ended:
             self._is_ready.set()
         elif not self._sends_soon:
             self._sends_soon = True
             asyncio.get_running_loop().call_soon(self._send_soon, self._write_now)
         self._room.set()
+        try:
+            self._broker.answer_watch.require_room(self)
+        except TooMuchHeld as error:
+            self.give_up(error)
 
-    async def wait_for_room(self) -> None:
-        """Wait while too much is not answered: the client is then slowed down by the flow control of its call."""
+    async def _wait_for_turn(self) -> None:
+        """Wait while too many appends are under way and some are of this stream."""
+        with self._admission.line(self._room):
+            while self._ids and self._admission.is_full:
+                self._room.clear()
+                await self._room.wait()
+
+    def _hold(self, more: int) -> None:
+        self.held += more
+        self._broker.receive_budget.held += more
+
+    async def wait_for_room(self, to_come: int = 0) -> None:
+        """Wait while too much is held: the client is then slowed down by the flow control of its call.
+
+        `to_come` are the held bytes of appends that were received and not begun.
+        """
         while (self._ids or self._ready) and (
-            self._unanswered_bytes > MAX_UNANSWERED_BYTES
-            or len(self._ids) + len(self._ready) > MAX_UNANSWERED_APPENDS
-            or self._broker.receive_budget.held > MAX_BUFFERED_BYTES
+            self.held - to_come + len(self._ids) * self._largest > STREAM_BYTES
+            or len(self._ids) + len(self._ready) > STREAM_APPENDS
+            or self._broker.answer_watch.is_full
         ):
             self._room.clear()
             await self._room.wait()
 
     async def send(self) -> None:
         """Send answers as they come, those of one turn of the event loop together, until all is answered."""
+        watch = self._broker.answer_watch
         while self._ids or not self._ended or self._ready:
             await self._is_ready.wait()
             self._is_ready.clear()
             self._sending = True
             while self._ready or self._exits:
-                await self._context.write(self._next_answers())
+                answers, taken = self._next_answers(ANSWER_BYTES)
+                watch.begin(self)
+                await self._context.write(answers)
+                watch.end(self)
+                self._hold(-sum([each.size for each in taken]))
                 self._room.set()
             self._sending = False
 
@@ -224,22 +293,31 @@ class _Stream:
         """Send the answers of this turn without waking a task, unless the client is slow."""
         self._sends_soon = False
         while self._ready and not self._sending and not self._closed:
-            answers = self._next_answers()
+            answers, taken = self._next_answers(_NOW_BYTES)
             if not write_now(answers):
                 self._exits = answers.closing or self._exits
-                self._ready.extendleft(reversed(answers.answers))
+                self._ready.extendleft(reversed(taken))
                 self._is_ready.set()
                 return
+            self._hold(-sum([each.size for each in taken]))
+        self._room.set()
 
-    def _next_answers(self) -> AppendAnswers:
-        """Take the answers of the next message."""
-        answers, size = AppendAnswers(closing=self._exits), 0
+    def _next_answers(self, most: int) -> tuple[AppendAnswers, list[_Ready]]:
+        """Take the answers of the next message, of about `most` bytes."""
+        answers, taken, size = AppendAnswers(closing=self._exits), list[_Ready](), 0
         self._exits = False
-        while self._ready and size < ANSWER_BYTES:
-            answer = self._ready.popleft()
-            answers.answers.append(answer)
-            size += len(answer.response)
-        return answers
+        while self._ready and size < most:
+            ready = self._ready.popleft()
+            answers.answers.add(id=ready.number, response=ready.response, code=ready.code, error=ready.error)
+            size += len(ready.response) + len(ready.error)
+            taken.append(ready)
+        return answers, taken
+
+    def give_up(self, error: HoldsTooMuch) -> None:
+        """End the stream with an error, once."""
+        if self.given_up is None and not self._closed:
+            self.given_up = error
+            self.task.cancel()
 
     def announce_end(self) -> None:
         """Ask the client to send further appends elsewhere, since this broker is about to exit."""
@@ -258,5 +336,5 @@ class _Stream:
             self._admission.leave()
         for lane in self._lanes.values():
             lane.close()
-        self._broker.receive_budget.held -= self._unanswered_bytes
-        self._unanswered_bytes = 0
+        self._broker.answer_watch.end(self)
+        self._hold(-self.held)

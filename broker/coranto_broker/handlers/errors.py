@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import structlog
 
 from coranto.errors import CorantoError, StatusError, StoreError
 from coranto.member import call_errors
+from coranto_broker.append.stream_bounds import HoldsTooMuch
 from coranto_broker.rpc.rolled_back import RolledBack, TooManyAppends
 
 _log = structlog.get_logger(__name__)
@@ -25,9 +27,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _CODES: Final = (
     (RolledBack, grpc.StatusCode.ABORTED),
     (StatusError, grpc.StatusCode.FAILED_PRECONDITION),
+    (HoldsTooMuch, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (StoreError, grpc.StatusCode.UNAVAILABLE),
 )
 """The codes of errors that only brokers raise."""
+
+TOLD_SECONDS: Final = 5.0
+"""The time for a client to take the status of a failed call. One that reads nothing would keep the call for ever."""
 
 _concerned: ContextVar[str] = ContextVar("journal", default="")
 
@@ -52,8 +58,13 @@ async def reported(method: str, context: Context) -> AsyncIterator[None]:
 
 
 async def report(error: CorantoError | OSError, method: str, context: Context) -> NoReturn:
-    """End the call with the status code of an error, and log it."""
-    await context.abort(log_failure(error, method, context, _concerned.get()), call_errors.told(error))
+    """End the call with the status code of an error, and log it. A client that does not take it learns nothing."""
+    code, told = log_failure(error, method, context, _concerned.get()), call_errors.told(error)
+    try:
+        async with asyncio.timeout(TOLD_SECONDS):
+            await context.abort(code, told)
+    except TimeoutError:
+        raise asyncio.CancelledError from error
 
 
 def log_failure(error: Exception, method: str, context: Context, journal: str) -> grpc.StatusCode:

@@ -22,7 +22,7 @@ from coranto.security.call_tokens import CallTokens, Metadata
 from coranto.security.certificates import ChannelCertificates
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import Capability
-from coranto.transport.calls import FrameCall
+from coranto.transport.calls import FrameCall, FrameDialer
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
@@ -80,8 +80,9 @@ class Peers:
         self._certificates = ChannelCertificates(tls)
         self._channels = Channels(self._open, self._credentials, self._draining)
         self._append_streams: dict[grpc.aio.Channel, AppendStreams] = {}
-        self._framed: weakref.WeakSet[FrameCall[Any]] = weakref.WeakSet()
-        self._ready = ReadyCalls(lambda endpoint: frame_dialer(endpoint, tls))
+        # In order, so that a simulation can be replayed.
+        self._framed: weakref.WeakKeyDictionary[FrameCall[Any], None] = weakref.WeakKeyDictionary()
+        self._ready = ReadyCalls(self._dialer)
 
     def stub(self, header: pb.Header) -> pb_grpc.JournalAsyncStub:
         """Return a stub of the broker that `header` names, or of any member of its Route if it names none."""
@@ -101,8 +102,12 @@ class Peers:
         found = self._append_streams.get(channel)
         if found is None:
             stub: stream_grpc.AppendsAsyncStub = stream_grpc.AppendsStub(channel)
-            found = self._append_streams[channel] = AppendStreams(lambda: stub, frame_dialer(endpoint, self._tls))
+            found = self._append_streams[channel] = AppendStreams(lambda: stub, self._dialer(endpoint))
         return found
+
+    def _dialer(self, endpoint: str) -> FrameDialer | None:
+        """Return the dialer of frames to the broker at an endpoint; None if it cannot be reached over frames."""
+        return frame_dialer(endpoint, self._tls)
 
     def _draining(self, channel: grpc.aio.Channel) -> None:
         streams = self._append_streams.pop(channel, None)
@@ -131,7 +136,7 @@ class Peers:
         """Begin to replicate to the broker at an endpoint, over frames if a call stands ready for that."""
         ready = self._ready.take(endpoint, journal)
         if ready is not None:
-            self._framed.add(ready)
+            self._framed[ready] = None
             stream = PeerStream(ready, member)
             stream.token_age = asyncio.get_running_loop().time() - ready.begun
             return stream

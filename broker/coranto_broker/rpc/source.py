@@ -24,7 +24,10 @@ class MessageSink(Protocol):
 
 
 class Unreadable:
-    """Stands for received bytes that are not the protobuf message of the call."""
+    """Stands for received bytes that are not a message of the call, for a reason."""
+
+    def __init__(self, reason: str = "the message is not the protobuf of this call") -> None:
+        self.reason = reason
 
 
 async def next_message(context: MessageSource, kind: type[MessageT]) -> MessageT | ContentMessage | None:
@@ -39,4 +42,4 @@ async def next_message(context: MessageSource, kind: type[MessageT]) -> MessageT
 def require_readable(message: object) -> None:
     """Raise InvalidInput if `message` stands for bytes that could not be read."""
     if isinstance(message, Unreadable):
-        raise InvalidInput("the message is not the protobuf of this call", field="message")
+        raise InvalidInput(message.reason, field="message")

@@ -7,11 +7,10 @@ Before the client has shown that this broker told it of the port, a connection c
 from __future__ import annotations
 
 import asyncio
+import enum
 import hmac
 import math
 import os
-import socket
-import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -22,12 +21,13 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from coranto.errors import ClusterError, InvalidInput
-from coranto.security.certificates import Reloaded
+from coranto.effects import Entropy
+from coranto.errors import InvalidInput
 from coranto.security.tokens import HEADER
-from coranto.transport.connection import FrameBudget, FrameConnection
+from coranto.transport.connection import READ_BYTES, FrameBudget, FrameConnection, FrameFault
 from coranto.transport.frames import FrameKind
 from coranto.wire.frames_pb2 import FrameEnd, FrameOpening, FramePort
+from coranto_broker.server.frame_listener import AcceptedConnection, FrameListener
 
 OPENING_SECONDS: Final = 10.0
 """The time for a connection's TLS handshake, and then for its opening."""
@@ -44,16 +44,43 @@ MAX_HELD_BYTES: Final = 256 << 20
 So those who may append cannot use up what replication needs.
 """
 
+WRITE_BYTES: Final = 1 << 15
+"""Bytes that a client has not taken, beyond which its handler waits. Answers are small; a broker has many clients."""
+
 LINGER_SECONDS: Final = 5.0
 """The time for a client to close its connection after the call has ended."""
 
 REFUSALS_SECONDS: Final = 10.0
 """The least time between two log entries of refusals."""
 
-_BACKLOG: Final = 1024
 _REFUSED_SECONDS: Final = 0.05  # After each that is refused, so that a flood of them waits in the kernel.
 _FULL_SECONDS: Final = 0.5  # Between tries to accept, while the system has no room for another connection.
 _log = structlog.get_logger(__name__)
+
+
+class FrameRefusal(enum.StrEnum):
+    """The reasons why connections are refused or ended by the broker, as its metric names them."""
+
+    TOO_MANY = "too many connections"
+    NOT_OPENED = "not opened"
+    NO_OPENING = "no opening"
+    WRONG_KEY = "wrong key"
+    UNKNOWN_METHOD = "unknown method"
+    NO_FRAMES = "no frames"
+    LATE = "late"
+    HELD = "too many bytes"
+
+
+_FAULTS: Final[Mapping[FrameFault, FrameRefusal]] = {
+    FrameFault.NO_FRAMES: FrameRefusal.NO_FRAMES,
+    FrameFault.LATE: FrameRefusal.LATE,
+    FrameFault.HELD: FrameRefusal.HELD,
+}
+_STATUSES: Final[Mapping[FrameRefusal, grpc.StatusCode]] = {
+    FrameRefusal.NO_OPENING: grpc.StatusCode.INVALID_ARGUMENT,
+    FrameRefusal.WRONG_KEY: grpc.StatusCode.FAILED_PRECONDITION,
+    FrameRefusal.UNKNOWN_METHOD: grpc.StatusCode.UNIMPLEMENTED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,77 +146,76 @@ def end(connection: FrameConnection, code: grpc.StatusCode, details: str = "") -
 class FrameServer:
     """Listens for connections, and serves one call on each."""
 
-    def __init__(self, methods: Mapping[str, FrameMethod], *, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        methods: Mapping[str, FrameMethod],
+        listener: FrameListener,
+        *,
+        max_message_bytes: int,
+        entropy: Entropy = os.urandom,
+        read_bytes: int = READ_BYTES,
+    ) -> None:
+        """`read_bytes` is what a connection may receive ahead of its handler."""
         self._methods = methods
+        self._listener = listener
         self._max_message_bytes = max_message_bytes
-        self._key = os.urandom(16)
+        self._read_bytes = read_bytes
+        self._key = entropy(16)
         self._budgets = {name: FrameBudget(MAX_HELD_BYTES) for name in methods}
-        self._refusals = 0
-        self._refusals_told = -math.inf
+        self._untold = 0
+        self._told_at = -math.inf
         self._serving: set[asyncio.Task[None]] = set()
         self._under_way: Counter[str] = Counter()
         self._unopened = 0
-        self._listener: socket.socket | None = None
-        self._contexts: Reloaded[ssl.SSLContext] | None = None
         self._accepting: asyncio.Task[None] | None = None
+        self.on_refusal: Callable[[str], None] = lambda reason: None
+        """Called for each connection that is refused, or ended because its client is at fault."""
 
     @property
     def connections(self) -> int:
         """The number of connections."""
         return len(self._serving)
 
+    @property
+    def unopened(self) -> int:
+        """The number of connections whose call has not been opened."""
+        return self._unopened
+
+    def held(self, method: str) -> int:
+        """Return the bytes that connections for a method have received and that their handlers have not taken."""
+        return self._budgets[method].held
+
     def under_way(self, method: str) -> int:
         """Return the number of calls of a method that are under way."""
         return self._under_way[method]
 
-    def bind(self, host: str, port: int, contexts: Reloaded[ssl.SSLContext] | None) -> None:
-        """Take a port (0: any free one). `contexts` are for TLS; None: it is without TLS. Raises ClusterError."""
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            listener = socket.socket(family, kind, protocol)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setblocking(False)
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            raise ClusterError(
-                f"cannot listen on {host} port {port} for frames: {error.strerror or error}. Free the port, or choose "
-                "another --frame-port"
-            ) from error
-        self._listener, self._contexts = listener, contexts
-
     def start(self) -> FramePort:
         """Serve the connections that come to the port, and return what clients are told of it."""
-        assert self._listener is not None
-        self._accepting = asyncio.create_task(self._accept(self._listener), name="accept frame connections")
-        return FramePort(port=self._listener.getsockname()[1], key=self._key)
+        self._accepting = asyncio.create_task(self._accept(), name="accept frame connections")
+        return FramePort(port=self._listener.port, key=self._key)
 
     async def stop(self, grace: float) -> None:
         """Take no more connections. Calls have `grace` seconds to end, and are then cancelled."""
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.gather(self._accepting, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
+        self._listener.close()
         if self._serving:
             await asyncio.wait(self._serving, timeout=grace)
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+    async def _accept(self) -> None:
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listener)
+                accepted = await self._listener.accept()
             except OSError as error:
                 _log.warning("frames.accept_failed", error=str(error))
                 await asyncio.sleep(_FULL_SECONDS)
                 continue
             if len(self._serving) >= MAX_CONNECTIONS or self._unopened >= MAX_UNOPENED:
-                self._note_refusal("there are too many connections")
+                self._note_refusal(FrameRefusal.TOO_MANY, "there are too many connections")
                 accepted.close()  # Its client stays with gRPC.
                 await asyncio.sleep(_REFUSED_SECONDS)
                 continue
@@ -198,11 +224,11 @@ class FrameServer:
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, accepted: socket.socket) -> None:
+    async def _serve(self, accepted: AcceptedConnection) -> None:
         """Serve a connection until its call has ended. Without its client, the call is cancelled."""
         task = asyncio.current_task()
         assert task is not None
-        connection = FrameConnection(on_lost=task.cancel)
+        connection = FrameConnection(on_lost=task.cancel, read_bytes=self._read_bytes, write_bytes=WRITE_BYTES)
         try:
             try:
                 call = await self._open(connection, accepted)
@@ -223,23 +249,19 @@ class FrameServer:
             _log.exception("frames.call_failed", client=connection.peer)
         finally:
             if connection.fault is not None:
-                self._note_refusal(connection.fault, connection.peer)
+                self._note_refusal(_FAULTS[connection.fault], connection.problem or "", connection.peer)
             connection.abort("the call has ended")
 
     async def _open(
-        self, connection: FrameConnection, accepted: socket.socket
+        self, connection: FrameConnection, accepted: AcceptedConnection
     ) -> tuple[str, FrameMethod, FrameContext] | None:
         """Return the call that a connection is for, or None if there is none."""
         try:
-            tls = self._contexts.get() if self._contexts is not None else None
-        except BaseException:
-            accepted.close()
-            raise
-        try:
             async with asyncio.timeout(OPENING_SECONDS):
-                await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, ssl=tls)
+                await accepted.attach(connection)
                 frame = await connection.read()
-        except (OSError, TimeoutError):  # Of the handshake, or because nothing came.
+        except (OSError, TimeoutError) as error:  # Of the handshake, or because nothing came.
+            self._note_refusal(FrameRefusal.NOT_OPENED, f"it was not opened: {error or 'nothing came in time'}")
             return None
         if frame is None:
             return None
@@ -249,30 +271,31 @@ class FrameServer:
             opening = None
         method = self._methods.get(opening.method) if opening is not None else None
         if opening is None:
-            self._refuse(connection, grpc.StatusCode.INVALID_ARGUMENT, "the first frame must open a call")
+            self._refuse(connection, FrameRefusal.NO_OPENING, "the first frame must open a call")
         elif not hmac.compare_digest(opening.key, self._key):
             reason = "this is not the broker that told of this port"
-            self._refuse(connection, grpc.StatusCode.FAILED_PRECONDITION, reason)
+            self._refuse(connection, FrameRefusal.WRONG_KEY, reason)
         elif method is None:
             reason = f"{opening.method[:80]!r} is not served over frames"
-            self._refuse(connection, grpc.StatusCode.UNIMPLEMENTED, reason)
+            self._refuse(connection, FrameRefusal.UNKNOWN_METHOD, reason)
         else:
             connection.opened(self._max_message_bytes, self._budgets[opening.method])
             await connection.write(FrameKind.OPENED, b"")
             return opening.method, method, FrameContext(connection, opening, method.parse)
         return None
 
-    def _refuse(self, connection: FrameConnection, code: grpc.StatusCode, reason: str) -> None:
-        end(connection, code, reason)
-        self._note_refusal(reason, connection.peer)
+    def _refuse(self, connection: FrameConnection, reason: FrameRefusal, words: str) -> None:
+        end(connection, _STATUSES[reason], words)
+        self._note_refusal(reason, words, connection.peer)
 
-    def _note_refusal(self, reason: str, client: str = "") -> None:
-        """Log the reason why a client is sent back to gRPC, and how many were since the last such entry."""
-        self._refusals += 1
+    def _note_refusal(self, reason: FrameRefusal, words: str, client: str = "") -> None:
+        """Count a client that is sent back to gRPC. Log why, and how many were since the last such entry."""
+        self.on_refusal(reason)
+        self._untold += 1
         now = asyncio.get_running_loop().time()
-        if now >= self._refusals_told + REFUSALS_SECONDS:
-            _log.info("frames.refused", reason=reason, client=client, refused=self._refusals)
-            self._refusals, self._refusals_told = 0, now
+        if now >= self._told_at + REFUSALS_SECONDS:
+            _log.info("frames.refused", reason=words, client=client, refused=self._untold)
+            self._untold, self._told_at = 0, now
 
     async def _run(self, connection: FrameConnection, method: FrameMethod, context: FrameContext) -> None:
         try:

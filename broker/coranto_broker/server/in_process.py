@@ -28,6 +28,7 @@ from coranto.errors import ClusterError
 from coranto.fragments.stores import StoreRegistry
 from coranto.member.membership import Membership
 from coranto.testing.in_process import BrokerEffects, BrokerPlace, Listen
+from coranto.transport.calls import FrameDialer
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2_grpc as pb_grpc
@@ -56,9 +57,16 @@ class Serving(Protocol):
 class StubPeers(Peers):
     """Other brokers, over given stubs."""
 
-    def __init__(self, zone: str, stub_of: Callable[[str], pb_grpc.JournalAsyncStub]) -> None:
+    def __init__(
+        self,
+        zone: str,
+        stub_of: Callable[[str], pb_grpc.JournalAsyncStub],
+        dialer_of: Callable[[str], FrameDialer | None] = lambda endpoint: None,
+    ) -> None:
+        """`dialer_of` makes the dialer of frames to an endpoint; None: it cannot be reached over frames."""
         super().__init__(zone)
         self._stub_of = stub_of
+        self._dialer_of = dialer_of
         self._streams_by_endpoint: dict[str, AppendStreams] = {}
 
     def stub_at(self, endpoint: str) -> pb_grpc.JournalAsyncStub:
@@ -68,8 +76,11 @@ class StubPeers(Peers):
         found = self._streams_by_endpoint.get(endpoint)
         if found is None:
             stub = cast("stream_grpc.AppendsAsyncStub", self.stub_at(endpoint))
-            found = self._streams_by_endpoint[endpoint] = AppendStreams(lambda: stub)
+            found = self._streams_by_endpoint[endpoint] = AppendStreams(lambda: stub, self._dialer(endpoint))
         return found
+
+    def _dialer(self, endpoint: str) -> FrameDialer | None:
+        return self._dialer_of(endpoint)
 
     async def close(self) -> None:
         await asyncio.gather(*(streams.close() for streams in self._streams_by_endpoint.values()))

@@ -30,7 +30,8 @@ from coranto_broker.broker import Broker
 from coranto_broker.handlers.heads import VERSION
 from coranto_broker.http import gateway
 from coranto_broker.recovery.residence import Residence
-from coranto_broker.server.frames import FrameServer
+from coranto_broker.server.frame_listener import SocketListener
+from coranto_broker.server.frames import FrameRefusal, FrameServer
 from coranto_broker.server.service import JournalService, frame_methods, make_server
 from coranto_broker.settings import BrokerSettings
 
@@ -142,8 +143,10 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
         except (InvalidInput, OSError) as error:  # gRPC takes some certificates that TLS here does not.
             _log.warning("frames.not_served", reason=str(error))
             return
-        frames = FrameServer(frame_methods(self._service), max_message_bytes=settings.max_message_bytes)
-        frames.bind(settings.host, settings.frame_port, contexts)
+        listener = SocketListener.bind(settings.host, settings.frame_port, contexts)
+        methods = frame_methods(self._service)
+        frames = FrameServer(methods, listener, max_message_bytes=settings.max_message_bytes)
+        self.broker.metrics.watch_frames(frames, methods, FrameRefusal)
         self._exits.push_async_callback(frames.stop, 0.0)  # If the broker does not come to serve.
         self._frames = frames
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
 import grpc.aio
@@ -32,7 +32,9 @@ from coranto_broker.handlers import (
 from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Context, report, reported
+from coranto_broker.rpc.batches import batch_reader
 from coranto_broker.rpc.content import append_reader, replicate_reader
+from coranto_broker.rpc.first_write import WholeFirstWrite
 from coranto_broker.rpc.rolled_back import TooManyAppends
 from coranto_broker.rpc.source import Unreadable, require_readable
 from coranto_broker.server.frames import FrameMethod
@@ -58,7 +60,11 @@ _KINDS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any
 }
 
 
-_CONTENT_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {"Append": append_reader, "Replicate": replicate_reader}
+_OWN_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "Append": append_reader,
+    "Replicate": replicate_reader,
+    "AppendStream": batch_reader,
+}
 
 
 class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, append_stream_pb2_grpc.AppendsServicer):
@@ -80,7 +86,14 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
                 require_readable(request)
                 yield claims
 
+    def _endable(self, context: Context) -> Context:
+        """Return the context of a call that sends messages, and that the end of its token may end at any time."""
+        if self._broker.authorizer.admits_all or hasattr(context, "write_now"):  # Frames can be ended anyway.
+            return context
+        return cast("Context", WholeFirstWrite(context))
+
     async def List(self, request: pb.ListRequest, context: Context) -> None:  # type: ignore[override]
+        context = self._endable(context)
         async with self._admitted("List", context, request) as claims:
             await listing.serve_list(self._broker, request, context, claims)
 
@@ -89,6 +102,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
             return await listing.serve_apply(self._broker, request, claims)
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> None:  # type: ignore[override]
+        context = self._endable(context)
         async with self._admitted("Read", context, request) as claims:
             await read.serve(self._broker, request, context, claims)
 
@@ -120,6 +134,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
                 await append_stream.serve(self._broker, context, self._admission, self._answers)
 
     async def Replicate(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        context = self._endable(context)
         async with self._admitted("Replicate", context) as claims:
             await replicate.serve(self._broker, context, claims)
 
@@ -134,6 +149,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
             return await store_health.serve(self._broker, request, claims)
 
     async def Heads(self, request: heads_pb2.HeadsRequest, context: Context) -> None:  # type: ignore[override]
+        context = self._endable(context)
         async with self._admitted("Heads", context, request) as claims:
             await heads.serve(self._broker, request, context, claims)
 
@@ -162,7 +178,7 @@ def _method_handlers(kind: ServiceDescriptor, service: JournalService) -> dict[s
 
 def _deserializer(method: str, kind: type[Message]) -> Callable[[bytes], object]:
     parse = _reader(kind)
-    around = _CONTENT_READERS.get(method)
+    around = _OWN_READERS.get(method)
     return around(parse) if around is not None else parse
 
 

@@ -37,6 +37,7 @@ class Nemesis:
             "cut client": self._cut_client,
             "cut store": self._cut_store,
             "break calls": self._break_calls,
+            "slow readers": self._slow_readers,
             "break watches": self._break_watches,
             "compact": self._compact,
             "store errors": self._store_errors,
@@ -228,6 +229,18 @@ class Nemesis:
         for call in list(rpc.live):
             if machine.name in (call.node, call.peer) and self._rng.random() < 0.5:
                 rpc.break_call(call)
+        self._world.tcp.break_connections(machine.name, self._rng, 0.5)
+
+    async def _slow_readers(self, machine: BrokerHost) -> None:
+        """Let some ends of a machine's connections, on either side, look at nothing that comes for a while."""
+        ends = [each for each in self._world.tcp.live if machine.name in (each.node, each.peer[0])]
+        mends = [each.stall() for each in ends if self._rng.random() < 0.5]
+
+        def mend() -> None:
+            for each in mends:
+                each()
+
+        await self._for_a_while(mend, 0.05, 20.0)
 
     # -- Services ------------------------------------------------------------------------------------------------------
 

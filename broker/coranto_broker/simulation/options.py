@@ -39,7 +39,8 @@ FAULTS = (
     "flip a bit",
     "restore etcd",
 )
-
+FRAME_FAULTS = ("slow readers",)
+"""Faults of connections for frames."""
 
 DEMANDS: Mapping[str, Mapping[str, str]] = {
     "fsync": {FSYNC: "commit"},
@@ -82,6 +83,10 @@ class Options:
     """True if the name of each journal but the first continues the name of the one before."""
     append_streams: bool = True
     """True if small appends share streams."""
+    frames: bool = False
+    """True if brokers serve frames too, and clients and brokers move to them."""
+    frame_read_bytes: int = 1 << 20
+    """Bytes that a connection for frames receives ahead of its reader."""
     faults: tuple[str, ...] = ()
     durability: str = ""
     """The name in `DEMANDS` of the labels that all journals have; empty for none."""
@@ -111,6 +116,12 @@ def demands_of(seed: int, *, spread: bool) -> str:
 def shares_streams(seed: int) -> bool:
     """Return True if small appends share streams in the runs of a seed, as they do in most."""
     return random.Random(f"appends of {seed}").random() < 0.7
+
+
+def frames_of(seed: int) -> dict[str, Any]:
+    """Return the options about frames in the runs of a seed. About half of them have frames."""
+    rng = random.Random(f"frames of {seed}")
+    return {"frames": rng.random() < 0.5, "frame_read_bytes": rng.choice((512, 4096, 1 << 20))}
 
 
 def options_of(seed: int, **given: Any) -> Options:
@@ -146,6 +157,10 @@ def options_of(seed: int, **given: Any) -> Options:
         append_streams=shares_streams(seed),
         durability=durability,
     )
+    if not given:
+        options = replace(options, **frames_of(seed))
+        if options.frames and rng.random() < 0.5:
+            options = replace(options, faults=options.faults + FRAME_FAULTS)
     unknown = set(given) - set(asdict(options))
     if unknown:
         raise InvalidInput(

@@ -10,10 +10,10 @@ from coranto.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, CorruptData, OffsetJump
 from coranto.labels import label_set
-from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.history import Observation, Operation, OperationKind, OperationOutcome, unique_content
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.simulation.audit import check_acknowledged, check_backlog, check_claims, check_demand
+from coranto_broker.simulation.frame_load import GONE, FrameLoad
 from coranto_broker.simulation.world import BrokerHost, World
 
 _OWNERS = ("ada", "bob", "cleo")
@@ -26,6 +26,7 @@ class Workload:
         self._world = world
         self._rng = world.rng
         self._known_end: dict[str, int] = {}
+        self._frames = FrameLoad(world, self)
         self._readers: list[asyncio.Task[None]] = []
         self.read_to: dict[tuple[str, str], int] = {}
         """The offset that each reader has reached, by reader and journal."""
@@ -56,6 +57,9 @@ class Workload:
         rng, world = self._rng, self._world
         journal = rng.choice(world.journals)
         client = world.client(name, rng.choice(world.machines), patience=rng.choice((0.0, 2.0, 10.0)))
+        if world.options.frames and rng.random() < 0.15:
+            await self._frames.step(name, rng.choice(world.machines))
+            return
         kind = rng.random()
         if kind < 0.1:
             await self.head(name, client, journal)
@@ -75,18 +79,18 @@ class Workload:
             operation.begin = operation.end = await client.head(journal)
             operation.outcome = OperationOutcome.OK
 
-        await self._finish(operation, ask())
+        await self.finish(operation, ask())
         return operation
 
     async def barrier(self, name: str, client: JournalClient, journal: str) -> Operation:
         operation = self._begin(name, OperationKind.BARRIER, journal)
-        await self._finish(operation, self._applied(operation, client.append(journal, b"")))
+        await self.finish(operation, self.applied(operation, client.append(journal, b"")))
         return operation
 
     async def append(self, name: str, client: JournalClient, journal: str, *, plain: bool = False) -> Operation:
         """Append, and repeat it until it may have been applied."""
-        operation = self._begin_append(name, journal, plain=plain)
-        await self._finish(operation, self._applied(operation, self._begun(client, operation)))
+        operation = self.begin_append(name, journal, plain=plain)
+        await self.finish(operation, self.applied(operation, self.begun(client, operation)))
         return operation
 
     async def together(self, name: str, machine: BrokerHost) -> None:
@@ -97,30 +101,24 @@ class Workload:
         rng, world = self._rng, self._world
         patience = rng.choice((0.0, 2.0))
         client = world.client(name, machine, patience=patience)
-        given = [self._begin_append(name, rng.choice(world.journals)) for _ in range(rng.randint(2, 10))]
+        given = [self.begin_append(name, rng.choice(world.journals)) for _ in range(rng.randint(2, 10))]
 
         async def one(operation: Operation) -> None:
             try:
                 async with asyncio.timeout(rng.uniform(0, 0.02) if rng.random() < 0.1 else None):
-                    await self._applied(operation, self._begun(client, operation))
+                    await self.applied(operation, self.begun(client, operation))
             except TimeoutError:
                 world.coverage.sometimes("one of several appends was given up")
-                operation.outcome, operation.error = OperationOutcome.INFO, "gone away"
+                operation.outcome, operation.error = OperationOutcome.INFO, GONE
 
-        await asyncio.gather(*(self._finish(operation, one(operation)) for operation in given))
-        committed = [each for each in given if each.outcome is OperationOutcome.OK]
-        if patience or world.options.shuffle or not world.options.append_streams or len(committed) < 2:
-            return  # Then the order in which they are sent is another one, or none.
-        world.coverage.sometimes("appends that were given together committed in their order")
-        for journal in world.journals:
-            offsets = [each.begin for each in committed if each.journal == journal]
-            if offsets != sorted(offsets):
-                world.anomalies.append(Anomaly("out-of-order", journal, f"given together by {name}: {offsets}"))
+        await asyncio.gather(*(self.finish(operation, one(operation)) for operation in given))
+        if not patience:  # Then each is sent once.
+            self._frames.check_order(name, given)
 
     async def stream(self, name: str, client: JournalClient, journal: str) -> Operation:
         """Append in one call, in pieces. Some are abandoned midway, or once the commit may have been sent."""
         rng = self._rng
-        operation = self._begin_append(name, journal)
+        operation = self.begin_append(name, journal)
         give_up = rng.random()
         appender = client.appender(
             journal,
@@ -146,20 +144,20 @@ class Workload:
                 commit = asyncio.ensure_future(append.commit())
                 try:
                     async with asyncio.timeout(rng.uniform(0, 0.01) if give_up > 0.85 else None):
-                        await self._applied(operation, asyncio.shield(commit))
+                        await self.applied(operation, asyncio.shield(commit))
                 except TimeoutError:
                     self._world.coverage.sometimes("a client went away during its commit")
-                    operation.outcome, operation.error = OperationOutcome.INFO, "gone away"
+                    operation.outcome, operation.error = OperationOutcome.INFO, GONE
                 finally:
                     commit.cancel()
                     await asyncio.gather(commit, return_exceptions=True)
 
-        await self._finish(operation, work())
+        await self.finish(operation, work())
         return operation
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
-    def _begun(self, client: JournalClient, operation: Operation) -> Awaitable[AppendResult]:
+    def begun(self, client: JournalClient, operation: Operation) -> Awaitable[AppendResult]:
         return client.append(
             operation.journal,
             operation.content,
@@ -172,7 +170,7 @@ class Workload:
     def _begin(self, name: str, kind: OperationKind, journal: str) -> Operation:
         return self._world.history.begin(name, kind, journal, self._world.loop.time())
 
-    def _begin_append(self, name: str, journal: str, *, plain: bool = False) -> Operation:
+    def begin_append(self, name: str, journal: str, *, plain: bool = False) -> Operation:
         rng = self._rng
         operation = self._begin(name, OperationKind.APPEND, journal)
         operation.content = unique_content(operation.number, rng, 20, 400)
@@ -189,7 +187,7 @@ class Workload:
                 operation.subtract = label_set(owner=rng.choice(_OWNERS))
         return operation
 
-    async def _applied(self, operation: Operation, work: Awaitable[AppendResult]) -> None:
+    async def applied(self, operation: Operation, work: Awaitable[AppendResult]) -> None:
         result = await work
         operation.begin, operation.end = result.begin, result.end
         operation.registers = result.registers
@@ -216,7 +214,7 @@ class Workload:
                 world.coverage.sometimes("an append survived what its client waited for")
                 check_claims(world, operation, found)
 
-    async def _finish(self, operation: Operation, work: Awaitable[None]) -> None:
+    async def finish(self, operation: Operation, work: Awaitable[None]) -> None:
         """Await an operation and record its outcome."""
         coverage = self._world.coverage
         try:

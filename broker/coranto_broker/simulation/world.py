@@ -15,7 +15,7 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from coranto.client import JournalClient
-from coranto.client.config import ClientConfig
+from coranto.client.config import ClientConfig, parse_endpoint
 from coranto.client.connection import Connection
 from coranto.coordination.entities import implied_route
 from coranto.coordination.etcd import KeyValue, Put
@@ -35,15 +35,18 @@ from coranto.testing.sim.loop import SimLoop
 from coranto.testing.sim.network import Delays, Network
 from coranto.testing.sim.object_store import SimObjectStore, SimStores
 from coranto.testing.sim.rpc import Rpc
+from coranto.testing.sim.tcp import SimTcp
 from coranto.testing.sim.timeline import Process
+from coranto.transport.calls import FrameDialer
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.append.states import Way
 from coranto_broker.broker import Broker
+from coranto_broker.server.frames import FrameServer
 from coranto_broker.server.in_process import StubPeers, serve
-from coranto_broker.server.service import JournalService
+from coranto_broker.server.service import JournalService, frame_methods
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.simulation.options import DEMANDS, Options
 from coranto_broker.spool import commit_log
@@ -54,6 +57,8 @@ STORE_URL = "s3://fragments/sim/"
 LAYOUT = Layout("/gazette/cluster")
 JOURNAL_BACKLOG_BYTES = 2 << 10
 BROKER_BACKLOG_BYTES = 5 << 10
+FRAME_PORT = 8082
+_FRAMES_GRACE_SECONDS = 1.0
 _RESTART_SECONDS = (0.2, 1.5)
 
 
@@ -73,6 +78,7 @@ class World:
         """Problems that no program may have, independent of the journals' content."""
         self.network = Network(loop, self.rng, Delays(congestion=options.congestion))
         self.rpc = Rpc(self.network)
+        self.tcp = SimTcp(self.network, loop)
         self.etcd = SimEtcd(loop, self.network)
         self.etcd.on_expiry.append(self._lease_ran_out)
         self.store = SimObjectStore(self.network, self.rng)
@@ -175,7 +181,7 @@ class World:
 
     def count_faults(self) -> Counter[str]:
         """Count the effects of faults. A fault that was injected may hit nothing."""
-        counts: Counter[str] = Counter({"network: a message was held": self.network.held})
+        counts: Counter[str] = Counter({"network: a message was held": self.network.held}) + self.tcp.counts
         for place, found in (
             ("store: a call was", self.store.faulty),
             *(("disk: a write was", d.faulty) for d in self.disks),
@@ -189,14 +195,30 @@ class World:
     # -- Clients -------------------------------------------------------------------------------------------------------
 
     def client(self, node: str, machine: BrokerHost, patience: float) -> JournalClient:
-        connection = WorldConnection(self.rpc, node, machine.endpoint)
+        return self.client_over(self.connection(node, machine), patience)
+
+    def client_over(self, connection: WorldConnection, patience: float) -> JournalClient:
         return JournalClient(
-            machine.endpoint,
+            connection.endpoint,
             clock=self.client_clock,
             patience=patience,
             connection=connection,
             append_streams=self.options.append_streams,
         )
+
+    def connection(self, node: str, machine: BrokerHost) -> WorldConnection:
+        return WorldConnection(self.rpc, node, machine.endpoint, dialer=self.dialer(node, machine.endpoint))
+
+    def dialer(self, node: str, endpoint: str) -> FrameDialer | None:
+        """Return the dialer of frames from a node to the broker at an endpoint; None in a run without frames."""
+        if not self.options.frames:
+            return None
+
+        async def connect(protocol: asyncio.Protocol, host: str, port: int, tls: object) -> None:
+            await self.tcp.connect(node, protocol, host, port)
+
+        host = parse_endpoint(endpoint).address.partition(":")[0]
+        return FrameDialer(host, None, connect=connect, read_bytes=self.options.frame_read_bytes)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until `condition` holds and return True, or return False after `seconds` of virtual time."""
@@ -362,13 +384,16 @@ class BrokerHost(Host):
     def _about_to_store(self, sealed: Sealed) -> None:
         """Let the disk damage the fragment at the last moment, so that the damage is found before many reads.
 
-        Damages it only if another machine has it and no disk has damaged it before.
+        Damages it only if another machine of the Route has it and no disk has damaged it before. A machine that is no
+        longer in the Route may have to set its copy aside, together with what it alone wrote behind it.
         """
         world, fragment = self._world, sealed.fragment
         if not self.flips_next or any(flip.fragment.content_name == fragment.content_name for flip in world.flips):
             return
         ours = self.disk.content(sealed.content.path) or b""
-        elsewhere = any(machine._has_complete(sealed) for machine in world.machines if machine is not self)
+        members = {key.member.suffix for key, _ in world.assignments(fragment.journal)}
+        others = (machine for machine in world.machines if machine is not self and machine.name in members)
+        elsewhere = any(machine._has_complete(sealed) for machine in others)
         if sum_of(ours) != fragment.sum or not elsewhere:
             return
         self.flips_next = False
@@ -400,7 +425,11 @@ class BrokerHost(Host):
             disk=self.disk.for_process(process),
             coordinator=SimCoordinator(world.etcd, world.network, self.name, process, clock),
             stores=SimStores(world.store, world.network, self.name, process),
-            peers=StubPeers(self.zone, lambda endpoint: world.rpc.stub(self.name, endpoint, process)),
+            peers=StubPeers(
+                self.zone,
+                lambda endpoint: world.rpc.stub(self.name, endpoint, process),
+                lambda endpoint: world.dialer(self.name, endpoint),
+            ),
             layout=LAYOUT,
             place=_SimServing(self, world, process),
             stop=self.stop_requested,
@@ -423,12 +452,29 @@ class _SimServing:
     @asynccontextmanager
     async def listening(self, broker: Broker, session: MemberSession) -> AsyncIterator[None]:
         machine, endpoints = self._machine, self._world.rpc.endpoints
-        endpoints.listen(machine.endpoint, machine.name, self._process, JournalService(broker))
+        service = JournalService(broker)
+        frames = self._frames(broker, service) if self._world.options.frames else None
+        endpoints.listen(machine.endpoint, machine.name, self._process, service)
         machine.broker, machine.session = broker, session
         try:
             yield
         finally:
+            if frames is not None:
+                await frames.stop(_FRAMES_GRACE_SECONDS)
             endpoints.close(machine.endpoint, self._process)
+
+    def _frames(self, broker: Broker, service: JournalService) -> FrameServer:
+        """Serve frames, at the same port in each of the machine's processes."""
+        world = self._world
+        server = FrameServer(
+            frame_methods(service),
+            world.tcp.listen(self._machine.name, FRAME_PORT, self._process),
+            max_message_bytes=self._machine.settings.max_message_bytes,
+            entropy=world.rng.randbytes,
+            read_bytes=world.options.frame_read_bytes,
+        )
+        broker.frames = server.start()
+        return server
 
 
 class _SimBroker(Broker):
@@ -455,10 +501,22 @@ class _SimBroker(Broker):
 class WorldConnection(Connection):
     """A client's connection over the simulated network."""
 
-    def __init__(self, rpc: Rpc, node: str, endpoint: str, process: Process | None = None) -> None:
+    def __init__(
+        self,
+        rpc: Rpc,
+        node: str,
+        endpoint: str,
+        process: Process | None = None,
+        dialer: FrameDialer | None = None,
+    ) -> None:
+        """Without `dialer` all goes over the twin of gRPC."""
+        self._sim_dialer = dialer
         super().__init__(ClientConfig(endpoint))
         self._sim_stub = rpc.stub(node, endpoint, process)
         self._sim_channel = rpc.channel(node, endpoint)
+
+    def _dialer(self, config: ClientConfig) -> FrameDialer | None:
+        return self._sim_dialer
 
     @property
     def channel(self) -> grpc.aio.Channel:

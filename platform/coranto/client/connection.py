@@ -19,6 +19,7 @@ from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, PermissionDenied, RpcFailed, Unauthenticated, Unavailable
 from coranto.security.call_tokens import CallTokens
 from coranto.security.certificates import ChannelCertificates
+from coranto.transport.calls import FrameDialer
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2_grpc as pb_grpc
@@ -108,9 +109,11 @@ class Connection:
         self._draining: set[asyncio.Task[None]] = set()
         self._stub: pb_grpc.JournalAsyncStub | None = None
         self._heads_stub: heads_grpc.JournalsAsyncStub | None = None
-        self._append_streams = AppendStreams(
-            lambda: self.streams_stub, frame_dialer(config.endpoint, config.tls, config.name)
-        )
+        self._append_streams = AppendStreams(lambda: self.streams_stub, self._dialer(config))
+
+    def _dialer(self, config: ClientConfig) -> FrameDialer | None:
+        """Return the dialer of frames to the endpoint; None if it cannot be reached over frames."""
+        return frame_dialer(config.endpoint, config.tls, config.name)
 
     @property
     def channel(self) -> grpc.aio.Channel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, TypeVar
 
 import grpc
@@ -16,7 +16,7 @@ from coranto.security.call_tokens import Metadata
 from coranto.security.certificates import Reloaded, client_context
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import HEADER
-from coranto.transport.connection import FrameConnection
+from coranto.transport.connection import READ_BYTES, FrameConnection
 from coranto.transport.frames import Frame, FrameKind
 from coranto.wire.frames_pb2 import FrameEnd, FrameOpening, FramePort
 
@@ -28,6 +28,9 @@ MAX_FRAME_BYTES: Final = 16 << 20
 
 CONNECT_SECONDS: Final = 5.0
 """The longest time to connect, with the TLS handshake. gRPC serves meanwhile."""
+
+Connect = Callable[[asyncio.Protocol, str, int, ssl.SSLContext | None], Awaitable[None]]
+"""Connects to a host and port, with TLS if a context is given, and attaches a protocol. Raises OSError."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
@@ -128,7 +131,8 @@ class FrameCall(Generic[MessageT]):
     def _content(self, frame: Frame | None, kind: FrameKind) -> Any:
         """Return the content of a frame, which must be of this kind, or EOF. None: the connection is gone."""
         if frame is None:
-            raise self._lost()
+            self._ended = self._lost()
+            raise self._ended
         try:
             if frame.kind == kind:
                 return self._parse(frame.payload) if kind == FrameKind.MESSAGE else None
@@ -163,20 +167,35 @@ class FrameCall(Generic[MessageT]):
         return grpc.aio.EOF
 
     def _lost(self) -> grpc.aio.AioRpcError:
-        if self._ended is None:
-            self._ended = ended_with(grpc.StatusCode.UNAVAILABLE, self._connection.problem or "the call has ended")
-            self._connection.abort("the call has ended")
-        return self._ended
+        """Return the error of a call whose connection is gone. What was received before is still to be read."""
+        if self._ended is not None:
+            return self._ended
+        problem = self._connection.problem or "the call has ended"
+        self._connection.abort(problem)
+        return ended_with(grpc.StatusCode.UNAVAILABLE, problem)
 
 
 class FrameDialer:
     """Opens calls over frames to the host of one endpoint."""
 
-    def __init__(self, host: str, tls: ClientTls | None, user_agent: str = "") -> None:
-        """`tls` holds the certificates of the endpoint's gRPC connection; None: the endpoint is without TLS."""
+    def __init__(
+        self,
+        host: str,
+        tls: ClientTls | None,
+        user_agent: str = "",
+        *,
+        connect: Connect | None = None,
+        read_bytes: int = READ_BYTES,
+    ) -> None:
+        """`tls` holds the certificates of the endpoint's gRPC connection; None: the endpoint is without TLS.
+
+        `connect` reaches the network; None: by TCP. `read_bytes` is what a connection may receive ahead of its reader.
+        """
         self.host = host
         self._tls = tls
         self._user_agent = user_agent
+        self._reach = connect or connect_by_tcp
+        self._read_bytes = read_bytes
         self._contexts: Reloaded[ssl.SSLContext] | None = None
 
     async def open(
@@ -216,9 +235,8 @@ class FrameDialer:
         return call
 
     async def _connect(self, port: int) -> FrameConnection:
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: FrameConnection(limit=MAX_FRAME_BYTES), self.host, port, ssl=self._context()
-        )
+        connection = FrameConnection(limit=MAX_FRAME_BYTES, read_bytes=self._read_bytes)
+        await self._reach(connection, self.host, port, self._context())
         if self._tls is not None and connection.protocol != PROTOCOL:
             connection.abort("another protocol is served there")
             raise OSError("another protocol is served there")
@@ -231,6 +249,11 @@ class FrameDialer:
         if self._contexts is None:
             self._contexts = Reloaded(lambda: client_context(tls, PROTOCOL), (tls.ca, tls.cert, tls.key))
         return self._contexts.get()
+
+
+async def connect_by_tcp(protocol: asyncio.Protocol, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    """Connect by TCP: a `Connect`."""
+    await asyncio.get_running_loop().create_connection(lambda: protocol, host, port, ssl=tls)
 
 
 def ended_with(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:

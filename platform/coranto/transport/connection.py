@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import math
 import socket
 from collections import deque
@@ -40,6 +41,14 @@ _GONE_MILLISECONDS: Final = 120_000
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 
+class FrameFault(enum.Enum):
+    """The kinds of what the other side of a connection may do wrong."""
+
+    NO_FRAMES = "what it sent is not frames, or too long, or too many"
+    LATE = "it began a frame and did not complete it"
+    HELD = "the connections of the server hold too much, and this one is among those that do"
+
+
 class FrameConnection(asyncio.Protocol):
     """A connection, from either side. `read` is for one task at a time, and so is `write`."""
 
@@ -48,11 +57,16 @@ class FrameConnection(asyncio.Protocol):
         *,
         limit: int | None = None,
         on_lost: Callable[[], object] | None = None,
+        read_bytes: int = READ_BYTES,
+        write_bytes: int = WRITE_BYTES,
     ) -> None:
         """`limit` bounds a frame's payload. None: until `opened`, one frame of OPENING_BYTES is all that may come.
 
-        `on_lost` is called when the connection is gone.
+        `on_lost` is called when the connection is gone. `read_bytes` may wait to be read, `write_bytes` to be sent,
+        before the other side, or the writer, has to wait.
         """
+        self._read_bytes = read_bytes
+        self._write_bytes = write_bytes
         self._decoder = FrameDecoder(OPENING_BYTES, most=1) if limit is None else FrameDecoder(limit)
         self._opened = limit is not None
         self._on_lost = on_lost
@@ -73,14 +87,14 @@ class FrameConnection(asyncio.Protocol):
         self._lost = asyncio.Event()
         self.problem: str | None = None
         """The reason why nothing more is received; None while the connection lasts."""
-        self.fault: str | None = None
-        """The reason why this side has refused the other one, which is at fault; None while it has not."""
+        self.fault: FrameFault | None = None
+        """The kind of `problem` if the other side is at fault, so that this one has refused it; None otherwise."""
 
     # -- asyncio.Protocol ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BYTES)
+        self._transport.set_write_buffer_limits(high=self._write_bytes)
         _prepare(self._transport.get_extra_info("socket"))
         self._transport.write(PREFACE)
 
@@ -91,13 +105,13 @@ class FrameConnection(asyncio.Protocol):
         try:
             self._take(self._decoder.feed(data))
         except FrameError as error:
-            self.problem = self.fault = str(error)
+            self.problem, self.fault = str(error), FrameFault.NO_FRAMES
             self.end(FrameEnd(code=_INVALID, details=self.problem).SerializeToString())
             self._wake()
             return
         if self._budget is not None:
             self._account()
-        if self._unread > READ_BYTES and not self._reading_paused and self._transport is not None:
+        if self._unread > self._read_bytes and not self._reading_paused and self._transport is not None:
             self._reading_paused = True
             self._transport.pause_reading()
         if self._frames:
@@ -174,7 +188,7 @@ class FrameConnection(asyncio.Protocol):
             return None
         frame = self._frames.popleft()
         self._unread = max(0, self._unread - len(frame.payload) - FRAME_BYTES)
-        if self._reading_paused and self._unread <= READ_BYTES // 2:
+        if self._reading_paused and self._unread <= self._read_bytes // 2:
             self._reading_paused = self._overdue = False
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
@@ -247,11 +261,13 @@ class FrameConnection(asyncio.Protocol):
             self._transport.write(piece)
 
     def _break(self, problem: str) -> None:
+        is_known = self.problem is not None
         self.problem = self.problem or problem
         self._ends = True
         if self._transport is not None:
             self._transport.abort()
-        self._wake()
+        if not is_known:  # Whoever is told of a problem may break the connection for it.
+            self._wake()
 
     def _wake(self) -> None:
         if self._on_ready is not None:
@@ -275,14 +291,14 @@ class FrameConnection(asyncio.Protocol):
         """Give the connection up if a frame was begun before the last look and has not come whole."""
         begun = self._decoder.held > 0 and not self._reading_paused
         if begun and self._overdue:
-            self._refuse(f"the rest of a frame did not come within {FRAME_SECONDS:.0f} s")
+            self._refuse(FrameFault.LATE, f"the rest of a frame did not come within {FRAME_SECONDS:.0f} s")
             return
         self._overdue = begun
         self._watch = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._look_for_the_rest)
 
-    def _refuse(self, fault: str) -> None:
+    def _refuse(self, fault: FrameFault, problem: str) -> None:
         self.fault = self.fault or fault
-        self._break(fault)
+        self._break(problem)
 
     def _account(self) -> None:
         """Tell the budget of what this connection holds, and end the connection if that is too much."""
@@ -292,7 +308,7 @@ class FrameConnection(asyncio.Protocol):
         self._budget.held += held - self._held
         self._held = held
         if held > OPENING_BYTES and self._budget.held > self._budget.most:
-            self._refuse("the connections hold too much that is not read")
+            self._refuse(FrameFault.HELD, "the connections hold too much that is not read")
 
 
 class FrameBudget:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
@@ -44,3 +46,49 @@ def test_zero_is_no_limit() -> None:
     for _ in range(1000):
         admission.enter()
     assert under_way.count == 1000
+
+
+def test_a_stream_may_enter_at_the_limit_and_counts() -> None:
+    under_way = UnderWay()
+    admission = Admission(1, under_way, FastCounter("refused", "Refused appends.", CollectorRegistry()), ManualClock())
+    assert not admission.is_full
+    admission.enter()
+    assert admission.is_full
+    admission.enter_in_turn()  # The first append of a stream.
+    assert under_way.count == 2
+    admission.leave()
+    refuse(admission)
+    admission.leave()
+    assert not admission.is_full
+
+
+async def test_streams_are_told_of_room_in_the_order_in_which_they_came() -> None:
+    admission = Admission(2, UnderWay(), FastCounter("refused", "Refused appends.", CollectorRegistry()), ManualClock())
+    admission.enter()
+    admission.enter()
+    entered: list[int] = []
+
+    async def stream(number: int) -> None:
+        room = asyncio.Event()
+        with admission.line(room):
+            while admission.is_full:
+                room.clear()
+                await room.wait()
+        admission.enter_in_turn()
+        entered.append(number)
+
+    streams = [asyncio.create_task(stream(number)) for number in range(5)]
+    await asyncio.sleep(0)
+    admission.leave()
+    admission.enter()  # A call is quicker than the stream that was told. That stream keeps its place.
+    await asyncio.sleep(0)
+    assert entered == []
+    streams[1].cancel()  # Its stream has ended.
+    admission.leave()
+    admission.leave()  # Told once, the first stream leaves the room of two to the next one, too.
+    await asyncio.wait((streams[0], streams[2]))
+    assert entered == [0, 2]
+    for _ in range(2):
+        admission.leave()
+    await asyncio.wait((streams[3], streams[4]))
+    assert entered == [0, 2, 3, 4]

@@ -225,14 +225,14 @@ def test_streams_of_hostile_clients_are_refused() -> None:
 
 
 def test_a_client_that_reads_no_answers_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_stream, "MAX_UNANSWERED_APPENDS", 10)
+    monkeypatch.setattr(append_stream, "STREAM_APPENDS", 10)
     taken = 0
     real = append_stream._Stream.take
 
-    def take(stream: Any, append: StreamedAppend) -> None:
+    def take(stream: Any, append: StreamedAppend, size: int) -> None:
         nonlocal taken
         taken += 1
-        real(stream, append)
+        real(stream, append, size)
 
     async def stalled(*_: object) -> None:
         await asyncio.Event().wait()

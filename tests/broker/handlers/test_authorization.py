@@ -23,6 +23,7 @@ from pydantic import SecretStr
 
 from coranto import labels
 from coranto.client import ClientConfig, ClientTls, JournalClient
+from coranto.client.peer_status import PeerStatus
 from coranto.effects import SystemClock
 from coranto.errors import (
     CorantoError,
@@ -41,6 +42,7 @@ from coranto.wire.append_stream_pb2 import AppendBatch, StreamedAppend
 from coranto_broker.authorization import RULES, Authorizer, TokenExpired
 from coranto_broker.handlers.errors import code_of
 from coranto_broker.http import gateway
+from coranto_broker.rpc.first_write import WholeFirstWrite
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.server.service import SERVICES, JournalService
 from coranto_broker.settings import BrokerSettings
@@ -61,6 +63,16 @@ def token(capability: int = Capability.ALL, selector: str = "", *, seconds: floa
     now = SystemClock().now()
     claims = Claims(Capability(capability), labels.parse_selector(selector), now - 1000, now + seconds)
     return (("authorization", f"Bearer {sign(claims, Keys.parse(key))}"),)
+
+
+@contextlib.asynccontextmanager
+async def told(call: grpc.aio.Call) -> AsyncIterator[None]:
+    """Raise the broker's status also of a call that it refuses before the first message is sent."""
+    ended = PeerStatus(call)
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise await ended.told(error) from error
 
 
 class Calls:
@@ -112,7 +124,9 @@ class Calls:
             yield pb.AppendRequest(journal=J)
             yield pb.AppendRequest()
 
-        return (await self.stub.Append(messages(), metadata=metadata)).status
+        call = self.stub.Append(messages(), metadata=metadata)
+        async with told(call):
+            return (await call).status
 
     async def AppendStream(self, metadata: Metadata | None) -> Any:
         call = self.streams.AppendStream(metadata=metadata)
@@ -133,8 +147,10 @@ class Calls:
                 header=header, proposal=proposal, registers=pb.LabelSet(), acknowledge=True, deprecated_journal=J
             )
 
-        (status,) = [response.status async for response in self.stub.Replicate(messages(), metadata=metadata)]
-        return status
+        call = self.stub.Replicate(messages(), metadata=metadata)
+        async with told(call):
+            (status,) = [response.status async for response in call]
+            return status
 
     async def ListFragments(self, metadata: Metadata | None) -> pb.Status.ValueType:
         return (await self.stub.ListFragments(pb.FragmentsRequest(journal=J), metadata=metadata)).status
@@ -404,6 +420,31 @@ async def test_a_call_ends_when_its_token_does(
         # The append was rolled back, and the journal goes on.
         assert await calls.call("Append", token()) == pb.OK
         assert await calls.call("Read", token()) == pb.OFFSET_NOT_YET_AVAILABLE
+
+
+@pytest.mark.integration
+async def test_a_client_whose_token_ends_while_the_first_message_is_sent_is_told(
+    secured: BrokerSettings,
+    journal: pb.JournalSpec,
+    token_ends: list[asyncio.Timeout],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = WholeFirstWrite._write
+
+    async def write(context: WholeFirstWrite, message: object) -> None:
+        token_ends[-1].reschedule(asyncio.get_running_loop().time())
+        await real(context, message)
+
+    async def watch(calls: Calls) -> None:
+        async for _ in calls.stub.List(pb.ListRequest(watch=True), metadata=token()):
+            pass
+
+    async with running(secured, journal) as calls:
+        monkeypatch.setattr(WholeFirstWrite, "_write", write)
+        for _ in range(10):
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await asyncio.wait_for(watch(calls), 60)
+            assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class _Context:

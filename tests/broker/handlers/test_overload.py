@@ -23,7 +23,7 @@ from coranto_broker.testing.running import RawClient, create, eventually, runnin
 
 pytestmark = pytest.mark.integration
 
-J = "test/journal"
+J, OTHER = "test/journal", "test/other"
 MakeSpec = Callable[..., pb.JournalSpec]
 
 
@@ -33,6 +33,10 @@ async def code_of(call: asyncio.Future[pb.AppendResponse]) -> str:
         return pb.Status.Name((await call).status)
     except grpc.aio.AioRpcError as error:
         return error.code().name
+
+
+def appends_under_way(process: BrokerProcess) -> float | None:
+    return process.broker.metrics.registry.get_sample_value("coranto_calls", {"method": "Append"})
 
 
 async def test_appends_that_are_too_many_are_refused_and_not_applied(
@@ -61,13 +65,44 @@ async def test_appends_that_are_too_many_are_refused_and_not_applied(
         told = [log["refused"] for log in logs if log["event"] == "admission.appends_refused"]
         assert told[0] == 1  # On a slow machine, later entries tell of more.
         assert process.broker.metrics.appends_refused.value == 3
-        async with JournalClient(process.endpoint) as friendly:  # Knows that it may try again, and does.
-            patient = asyncio.ensure_future(friendly.append(J, b"later"))
+        calls = JournalClient(process.endpoint, append_streams=False)
+        async with calls, JournalClient(process.endpoint) as streamed:
+            patient = asyncio.ensure_future(calls.append(J, b"later"))  # Knows that it may try again, and does.
             await eventually(lambda: process.broker.metrics.appends_refused.value > 3)
+            patient.cancel()
+            # A stream is not refused: one of its appends is taken, and the others wait for it.
+            many = [asyncio.ensure_future(streamed.append(J, b"later", patience=0)) for _ in range(20)]
+            await eventually(lambda: process.broker.append_streams)
             replica.pipeline.put(pipeline)
             assert {(await each).status for each in waiting} == {pb.OK}
-            assert (await patient).begin == 4
-        assert await other.content(J) in {bytes(each) + b"later" for each in permutations(b"0123")}
+            assert [(await each).end for each in many] == [4 + 5 * number for number in range(1, 21)]
+        assert await other.content(J) in {bytes(each) + b"later" * 20 for each in permutations(b"0123")}
+
+
+async def test_at_the_limit_a_journal_that_stands_still_does_not_hold_up_a_stream(
+    broker_settings: BrokerSettings, spec: MakeSpec
+) -> None:
+    async with running_broker(broker_settings.model_copy(update={"max_appends": 4})) as (process, client):
+        for journal in (J, OTHER):
+            await create(client, spec(journal))
+        async with JournalClient(process.endpoint) as streamed:
+            for journal in (J, OTHER):
+                await streamed.append(journal, b"0")
+            replica = process.broker.resolver.replica_of(J)
+            assert replica is not None
+            pipeline = await replica.pipeline.take()
+            stands = asyncio.ensure_future(streamed.append(J, b"s"))
+            calls = [asyncio.ensure_future(client.append(J, b"c")) for _ in range(3)]
+            await eventually(lambda: appends_under_way(process) == 4)
+            other = asyncio.ensure_future(streamed.append(OTHER, b"1"))
+            await eventually(lambda: process._service._admission._line)
+            calls[0].cancel()  # It gives its place to the stream, whose own append still stands.
+            assert (await other).end == 2
+            assert not stands.done()
+            replica.pipeline.put(pipeline)
+            done = await stands
+            assert done.end == done.begin + 1
+            await asyncio.gather(*calls[1:])
 
 
 async def test_a_burst_of_appends_ends_in_statuses(broker_settings: BrokerSettings, spec: MakeSpec) -> None:

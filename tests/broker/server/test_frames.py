@@ -29,6 +29,7 @@ from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedA
 from coranto.wire.frames_pb2 import FrameEnd, FrameOpening, FramePort
 from coranto_broker.server import frames as of_frames
 from coranto_broker.server import process as of_process
+from coranto_broker.server.frame_listener import SocketListener
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.process import BrokerChild
@@ -352,8 +353,8 @@ async def test_a_connection_whose_certificates_cannot_be_loaded_is_closed_and_th
             raise RuntimeError("nobody expects this")
 
     contexts: Any = Contexts()
-    server = of_frames.FrameServer({}, max_message_bytes=1 << 20)
-    server.bind("127.0.0.1", 0, contexts)
+    listener = SocketListener.bind("127.0.0.1", 0, contexts)
+    server = of_frames.FrameServer({}, listener, max_message_bytes=1 << 20)
     port = server.start()
     try:
         for _ in range(2):
@@ -393,8 +394,7 @@ async def test_those_who_may_append_cannot_use_up_what_replication_needs(
         await asyncio.Event().wait()
 
     methods = {name: of_frames.FrameMethod(bytes, serve) for name in ("AppendStream", "Replicate")}
-    server = of_frames.FrameServer(methods, max_message_bytes=1 << 20)
-    server.bind("127.0.0.1", 0, None)
+    server = of_frames.FrameServer(methods, SocketListener.bind("127.0.0.1", 0, None), max_message_bytes=1 << 20)
     port = server.start()
 
     async def opened(method: str) -> Hostile:

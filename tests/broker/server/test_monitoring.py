@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import yaml
 
+from coranto_broker.append.stream_bounds import REASONS
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.running import running_broker
 
@@ -41,6 +42,8 @@ async def test_every_named_metric_is_one_of_a_running_broker(broker_settings: Br
     named = {name for each in expressions() for name in NAME.findall(each)}
     assert len(named) > 25
     assert named <= there
+    for reason in REASONS:
+        assert f'coranto_append_streams_ended_total{{reason="{reason}"}} 0.0' in text
     counted = {name for name, kind in kinds.items() if kind == "counter"}
     for each in (alert["expr"] for alert in ALERTS):
         for name in set(NAME.findall(each)) & counted:

@@ -76,6 +76,22 @@ async def test_a_call_has_its_opening_its_messages_and_both_ends() -> None:
         assert (await call.code(), await call.details()) == (grpc.StatusCode.OK, "")
 
 
+async def test_answers_that_came_before_the_connection_broke_are_read_although_a_write_has_failed() -> None:
+    async def serve(connection: FrameConnection, _: Frame) -> None:
+        for _ in range(2):
+            await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())
+        connection.abort("the broker ends")
+
+    async with called(serve) as call:
+        await asyncio.wait_for(call._connection.closed(), 10)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.write(AppendBatch())
+        assert [await call.read(), await call.read()] == [ANSWER, ANSWER]
+        assert (await status(call))[0] is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.aio.AioRpcError, match="the connection was closed"):
+            await call.done_writing()
+
+
 async def test_the_status_of_a_refusal_is_told() -> None:
     async def serve(connection: FrameConnection, _: Frame) -> None:
         await connection.write(FrameKind.MESSAGE, ANSWER.SerializeToString())

@@ -8,7 +8,14 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from coranto.transport.connection import FRAME_BYTES, MOST_SIGNS, READ_BYTES, FrameBudget, FrameConnection
+from coranto.transport.connection import (
+    FRAME_BYTES,
+    MOST_SIGNS,
+    READ_BYTES,
+    FrameBudget,
+    FrameConnection,
+    FrameFault,
+)
 from coranto.transport.frames import PREFACE, Frame, FrameKind, encoded
 from coranto.wire.frames_pb2 import FrameEnd
 
@@ -228,6 +235,7 @@ async def test_a_frame_that_was_begun_must_come_whole_unless_this_side_does_not_
     assert connection.fault is None
     connection.data_received(frame[6:7])  # A byte a minute does not do.
     connection._look_for_the_rest()
-    assert "the rest of a frame did not come" in str(connection.fault)
+    assert connection.fault is FrameFault.LATE
+    assert "the rest of a frame did not come" in (connection.problem or "")
     assert sent.pieces[-1] == b"aborted"
     assert await connection.read() is None

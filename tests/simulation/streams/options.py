@@ -118,7 +118,7 @@ def options_of(seed: int, **given: Any) -> Options:
         harm=rng.choice((0.0, 0.1, 0.3)),
         scale_seconds=rng.choice((0.0, 0.3, 0.7, 2.0)),
         sealed=rng.random() < 0.3,
-        max_writers=rng.choice((writers, 64, 64)),
+        max_writers=_max_writers_of(seed, writers, rng.choice((writers, 64, 64))),
         congestion=rng.choice((0.0, 0.0, 0.01, 0.1)),
         shuffle=rng.random() < 0.7,
         fragment_length=rng.choice((1 << 12, 1 << 20)),
@@ -127,6 +127,12 @@ def options_of(seed: int, **given: Any) -> Options:
         faults=tuple(fault for fault in FAULTS if rng.random() < rng.choice((0.0, 0.1, 0.25))),
     )
     return _given(options, given)
+
+
+def _max_writers_of(seed: int, writers: int, most: int) -> int:
+    """Return a number that is at times below that of the writers, so that those that write expire."""
+    rng = random.Random(f"crowded {seed}")
+    return writers - 1 if writers > 1 and rng.random() < 0.15 else most
 
 
 def shared_options_of(seed: int, **given: Any) -> Options:

@@ -304,6 +304,8 @@ class SegmentWriter:
             registers, head = Registers.of(result.registers), result.end
         await self._reconciler.reconcile(registers, head)
         again = self._queue.again
+        for attempt in again:
+            attempt.error = None  # It tells of registers as they were. Not all are sent again before the next error.
         if isinstance(error, WrongAppendOffset) and again and again[0] is first:
             again.popleft()
             expected = first.units[0].expected_offset

@@ -14,6 +14,7 @@ from coranto.errors import CorantoError
 from coranto.security.call_tokens import CallTokens
 from coranto.testing.sim.rpc import Rpc
 from coranto.testing.sim.timeline import Process
+from coranto.transport.calls import FrameDialer
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2_grpc as pb_grpc
@@ -38,6 +39,9 @@ class SimConnection(Connection):
         self._sim_stub = rpc.stub(node, config.endpoint, process)
         self._sim_channel: Any = _ChannelState(rpc, config.endpoint)
         self._over = False
+
+    def _dialer(self, config: ClientConfig) -> FrameDialer | None:
+        return None
 
     @property
     def channel(self) -> grpc.aio.Channel:

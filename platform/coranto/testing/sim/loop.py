@@ -233,7 +233,6 @@ def simulated(seed: int, *, shuffle: bool = True, max_steps: int = MAX_STEPS) ->
     loop = SimLoop(seed, shuffle=shuffle, max_steps=max_steps)
     try:
         yield loop
-        loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.max_steps = math.inf
         for task in asyncio.all_tasks(loop):
@@ -244,6 +243,7 @@ def simulated(seed: int, *, shuffle: bool = True, max_steps: int = MAX_STEPS) ->
                 break
             loop.call_soon(loop.stop)
             loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())  # Their users have ended by now.
         loop.close()
         if collecting:
             gc.enable()

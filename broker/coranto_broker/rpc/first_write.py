@@ -1,0 +1,53 @@
+"""Calls over gRPC that can be ended with a status at any time, also while their first message is being sent.
+
+grpc.aio sends a call's headers with its first message. If whoever sends it is cancelled meanwhile, grpc.aio takes the
+headers for unsent, sends them again with the call's status, and fails: the client is told nothing, and waits for ever.
+So it was when a token expired at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NoReturn, Protocol
+
+
+class EndingCall(Protocol):
+    """What this module needs of gRPC's `ServicerContext`."""
+
+    async def read(self) -> Any: ...
+
+    async def write(self, message: Any, /) -> None: ...
+
+    async def abort(self, code: Any, details: str = "", /) -> NoReturn: ...
+
+
+class WholeFirstWrite:
+    """A call's context, with all that the given one has. A cancelled first `write` goes on; `abort` waits for it."""
+
+    def __init__(self, context: EndingCall) -> None:
+        self._context = context
+        self._first: asyncio.Task[None] | None = None
+        self.read = context.read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        """Send a message."""
+        if self._first is None:
+            self._first = asyncio.create_task(self._write(message))
+            await asyncio.shield(self._first)
+        else:
+            await self._context.write(message)
+
+    async def abort(self, code: Any, details: str = "") -> NoReturn:
+        """End the call with a status, behind its first message."""
+        if self._first is not None and not self._first.done():
+            try:
+                await asyncio.wait((self._first,))
+            finally:
+                self._first.cancel()  # If nobody waits any longer.
+        await self._context.abort(code, details)
+
+    async def _write(self, message: Any) -> None:
+        await self._context.write(message)

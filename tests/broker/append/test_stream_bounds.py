@@ -1,0 +1,94 @@
+"""The bounds on what streams of appends hold: whose stream is ended, when, and that nobody is watched for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from coranto.testing.sim.loop import SimLoop, simulated
+from coranto_broker.append.receiving import MAX_BUFFERED_BYTES, ReceiveBudget
+from coranto_broker.append.stream_bounds import (
+    MOST_HELD_BYTES,
+    PATIENCE_SECONDS,
+    SHORT_PATIENCE_SECONDS,
+    SMALL_BYTES,
+    AnswersUnread,
+    AnswerWatch,
+    HoldsTooMuch,
+    TooMuchHeld,
+)
+
+
+class Stream:
+    """A stream that notes when it is ended."""
+
+    def __init__(self, held: int = 0) -> None:
+        self.held = held
+        self.waits_since = 0.0
+        self.ended: tuple[float, HoldsTooMuch] | None = None
+
+    def give_up(self, error: HoldsTooMuch) -> None:
+        assert self.ended is None
+        self.ended = asyncio.get_running_loop().time(), error
+
+
+def played(main: Callable[[AnswerWatch, ReceiveBudget], Awaitable[None]]) -> SimLoop:
+    budget = ReceiveBudget(0)
+
+    async def run() -> None:
+        await main(AnswerWatch(budget), budget)
+
+    with simulated(0) as loop:
+        loop.run_until_complete(run())
+        return loop
+
+
+def test_a_client_that_takes_no_answer_for_long_loses_its_stream_and_others_do_not() -> None:
+    async def main(watch: AnswerWatch, budget: ReceiveBudget) -> None:
+        deaf, slow, read = Stream(7), Stream(), Stream()
+        began = asyncio.get_running_loop().time()
+        for each in (deaf, slow, read):
+            watch.begin(each)
+        watch.end(read)
+        while deaf.ended is None:
+            await asyncio.sleep(1.0)
+            watch.end(slow)
+            watch.begin(slow)
+        at, error = deaf.ended
+        assert PATIENCE_SECONDS <= at - began <= PATIENCE_SECONDS + 1
+        assert isinstance(error, AnswersUnread)
+        assert "holds 7 bytes" in str(error)
+        watch.end(deaf)  # It may be told of again.
+        await asyncio.sleep(3 * PATIENCE_SECONDS)
+        assert slow.ended is not None  # By now it takes none either.
+        assert read.ended is None
+
+    played(main)
+
+
+def test_patience_is_short_while_all_streams_hold_much() -> None:
+    async def main(watch: AnswerWatch, budget: ReceiveBudget) -> None:
+        deaf, began = Stream(), asyncio.get_running_loop().time()
+        budget.held = MAX_BUFFERED_BYTES + 1
+        assert watch.is_full
+        watch.begin(deaf)
+        await asyncio.sleep(PATIENCE_SECONDS)
+        assert deaf.ended is not None
+        assert SHORT_PATIENCE_SECONDS <= deaf.ended[0] - began <= SHORT_PATIENCE_SECONDS + 1
+
+    played(main)
+
+
+def test_streams_that_hold_much_are_ended_beyond_the_bound_of_all() -> None:
+    async def main(watch: AnswerWatch, budget: ReceiveBudget) -> None:
+        large, small = Stream(SMALL_BYTES + 1), Stream(SMALL_BYTES)
+        budget.held = MOST_HELD_BYTES
+        watch.require_room(large)
+        budget.held += 1
+        watch.require_room(small)
+        with pytest.raises(TooMuchHeld, match=f"{MOST_HELD_BYTES + 1} bytes"):
+            watch.require_room(large)
+
+    played(main)
