@@ -1,4 +1,4 @@
-"""The parts of a Spark consumer's rounds: the time of its steps, of its tasks, of processors, and its calls of brokers."""
+"""The parts of a Spark consumer's rounds: the time of its steps, tasks and processors, and its calls of brokers."""
 
 from __future__ import annotations
 

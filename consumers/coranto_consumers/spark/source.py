@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +38,8 @@ from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.committed import CommittedReader
 from coranto_consumers.spark.fetching import machine_folder, shared_cache
 from coranto_consumers.spark.filters import Narrowing
-from coranto_consumers.spark.framings import FixedRecords, ReadFraming, made_tolerant
+from coranto_consumers.spark.framings import FixedRecords, made_tolerant
+from coranto_consumers.spark.joined_rows import SequencedRows
 from coranto_consumers.spark.options import Isolation, SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan
@@ -55,7 +56,7 @@ from coranto_consumers.spark.rows import (
     parsed_layout,
     raw_layout,
 )
-from coranto_consumers.spark.scanning import RangeSummarizer, read_sequenced, summary_row
+from coranto_consumers.spark.small_ranges import read_together
 from coranto_consumers.spark.streaming.options import StreamOptions, refuse_stream_options
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
 from coranto_consumers.spark.task_errors import told_to_driver
@@ -257,30 +258,33 @@ class JournalReader(DataSourceReader):
             return
         config = replace(partition.client, disk_cache=shared_cache(self._options.cache_bytes))
         with told_to_driver(), SyncJournalClient.of(config, timeout=config.patience) as client:
-            for numbered in partition.parts:
-                yield from self._read(client, numbered)
+            framing = self._options.framing
+            if self._options.isolation is Isolation.READ_COMMITTED:
+                for numbered in partition.parts:
+                    yield from self._committed(client, numbered)
+                return
+            with read_together(client, [each.range for each in partition.parts], framing) as content:
+                if self._options.isolation is Isolation.SEQUENCED:
+                    yield from SequencedRows(self._layout).read(content, partition.parts, framing)
+                    return
+                batches = BatchBuilder(self._layout)
+                for numbered in partition.parts:
+                    span = self._options.times.of(numbered.range.journal)
+                    for lines in read_lines(content, numbered.range, framing):
+                        yield from batches.build(self._chosen(lines, span))
 
-    def _read(self, client: SyncJournalClient, numbered: NumberedRange) -> Iterator[pa.RecordBatch]:
-        batches, framing = BatchBuilder(self._layout), self._options.framing
-        span = self._options.times.of(numbered.range.journal)
-        match self._options.isolation:
-            case Isolation.READ_UNCOMMITTED:
-                for lines in read_lines(client, numbered.range, framing):
-                    yield from batches.build(self._chosen(lines, span))
-            case Isolation.READ_COMMITTED:
-                journal = numbered.range.journal
-                reader = CommittedReader(
-                    client,
-                    self._ranges[journal],
-                    framing,
-                    self._shared_folder(journal),
-                    commits=self._layout.has_commits,
-                )
-                for lines in reader.read(numbered.number):
-                    yield from batches.build(self._chosen(lines, span))
-            case Isolation.SEQUENCED:
-                scan = yield from _sequenced(client, numbered, framing, batches)
-                yield from batches.build(*summary_row(numbered.range.journal, scan.summary(batches.misfits)))
+    def _committed(self, client: SyncJournalClient, numbered: NumberedRange) -> Iterator[pa.RecordBatch]:
+        batches, journal = BatchBuilder(self._layout), numbered.range.journal
+        span = self._options.times.of(journal)
+        reader = CommittedReader(
+            client,
+            self._ranges[journal],
+            self._options.framing,
+            self._shared_folder(journal),
+            commits=self._layout.has_commits,
+        )
+        for lines in reader.read(numbered.number):
+            yield from batches.build(self._chosen(lines, span))
 
     def _chosen(self, lines: Lines, span: TimeSpan) -> Lines:
         """Return the lines that are asked for, and may pass the filters."""
@@ -292,16 +296,3 @@ class JournalReader(DataSourceReader):
     def _shared_folder(self, journal: str) -> Path | None:
         folder = machine_folder()
         return folder and folder / "coranto-scans" / f"{self._name}-{hashlib.sha256(journal.encode()).hexdigest()[:16]}"
-
-
-def _sequenced(
-    client: SyncJournalClient, numbered: NumberedRange, framing: ReadFraming, batches: BatchBuilder
-) -> Generator[pa.RecordBatch, None, RangeSummarizer]:
-    rows = read_sequenced(client, numbered, framing)
-    while True:
-        try:
-            lines, pieces = next(rows)
-        except StopIteration as end:
-            scan: RangeSummarizer = end.value
-            return scan
-        yield from batches.build(lines, pieces)
