@@ -105,18 +105,22 @@ class RangeSummary:
             version, number, rows, first, end, inner_rows, misfits, is_counted, border, limits, resets, commits = found
             if version != _VERSION or not isinstance(is_counted, bool):
                 raise ValueError("it has another form")
+            _numbers(number, rows, first, end, inner_rows, misfits)
             return cls(
-                *_numbers(number, rows, first, end),
+                number,
+                rows,
+                first,
+                end,
                 Outline(
                     tuple(_border_segment(*each) for each in border),
                     tuple(Limit(*_numbers(*each)) for each in limits),
                     tuple(ClockReset(_producer(producer), *_numbers(*each)) for producer, *each in resets),
                     tuple(SegmentCommit(*_numbers(*each)) for each in commits),
                 ),
-                tuple(_numbers(*(each[-1] for each in border))),
-                *_numbers(inner_rows),
+                _numbers(*(each[-1] for each in border)),
+                inner_rows,
                 is_counted,
-                *_numbers(misfits),
+                misfits,
             )
         except (TypeError, ValueError, RecursionError, zlib.error) as error:
             raise CorruptData(

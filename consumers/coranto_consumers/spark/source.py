@@ -32,6 +32,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.routes import KnownRoute
 from coranto.errors import InvalidInput
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
@@ -75,6 +76,13 @@ class JournalPartition(InputPartition):
     parts: tuple[NumberedRange, ...]
     client: ClientConfig = field(repr=False)
     """For this task: with a token for its journals instead of keys."""
+    routes: Mapping[str, KnownRoute] = field(default_factory=dict, repr=False)
+    """The routes of its journals that are tried first."""
+
+    def along(self, routes: Mapping[str, KnownRoute]) -> JournalPartition:
+        """Return the partition with those of the routes that are its journals'."""
+        journals = [part.range.journal for part in self.parts]
+        return replace(self, routes={journal: routes[journal] for journal in journals if journal in routes})
 
 
 class JournalDataSource(DataSource):
@@ -244,7 +252,7 @@ class JournalReader(DataSourceReader):
         options = replace(self._options, client=without_keys(self._options.client))
         return {**self.__dict__, "_options": options, "_shares": ()}
 
-    def partitions(self) -> list[InputPartition]:
+    def partitions(self) -> list[JournalPartition]:
         with told_to_driver():
             return [self._partition(parts) for parts in self._shares]
 
@@ -257,7 +265,10 @@ class JournalReader(DataSourceReader):
         if not isinstance(partition, JournalPartition):
             return
         config = replace(partition.client, disk_cache=shared_cache(self._options.cache_bytes))
+        if config.route_cache:
+            config = replace(config, route_cache=max(config.route_cache, len(partition.routes)))
         with told_to_driver(), SyncJournalClient.of(config, timeout=config.patience) as client:
+            client.suggest_routes(partition.routes)
             framing = self._options.framing
             if self._options.isolation is Isolation.READ_COMMITTED:
                 for numbered in partition.parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ from coranto.client.prepared import PreparedAppend
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
 from coranto.client.retry import Retry
+from coranto.client.routes import KnownRoute
 from coranto.client.values import (
     AppendConditions,
     AppendResult,
@@ -138,6 +139,13 @@ class JournalClient:
     def applied_cluster(self) -> int:
         """The id of the etcd cluster that counts `applied_revision`; 0 without any change."""
         return self._applied_cluster
+
+    def suggest_routes(self, routes: Mapping[str, KnownRoute]) -> None:
+        """Try these routes of journals first, which another client has listed.
+
+        Otherwise the first call about a journal goes to a seed. Outdated routes are corrected as learnt ones are.
+        """
+        self._dispatcher.suggest(routes)
 
     # -- Journals and their specs ----------------------------------------------------------------------------------
 
