@@ -146,7 +146,10 @@ def _border_segment(
 
 
 def _producer(text: str) -> ProducerId:
-    return ProducerId(bytes.fromhex(text))
+    found = bytes.fromhex(text)
+    if len(found) != 6:
+        raise ValueError("a producer has six bytes")
+    return ProducerId(found)
 
 
 def _numbers(*values: object) -> tuple[Any, ...]:

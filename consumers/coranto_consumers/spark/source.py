@@ -44,7 +44,7 @@ from coranto_consumers.spark.joined_rows import SequencedRows
 from coranto_consumers.spark.options import Isolation, SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan
-from coranto_consumers.spark.reading import Lines, read_lines
+from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
 from coranto_consumers.spark.rows import (
     COMMIT_OFFSET,
     FIELDS,
@@ -269,33 +269,35 @@ class JournalReader(DataSourceReader):
             config = replace(config, route_cache=max(config.route_cache, len(partition.routes)))
         with told_to_driver(), SyncJournalClient.of(config, timeout=config.patience) as client:
             client.suggest_routes(partition.routes)
-            framing = self._options.framing
-            if self._options.isolation is Isolation.READ_COMMITTED:
-                for numbered in partition.parts:
-                    yield from self._committed(client, numbered)
-                return
-            with read_together(client, [each.range for each in partition.parts], framing) as content:
-                if self._options.isolation is Isolation.SEQUENCED:
+            framing, isolation = self._options.framing, self._options.isolation
+            # What is committed in one of several ranges of a journal depends on all of them, so each task reads those.
+            once = [
+                each.range
+                for each in partition.parts
+                if isolation is not Isolation.READ_COMMITTED or len(self._ranges[each.range.journal]) == 1
+            ]
+            with read_together(client, once, framing) as content:
+                if isolation is Isolation.SEQUENCED:
                     yield from SequencedRows(self._layout).read(content, partition.parts, framing)
                     return
                 batches = BatchBuilder(self._layout)
                 for numbered in partition.parts:
                     span = self._options.times.of(numbered.range.journal)
-                    for lines in read_lines(content, numbered.range, framing):
+                    for lines in self._lines(content, numbered):
                         yield from batches.build(self._chosen(lines, span))
 
-    def _committed(self, client: SyncJournalClient, numbered: NumberedRange) -> Iterator[pa.RecordBatch]:
-        batches, journal = BatchBuilder(self._layout), numbered.range.journal
-        span = self._options.times.of(journal)
+    def _lines(self, content: JournalContent, numbered: NumberedRange) -> Iterator[Lines]:
+        if self._options.isolation is Isolation.READ_UNCOMMITTED:
+            return read_lines(content, numbered.range, self._options.framing)
+        journal = numbered.range.journal
         reader = CommittedReader(
-            client,
+            content,
             self._ranges[journal],
             self._options.framing,
             self._shared_folder(journal),
             commits=self._layout.has_commits,
         )
-        for lines in reader.read(numbered.number):
-            yield from batches.build(self._chosen(lines, span))
+        return reader.read(numbered.number)
 
     def _chosen(self, lines: Lines, span: TimeSpan) -> Lines:
         """Return the lines that are asked for, and may pass the filters."""
