@@ -70,7 +70,8 @@ def _whole(wanted: JournalRange, chunks: Sequence[Chunk]) -> bytes:
 @contextmanager
 def read_together(client: ManyContents, parts: Sequence[Range], framing: ReadFraming) -> Iterator[JournalContent]:
     """Give the content of ranges that are going to be read in this order, each once."""
-    small = [found for part in parts if (found := _first_read(part, framing)).length <= SMALL_BYTES]
+    reads = [_first_read(part, framing) for part in parts if part.length > 0]
+    small = [each for each in reads if each.length <= SMALL_BYTES]
     if len(small) < 2:
         yield client
         return

@@ -13,12 +13,15 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from coranto.client.direct import DirectReader
 from coranto.client.loop import LoopThread
 from coranto.client.values import Chunk
 from coranto.errors import Unavailable
+from coranto.fragments.fragment import Fragment
 
 READS_AT_ONCE: Final = 32
 ROOM_BYTES: Final = 8 << 20
+FETCHED_BYTES: Final = 64 << 20
 
 
 class JournalRange(NamedTuple):
@@ -111,25 +114,21 @@ class SideBySide:
                     self._ready.notify()
 
     async def _content(self, wanted: JournalRange) -> list[Chunk]:
-        chunks: list[Chunk] = []
         async with contextlib.aclosing(self._read(wanted)) as read:
-            while True:
-                try:
-                    async with asyncio.timeout(self._timeout):
-                        chunk = await anext(read, None)
-                except TimeoutError as error:
-                    raise Unavailable(
-                        f"read of {wanted.journal}: nothing came within {self._timeout} s; wait longer, or try again"
-                    ) from error
-                if chunk is None:
-                    return chunks
-                chunks.append(chunk)
+            return [chunk async for chunk in read]
 
     def take(self, number: int) -> list[Chunk]:
-        """Return the content of a range, after waiting for it, and make room for others. Raises what ended its read."""
+        """Return the content of a range, after waiting for it, and make room for others. Raises what ended its read.
+
+        Raises Unavailable, too, when it has not come after a wait of `timeout` seconds.
+        """
         with self._ready:
             self._wanted = number
-            self._ready.wait_for(lambda: number in self._found or self._ended is not None)
+            if not self._ready.wait_for(lambda: number in self._found or self._ended is not None, self._timeout):
+                raise Unavailable(
+                    f"read of {self._ranges[number].journal}: nothing came within {self._timeout} s; wait longer, or "
+                    "try again"
+                )
             found = self._found.pop(number, self._ended)
             self._bytes -= self._ranges[number].length
             # To wake the loop costs as much as some reads, so it is not done for each range.
@@ -140,6 +139,38 @@ class SideBySide:
             raise found
         assert found is not None  # One of both was waited for.
         return found
+
+
+class BoundedFetches(DirectReader):
+    """Reads small parts of fragments as another reader does, from `max_bytes` of fragments at a time, or a larger one.
+
+    A part is held as a whole, so nobody who is slow to take it keeps others from their turn.
+    """
+
+    def __init__(self, direct: DirectReader, max_bytes: int = FETCHED_BYTES) -> None:
+        self._inner = direct
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    def can_read(self, url: str) -> bool:
+        return self._inner.can_read(url)
+
+    async def read(self, fragment: Fragment, url: str, begin: int, end: int) -> AsyncGenerator[bytes]:
+        async with self._turn:  # In order, so that a large one has its turn.
+            while self._bytes and self._bytes + fragment.length > self._max_bytes:
+                self._freed.clear()
+                await self._freed.wait()
+            self._bytes += fragment.length
+        try:
+            async with contextlib.aclosing(self._inner.read(fragment, url, begin, end)) as read:
+                pieces = [piece async for piece in read]
+        finally:
+            self._bytes -= fragment.length
+            self._freed.set()
+        for piece in pieces:
+            yield piece
 
 
 def read_in_turn(reads: SideBySide, loop: LoopThread, count: int) -> Iterator[list[Chunk]]:

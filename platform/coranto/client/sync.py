@@ -171,15 +171,12 @@ class SyncJournalClient(JournalClientFace, Blocking):
         """Yield the content of each range in turn, like `JournalClient.read`. Ranges behind it are read meanwhile.
 
         This is for many small ranges: each is held as a whole, and together they have up to 8 MiB unless one of them
-        is larger. The error of a range is raised in its turn, and ends the iterator. Close it to leave it early.
+        is larger. Of fragments, up to 64 MiB are fetched at a time, or a larger one. The error of a range is raised in
+        its turn, and ends the iterator. Close it to leave it early.
         """
-        inner, loop = self._inner, shared_loop()
-        reads = SideBySide(
-            loop,
-            ranges,
-            lambda each: inner.read(*each[:2], end_offset=each.end_offset, block=block, fail_on_jump=fail_on_jump),
-            timeout=self.timeout,
-        )
+        loop = shared_loop()
+        read = self._inner.reads_side_by_side(block=block, fail_on_jump=fail_on_jump)
+        reads = SideBySide(loop, ranges, read, timeout=self.timeout)
         return read_in_turn(reads, loop, len(ranges))
 
     def append_service(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coranto.client import SyncJournalClient
+from coranto.client.side_by_side import JournalRange
 from coranto.cluster import EmbeddedCluster
-from coranto.errors import OffsetJump, Unavailable
+from coranto.errors import InvalidInput, OffsetJump, Unavailable
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.testing.fake_broker import Break, CallPoint
 from coranto.wire import protocol_pb2 as pb
@@ -51,7 +53,7 @@ def test_many_ranges_are_read_in_order_by_one_call_each(broker, client):
 
 
 def test_parts_of_lines_and_the_rest_of_a_last_line_cost_no_further_call(broker, client):
-    """Where journals are far behind, their ranges end anywhere."""
+    """Ranges of journals that are far behind end anywhere."""
     sizes = random.Random(1)
     parts = [
         part for whole in filled(broker, 10, 50) for part in split(whole, sizes.randint(20, 200)) if part.length > 10
@@ -61,6 +63,14 @@ def test_parts_of_lines_and_the_rest_of_a_last_line_cost_no_further_call(broker,
     assert broker.fake.count("Read") == len(parts)
     assert together == [offsets(client, part) for part in parts]
     assert broker.fake.count("Read") > 2 * len(parts)
+
+
+def test_empty_ranges_are_not_read(broker, client):
+    parts = filled(broker, 6, 3)
+    parts[2:2] = [replace(parts[2], end=0, limit=0), replace(parts[2], begin=24)]
+    with read_together(client, parts, FRAMING) as content:
+        assert [offsets(content, part) for part in parts] == [*[[0, 8, 16]] * 2, [], [], *[[0, 8, 16]] * 4]
+    assert broker.fake.count("Read") == 6
 
 
 def test_large_ranges_are_read_in_their_turn_and_in_pieces(broker, client):
@@ -99,6 +109,26 @@ def test_ranges_that_hang_end_the_read_and_tell_their_journal(broker):
         pytest.raises(Unavailable, match="read of a/j/000: nothing came within"),
     ):
         offsets(content, parts[0])
+
+
+def test_stored_fragments_are_read_from_their_store(broker, tmp_path: Path):
+    parts = filled(broker, 30, 3)
+    for name in names(30):
+        broker.fake.journals[name].roll(tmp_path)
+    config = replace(broker.config, file_root=tmp_path)
+    with SyncJournalClient.of(config, timeout=30) as client, read_together(client, parts, FRAMING) as content:
+        assert [offsets(content, part) for part in parts] == [[0, 8, 16]] * 30
+    damaged = next((tmp_path / "fragments" / names(30)[7]).rglob("*.*"))
+    damaged.write_bytes(b"x" * 24)
+    with SyncJournalClient.of(config, timeout=30) as client, read_together(client, parts, FRAMING) as content:
+        # The broker has what is damaged in the store.
+        assert [offsets(content, part) for part in parts] == [[0, 8, 16]] * 30
+
+
+@pytest.mark.parametrize("wanted", [JournalRange("a/j", 5, 5), JournalRange("a/j", -1, 5), JournalRange("a//j", 0, 5)])
+def test_ranges_without_content_or_name_are_refused(client, wanted):
+    with pytest.raises(InvalidInput):
+        list(client.read_each([wanted]))
 
 
 def test_a_broken_connection_is_not_noticed(broker, client):

@@ -8,10 +8,12 @@ from collections.abc import AsyncGenerator, Iterator
 
 import pytest
 
+from coranto.client.direct import DirectReader
 from coranto.client.loop import LoopThread
-from coranto.client.side_by_side import JournalRange, SideBySide, read_in_turn
+from coranto.client.side_by_side import BoundedFetches, JournalRange, SideBySide, read_in_turn
 from coranto.client.values import Chunk
-from coranto.errors import OffsetJump, Unavailable
+from coranto.errors import OffsetJump, StoreError, Unavailable
+from coranto.fragments.fragment import Codec, Fragment
 
 
 @pytest.fixture
@@ -180,3 +182,70 @@ def test_one_who_waits_for_a_range_is_told_when_the_loop_ends(loop: LoopThread) 
 
 def test_no_ranges_have_no_content(loop: LoopThread) -> None:
     assert list(read_in_turn(SideBySide(loop, [], Gated().read, timeout=1), loop, 0)) == []
+
+
+class GatedStore(DirectReader):
+    """A store whose fragments come when they are let go."""
+
+    def __init__(self) -> None:
+        self.gates: dict[int, asyncio.Event] = {}
+        self.failing: set[int] = set()
+
+    async def read(self, fragment: Fragment, url: str, begin: int, end: int) -> AsyncGenerator[bytes]:
+        gate = self.gates[fragment.begin] = asyncio.Event()
+        await gate.wait()
+        if fragment.begin in self.failing:
+            raise StoreError("gone", kind="gone")
+        yield b"x" * (end - begin)
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_fragments_that_are_fetched_at_a_time_are_bounded_and_a_failure_makes_room() -> None:
+    store = GatedStore()
+    bounded = BoundedFetches(store, 100)
+
+    async def fetch(begin: int, length: int) -> bytes:
+        fragment = Fragment("j/j", begin, begin + length, bytes(20), Codec.NONE)
+        return b"".join([piece async for piece in bounded.read(fragment, "", begin, begin + 5)])
+
+    async with asyncio.TaskGroup() as group:
+        first, failing = group.create_task(fetch(1, 60)), asyncio.ensure_future(fetch(2, 40))
+        large, last = group.create_task(fetch(3, 500)), group.create_task(fetch(4, 10))
+        store.failing.add(2)
+        await turns()
+        assert store.gates.keys() == {1, 2}
+        store.gates[1].set()
+        await turns()
+        assert first.done()
+        assert store.gates.keys() == {1, 2}  # The large one waits for both, and the small one behind it for its turn.
+        store.gates[2].set()
+        await turns()
+        assert store.gates.keys() == {1, 2, 3}
+        large.cancel()
+        await turns()
+        assert store.gates.keys() == {1, 2, 3, 4}
+        store.gates[4].set()
+    assert first.result() == last.result() == b"x" * 5
+    with pytest.raises(StoreError):
+        await failing
+
+
+async def test_what_is_slow_to_be_taken_keeps_no_other_fragment_waiting() -> None:
+    store = GatedStore()
+    bounded = BoundedFetches(store, 10)
+    fragment = Fragment("j/j", 0, 10, bytes(20), Codec.NONE)
+    slow, other = bounded.read(fragment, "", 0, 5), bounded.read(fragment, "", 0, 6)
+    first = asyncio.ensure_future(anext(slow))
+    await turns()
+    store.gates[0].set()
+    assert await first == b"x" * 5
+    second = asyncio.ensure_future(anext(other))
+    await turns()
+    store.gates[0].set()
+    assert await second == b"x" * 6
+    await slow.aclose()
+    await other.aclose()
