@@ -4,6 +4,9 @@
 `JOURNALS` journals gets a message a round, on a stand-in for brokers, and on real brokers with etcd. The consumer
 takes each round in one transaction. The broker runs in another process, so that the driver's memory is that of the
 consumer alone. A driver whose memory is bounded needs in the last round about what it needed in the first.
+
+It prints the parts of each round, too: the time of the consumer's steps, of its tasks and of processors, and the calls
+of brokers (`consumer_parts.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import re
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -22,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, Column, MetaData, Table
 
+from benchmarks.consumer_parts import RoundParts
 from benchmarks.runner import Figure
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.loop import LoopThread
@@ -62,11 +68,17 @@ class Counts:
 
 
 def _serve(calls: Connection) -> None:
-    """Serve journals: `calls` brings names to create, or journals and messages to write in transactions of one each."""
+    """Serve journals: `calls` brings names to create, or journals and messages to write in transactions of one each.
+
+    If it brings none, that asks for the number of Read calls so far.
+    """
     loop, fake = LoopThread("fake-broker"), FakeBroker()
     loop.run(fake.__aenter__())
     calls.send(fake.endpoint)
     while (call := calls.recv()) is not None:
+        if not call:
+            calls.send(fake.calls.count("Read"))
+            continue
         for journal, messages in call.items():
             if journal not in fake.journals:
                 fake.create(journal, labels=label_set([(CONTENT_TYPE, JSON_LINES)]))
@@ -87,13 +99,16 @@ def _serve_really(calls: Connection) -> None:
             supervise=False,
             etcd_fsync=False,
             stop_seconds=STOP_SECONDS,
-            broker_arguments=("--journal-limit", str(2 * JOURNALS), "--exit-seconds", "120"),
+            broker_arguments=("--journal-limit", str(2 * JOURNALS), "--exit-seconds", "120", "--metrics-port", "0"),
         ) as cluster,
         SyncJournalClient(cluster.info.endpoint, patience=PATIENCE_SECONDS) as client,
     ):
         created: set[str] = set()
         calls.send(cluster.info.endpoint)
         while (call := calls.recv()) is not None:
+            if not call:
+                calls.send(sum(map(_reads_served, Path(folder).glob("logs/broker-*.log"))))
+                continue
             new = [_created(journal) for journal in call if journal not in created]
             for begin in range(0, len(new), CHANGES_AT_ONCE):
                 client.apply(new[begin : begin + CHANGES_AT_ONCE])
@@ -103,6 +118,14 @@ def _serve_really(calls: Connection) -> None:
                     if messages:
                         service.append(journal, _transactions(journal, messages))
             calls.send(None)
+
+
+def _reads_served(log: Path) -> int:
+    """Return the number of Read calls that the broker of a log has served."""
+    [told] = re.findall(r"member\.ready .*metrics=(\S+)", log.read_text())
+    with urllib.request.urlopen(f"{told}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(int(float(line.split()[1])) for line in lines if line.startswith("coranto_reads_total "))
 
 
 def _created(journal: str) -> pb.ApplyRequest.Change:
@@ -126,15 +149,18 @@ def _transactions(journal: str, count: int) -> bytes:
 
 
 @contextmanager
-def _broker(serve: Callable[[Connection], None]) -> Iterator[tuple[str, Callable[[dict[str, int]], None]]]:
-    """Run a broker in a process of its own. Gives its endpoint, and a function that writes messages to journals."""
+def _broker(serve: Callable[[Connection], None]) -> Iterator[tuple[str, Callable[[dict[str, int]], Any]]]:
+    """Run a broker in a process of its own. Gives its endpoint, and a function that writes messages to journals.
+
+    Without messages, the function returns the number of Read calls so far.
+    """
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,))
     process.start()
 
-    def write(messages: dict[str, int]) -> None:
+    def write(messages: dict[str, int]) -> Any:
         ours.send(messages)
-        ours.recv()
+        return ours.recv()
 
     try:
         yield ours.recv(), write
@@ -155,22 +181,28 @@ def _list(numbers: Sequence[float]) -> str:
 
 
 def _rounds(name: str, journals: Sequence[str], each: int, endpoint: str, write: Any, spark: Any) -> list[Figure]:
-    with tempfile.TemporaryDirectory() as folder:
+    parts = RoundParts(spark, lambda: write({}))
+    with tempfile.TemporaryDirectory() as folder, parts.measuring():
         store = f"sqlite:///{folder}/store.db"
         found: list[float] = []
         seconds = [time.monotonic()]
+        written: list[float] = []
         turns = iter(range(ROUNDS))
         reports: list[ConsumeReport] = []
 
         def more() -> None:
             """Called when all is consumed: note what that took, and write the next round."""
+            if found:
+                parts.end()
             found.append(_memory())
             seconds.append(time.monotonic())
             if next(turns, None) is not None:
                 write(dict.fromkeys(journals, each))
+                written.append(time.monotonic() - seconds[-1])
+                parts.begin()
 
         write(dict.fromkeys(journals, 0))
-        options: Any = {"max_transaction_bytes": 1 << 30, "on_progress": reports.append}
+        options: Any = {"max_transaction_bytes": 1 << 30, "on_progress": reports.append, "hooks": parts}
         consumer = SparkConsumer(Counts(name), ClientConfig(endpoint), store, spark, **options)
         consumer.run_until_stopped(lambda: len(found) > ROUNDS, wait=more)
         assert reports[-1].messages == ROUNDS * each * len(journals)
@@ -180,7 +212,9 @@ def _rounds(name: str, journals: Sequence[str], each: int, endpoint: str, write:
     base, *after = found
     grown = [at - base for at in after]
     took = [at - before for before, at in pairwise(seconds)]
-    print(f"{name}, by round: +{_list(grown)} MiB, in {_list(took)} s", flush=True)
+    print(f"{name}, by round: +{_list(grown)} MiB, in {_list(took)} s, of which appends {_list(written)} s")
+    for part in dict.fromkeys(name for each in parts.rounds for name in each):
+        print(f"  {part}: {', '.join(f'{each.get(part, 0.0):,.5g}' for each in parts.rounds)}", flush=True)
     return [
         Figure(f"driver, {name}, last round", "MiB", [grown[-1]], [max(grown[0], 1.0)], "first round"),
         Figure(f"checkpoint, {name}", "MiB", [checkpoint], [grown[-1]], "memory of the driver"),

@@ -47,6 +47,7 @@ FACES: Mapping[str, tuple[FaceSpec, ...]] = {
                 "of": BY_HAND,
                 "prepare": INTERNAL,
                 "read": BY_HAND,
+                "reads_side_by_side": INTERNAL,
             },
         ),
         FaceSpec("coranto.client.appender", "Appender", {"begin": INTERNAL}),

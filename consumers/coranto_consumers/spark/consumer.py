@@ -32,6 +32,7 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.routes import KnownRoute
 from coranto.errors import OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
@@ -52,6 +53,7 @@ from coranto_consumers.spark.discovery import (
     cuts_of,
     heads_of,
     require_unread,
+    routes_of,
 )
 from coranto_consumers.spark.frames import ExpectedRows
 from coranto_consumers.spark.framings import ReadFraming
@@ -142,6 +144,7 @@ class SparkConsumer:
         self._min_transaction_seconds = min_transaction_seconds
         self._on_progress = on_progress or (lambda report: None)
         self._reader: InputReader | None = None
+        self._routes: Mapping[str, KnownRoute] = {}
         self._writing = WritingAtOnce(self._store.at_once)
         self._transactions = OutputTransactions(
             application, self._store, self._hooks, misfits, LastingTransactions(max_transaction_bytes)
@@ -199,7 +202,10 @@ class SparkConsumer:
             return report
 
     def _present(self, client: SyncJournalClient) -> dict[str, ContentExtent]:
-        return contents(client, self._input.journals(client, self._application.sources, field="application sources"))
+        listed = self._input.journals(client, self._application.sources, field="application sources")
+        present = contents(client, listed)
+        self._routes = routes_of(present)
+        return present
 
     def _begin(self, client: SyncJournalClient) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Run step 1 of the module's description, if the database accepts the application's own SQL."""
@@ -351,6 +357,7 @@ class SparkConsumer:
     def _input_reader(self) -> InputReader:
         if self._reader is None:
             self._reader = self._input.reader()
+        self._reader.routes = self._routes
         return self._reader
 
     @contextmanager

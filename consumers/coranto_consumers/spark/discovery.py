@@ -5,10 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from coranto.client import JournalInfo, SyncJournalClient
+from coranto.client.routes import KnownRoute
 from coranto.errors import InvalidInput, JournalNotFound, JournalSuspended
 from coranto.fragments import forks
 from coranto.labels import CONTENT_TYPE, JSON_LINES, MESSAGE_TYPE, NAME, STREAM, label_selector, value_of
@@ -129,6 +130,8 @@ class ContentExtent:
     """The etcd revision that created the journal; 0 means unknown."""
     segment: Segment | None = None
     """The segment of a stream that the journal is. Its content begins where the stream was truncated, if it was."""
+    route: KnownRoute | None = field(default=None, compare=False)
+    """The brokers of the journal when it was listed."""
 
 
 def begins_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
@@ -141,19 +144,25 @@ def heads_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
     return {journal: extent.head for journal, extent in present.items()}
 
 
+def routes_of(present: Mapping[str, ContentExtent]) -> dict[str, KnownRoute]:
+    """Return the routes of journals, as far as they are known."""
+    return {journal: extent.route for journal, extent in present.items() if extent.route is not None}
+
+
 def contents(client: SyncJournalClient, journals: Iterable[JournalInfo]) -> dict[str, ContentExtent]:
     """Return what listed journals hold. Segments of streams that were truncated away since are left out.
 
     Raises CorruptData if the labels of a segment contradict each other, and the client's errors.
     """
-    names, segments = [], {}
+    routes, segments = {}, {}
     for info in journals:
-        names.append(info.name)
+        routes[info.name] = KnownRoute.listed(info.route)
         if value_of(info.spec.labels, STREAM):
             from coranto.streams.model.stream import decode_segment  # Not for those who read no stream.
 
             segments[info.name] = decode_segment(info)
-    found = extents(client, names, absent_ok=segments.keys())
+    found = extents(client, list(routes), absent_ok=segments.keys())
+    found = {name: replace(extent, route=routes[name]) for name, extent in found.items()}
     for name in segments.keys() & found.keys():
         begin = max(found[name].begin, segments[name].begin)
         found[name] = replace(found[name], begin=begin, segment=segments[name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from coranto.client import ClientConfig
+from coranto.client.routes import KnownRoute
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.spark.client_options import client_options
 from coranto_consumers.spark.framings import ReadFraming, name_of, options_of
@@ -28,7 +28,7 @@ from coranto_consumers.spark.ranges import Range, ReadPlan
 from coranto_consumers.spark.rows import COMMIT_OFFSET, FIELDS, LINE, PARSED_PREFIX, PIECE, SUMMARY, Misfits
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
 from coranto_consumers.spark.sequencing import PieceCommit, PieceLimit
-from coranto_consumers.spark.source import JournalDataSource, JournalReader
+from coranto_consumers.spark.source import JournalDataSource, JournalPartition, JournalReader
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
 """Metadata columns of committed rows."""
@@ -50,7 +50,7 @@ class ReadTask:
     """Reads the partitions of a reader, whose numbers are the rows that it gets."""
 
     reader: JournalReader
-    partitions: tuple[InputPartition, ...]
+    partitions: tuple[JournalPartition, ...]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -69,6 +69,11 @@ class PlannedRows(NamedTuple):
     task: ReadTask
     schema: StructType
     places: tuple[str, ...] = ()
+
+    def along(self, routes: Mapping[str, KnownRoute]) -> PlannedRows:
+        """Return the same rows, whose tasks try routes of journals first."""
+        partitions = tuple(each.along(routes) for each in self.task.partitions)
+        return self._replace(task=ReadTask(self.task.reader, partitions))
 
     def by_tasks(self, spark: SparkSession) -> DataFrame:
         """Return the rows, which tasks read whenever they are needed. Spark starts no process to plan them."""

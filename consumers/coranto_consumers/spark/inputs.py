@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from pyspark.sql.utils import is_remote
 
 from coranto.client import ClientConfig
+from coranto.client.routes import KnownRoute
 from coranto.errors import CorantoError
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import JsonLines
@@ -99,6 +100,8 @@ class InputReader:
     ) -> None:
         self.packs = packs
         """True to keep rows as whole Arrow batches, for outputs that take them so."""
+        self.routes: Mapping[str, KnownRoute] = {}
+        """The routes of journals that tasks try first."""
         self._name = name
         self._misfits = misfits
         self._framing = framing or JsonLines()
@@ -272,7 +275,8 @@ class InputReader:
 
     def _planned(self, plan: ReadPlan) -> PlannedRows:
         tolerant = self._misfits is not MisfitPolicy.FAIL
-        return planned_rows(self._client, plan, self._schema, self._framing, self._zone, tolerant=tolerant)
+        planned = planned_rows(self._client, plan, self._schema, self._framing, self._zone, tolerant=tolerant)
+        return planned.along(self.routes)
 
     def _kept(
         self, persisted: ExitStack, plan: ReadPlan

@@ -14,7 +14,7 @@ import bisect
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Final
 
 from coranto.errors import InvalidInput
@@ -39,6 +39,11 @@ class Range:
     @property
     def length(self) -> int:
         return self.end - self.begin
+
+    @property
+    def start(self) -> int:
+        """The offset from which lines are read: the byte before a border tells if that is within a line."""
+        return self.begin if self.aligned else self.begin - 1
 
 
 Slice = tuple[Range, ...]
@@ -186,14 +191,25 @@ class ReadPlan:
 
     def dumps(self) -> str:
         """Return the plan as the text of an option."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        slices = [
+            [(part.journal, part.begin, part.end, part.limit, part.aligned) for part in slice_]
+            for slice_ in self.slices
+        ]
+        fields = {
+            "slices": slices,
+            "first_number": self.first_number,
+            "replay": {journal: dict(begins) for journal, begins in self.replay.items()},
+            "commits": self.commits,
+            "places": self.places,
+        }
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def loads(cls, text: str) -> ReadPlan:
         """Return the plan from a text of `dumps`. Raises InvalidInput."""
         try:
             raw = json.loads(text)
-            slices = tuple(tuple(Range(**part) for part in slice_) for slice_ in raw["slices"])
+            slices = tuple(tuple(Range(*part) for part in slice_) for slice_ in raw["slices"])
             return cls(slices, raw["first_number"], raw["replay"], raw["commits"], tuple(raw["places"]))
         except (TypeError, ValueError, KeyError) as error:
             raise InvalidInput(

@@ -20,7 +20,7 @@ from coranto_consumers.spark.framings import ReadFraming, Records
 from coranto_consumers.spark.ranges import Range
 
 BLOCK_BYTES = 4 << 20
-_OVERRUN_BYTES = 4 << 10
+OVERRUN_BYTES = 4 << 10
 """The first bytes that are read behind a range. More would more often be in the next fragment, which nobody needs."""
 _MAX_CLOCK = (1 << 63) - 1
 
@@ -35,9 +35,10 @@ class JournalContent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Messages of one journal, in order, as columns of equal length."""
+    """Messages of one journal, in order, as columns of equal length; or of several, one after the other."""
 
     journal: str
+    """The journal, or the first one."""
     begins: Int64s
     ends: Int64s
     """The offsets just after the lines' newlines."""
@@ -52,6 +53,36 @@ class Lines:
     """The offsets at which the messages became committed, if they were asked for."""
     headed: Mask | None = None
     """The lines of JSON whose first field holds the UUID and nothing else (`LineColumns.headed`)."""
+    journals: Any | None = None
+    """The journal of each message, as an Arrow array of texts, if they are of several."""
+
+    @classmethod
+    def together(cls, parts: Sequence[Lines]) -> Lines:
+        """Return the messages of all parts, of which there is at least one, as one."""
+        if len(parts) == 1:
+            return parts[0]
+        unreadable = headed = None
+        if any(each.unreadable is not None for each in parts):
+            unreadable = np.concatenate([_mask_of(each.unreadable, len(each)) for each in parts])
+        if any(each.headed is not None for each in parts):
+            headed = np.concatenate([_mask_of(each.headed, len(each)) for each in parts])
+        names = pa.array([each.journal for each in parts], pa.string())
+        return cls(
+            parts[0].journal,
+            np.concatenate([each.begins for each in parts]),
+            np.concatenate([each.ends for each in parts]),
+            np.concatenate([each.producers for each in parts]),
+            np.concatenate([each.clocks for each in parts]),
+            np.concatenate([each.flags for each in parts]),
+            pa.concat_arrays([each.content for each in parts]),
+            unreadable,
+            headed=headed,
+            journals=names.take(pa.array(np.repeat(np.arange(len(parts)), [len(each) for each in parts]))),
+        )
+
+    def journal_of(self, row: int) -> str:
+        """Return the journal of a message."""
+        return self.journal if self.journals is None else str(self.journals[row])
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -76,7 +107,12 @@ class Lines:
             None if self.unreadable is None else self.unreadable[mask],
             None if self.commits is None else self.commits[mask],
             None if self.headed is None else self.headed[mask],
+            None if self.journals is None else self.journals.filter(pa.array(mask)),
         )
+
+
+def _mask_of(mask: Mask | None, length: int) -> Mask:
+    return np.zeros(length, dtype=np.bool_) if mask is None else mask
 
 
 def read_lines(
@@ -187,7 +223,7 @@ def _records(
 def _to_end_of_message(content: JournalContent, part: Range, decoder: Decoder[Any]) -> Iterator[bytes]:
     """Yield the content of a range, and behind it that of a message which starts within it."""
     yield from _contiguous(content, part.journal, part.begin, part.end)
-    begin, step = part.end, _OVERRUN_BYTES
+    begin, step = part.end, OVERRUN_BYTES
     while begin < part.limit:
         tail = decoder.finish()
         if tail is None or tail.offset >= part.end:
@@ -222,8 +258,7 @@ def read_blocks(
     A last line that reaches beyond the range's `limit` is left out, because its writer has not finished it. Raises
     CorruptMessage for a line that has not ended after `max_line_bytes`.
     """
-    # The byte before a border shows if the border is within a line or between lines.
-    start = part.begin if part.aligned else part.begin - 1
+    start = part.start
     skipping = not part.aligned
     pieces: list[bytes | memoryview] = []  # Joined only once: to copy content costs more than to find its lines.
     size = 0
@@ -260,7 +295,7 @@ def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: 
     The content is added to `held`, which begins at `offset`. Raises CorruptMessage for a line that has not ended after
     `max_bytes`.
     """
-    begin, step = part.end, _OVERRUN_BYTES
+    begin, step = part.end, OVERRUN_BYTES
     line = held.rfind(b"\n") + 1
     while begin < part.limit:
         if len(held) - line > max_bytes:

@@ -152,20 +152,20 @@ class BatchBuilder:
         self._head_bytes = 0
         if isinstance(layout.framing, JsonLines) and not set(layout.framing.path[:1]) & set(layout.message.names):
             self._head_bytes = layout.framing.head_bytes
-        self.misfits = 0
-        """The number of messages so far that do not fit, of a read that keeps them."""
+        self.misfits: Mask = np.zeros(0, dtype=np.bool_)
+        """The messages of the last lines that do not fit, of a read that keeps them."""
 
     def build(self, lines: Lines, pieces: Int64s | None = None) -> Iterator[Any]:
-        """Yield record batches of the lines.
+        """Yield record batches of the lines. With pieces, all of them are messages, or all are summaries.
 
         Raises CorruptMessage for a line that is not UTF-8 or, if the layout says so, does not fit the columns.
         """
         if not len(lines):
             return
-        is_summary = pieces is not None and bool((pieces == SUMMARY_PIECE).any())  # It comes alone.
+        is_summary = pieces is not None and bool((pieces == SUMMARY_PIECE).any())
         parsed, misfits = self._summary(lines) if is_summary else self._parsed(lines)
         own: dict[str, Callable[[Any], Any]] = {
-            "journal": lambda kind: pa.repeat(pa.scalar(lines.journal, kind), len(lines)),
+            "journal": lambda kind: _journals(lines, kind),
             "offset": lambda kind: pa.array(lines.begins, kind),
             "next_offset": lambda kind: pa.array(lines.ends, kind),
             "producer": lambda kind: producer_ids(lines.producers),
@@ -209,10 +209,11 @@ class BatchBuilder:
             misfits = np.zeros(len(lines), dtype=np.bool_) if lines.unreadable is None else lines.unreadable
         if layout.misfits is Misfits.FAILFAST and misfits.any():
             wanted = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in layout.message.fields)
-            begin = int(lines.begins[int(np.argmax(misfits))])
-            raise CorruptMessage(lines.journal, begin, f"its value does not fit {wanted}")
+            row = int(np.argmax(misfits))
+            begin = int(lines.begins[row])
+            raise CorruptMessage(lines.journal_of(row), begin, f"its value does not fit {wanted}")
         if layout.misfits is Misfits.KEPT:
-            self.misfits += int(misfits.sum())
+            self.misfits = misfits
         if layout.text:
             columns[layout.text] = self._texts(lines, misfits)
         return columns, misfits
@@ -254,6 +255,12 @@ class BatchBuilder:
         return texts.take(pa.array(place, mask=~wanted))
 
 
+def _journals(lines: Lines, kind: Any) -> Any:
+    if lines.journals is None:
+        return pa.repeat(pa.scalar(lines.journal, kind), len(lines))
+    return lines.journals.cast(kind)
+
+
 def producer_ids(producers: UInt64s) -> Any:
     """Return producer ids as an Arrow binary array of six bytes each."""
     data = np.ascontiguousarray(producers.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 2:])
@@ -287,9 +294,9 @@ def as_text(lines: Lines) -> Any:
     try:
         return lines.values.cast(pa.string())
     except pa.ArrowInvalid:
-        for begin, value in zip(lines.begins.tolist(), lines.values, strict=True):
+        for row, (begin, value) in enumerate(zip(lines.begins.tolist(), lines.values, strict=True)):
             try:
                 value.as_py().decode()
             except UnicodeDecodeError as error:
-                raise CorruptMessage(lines.journal, begin, f"not UTF-8: {error}") from error
+                raise CorruptMessage(lines.journal_of(row), begin, f"not UTF-8: {error}") from error
         raise

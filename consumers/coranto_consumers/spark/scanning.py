@@ -8,6 +8,7 @@ they do not grow with the number of transactions. The driver decides which clock
 
 from __future__ import annotations
 
+import json
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Generator, Sequence
@@ -41,44 +42,10 @@ SUMMARY_PIECE: Final = -3
 _SEGMENT_BITS: Final = 32
 _NO_BOUND: Final = (1 << 63) - 1
 
-_PRODUCER = pa.binary(6)
-_SCHEMA: Final = pa.schema(
-    [
-        *((name, pa.int64()) for name in ("number", "rows", "first", "end", "inner_rows", "misfits")),
-        ("is_counted", pa.bool_()),
-        (
-            "border",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("number", pa.int32()),
-                        ("producer", _PRODUCER),
-                        ("flags", pa.uint8()),
-                        ("first_clock", pa.uint64()),
-                        ("last_clock", pa.uint64()),
-                        ("first_offset", pa.int64()),
-                        ("rows", pa.int64()),
-                    ]
-                )
-            ),
-        ),
-        ("acknowledged", pa.list_(pa.struct([("segment", pa.int32()), ("offset", pa.int64())]))),
-        ("limits", pa.list_(pa.struct([("segment", pa.int32()), ("lo", pa.uint64()), ("hi", pa.uint64())]))),
-        (
-            "resets",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("producer", _PRODUCER),
-                        ("offset", pa.int64()),
-                        ("clock", pa.uint64()),
-                        ("last_ack", pa.uint64()),
-                    ]
-                )
-            ),
-        ),
-    ]
-)
+_VERSION: Final = 1
+"""The form of a summary's content."""
+_PLAIN_BYTES: Final = 512
+"""Content of more is compressed."""
 
 
 def piece_of(number: int, segment: int) -> int:
@@ -107,53 +74,58 @@ class RangeSummary:
     """The number of messages that do not fit, whether they are committed or not."""
 
     def dumps(self) -> bytes:
-        """Return the summary as a compressed Arrow stream: of a small one, most is the schema."""
+        """Return the summary as bytes: a list in JSON, which is compressed if it is long."""
         border = [
-            {**segment._asdict(), "number": number, "flags": int(segment.flags), "rows": rows}
+            (
+                number,
+                segment.producer.hex(),
+                int(segment.flags),
+                segment.first_clock,
+                segment.last_clock,
+                segment.first_offset,
+                rows,
+            )
             for (number, segment), rows in zip(self.outline.border, self.border_rows, strict=True)
         ]
-        row = {
-            "number": self.number,
-            "rows": self.rows,
-            "first": self.first,
-            "end": self.end,
-            "inner_rows": self.inner_rows,
-            "misfits": self.misfits,
-            "is_counted": self.is_counted,
-            "border": border,
-            "limits": [limit._asdict() for limit in self.outline.limits],
-            "resets": [reset._asdict() for reset in self.outline.resets],
-            "acknowledged": [each._asdict() for each in self.outline.acknowledged],
-        }
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, _SCHEMA) as stream:
-            stream.write_batch(pa.RecordBatch.from_pylist([row], schema=_SCHEMA))
-        return zlib.compress(sink.getvalue(), 1)
+        fields = (
+            *(_VERSION, self.number, self.rows, self.first, self.end, self.inner_rows, self.misfits, self.is_counted),
+            border,
+            self.outline.limits,
+            [(each.producer.hex(), *each[1:]) for each in self.outline.resets],
+            self.outline.acknowledged,
+        )
+        content = json.dumps(fields, separators=(",", ":")).encode()
+        return content if len(content) <= _PLAIN_BYTES else zlib.compress(content, 1)
 
     @classmethod
     def loads(cls, content: bytes) -> Self:
         """Return the summary from bytes of `dumps`. Raises CorruptData."""
         try:
-            table = pa.ipc.open_stream(pa.BufferReader(zlib.decompress(content))).read_all()
-            if not table.schema.equals(_SCHEMA):
-                raise ValueError("it has other columns")
-            [row] = table.to_pylist()
-        except (TypeError, ValueError, OSError, zlib.error) as error:
+            found = json.loads(content if content.startswith(b"[") else zlib.decompress(content))
+            version, number, rows, first, end, inner_rows, misfits, is_counted, border, limits, resets, commits = found
+            if version != _VERSION or not isinstance(is_counted, bool):
+                raise ValueError("it has another form")
+            _numbers(number, rows, first, end, inner_rows, misfits)
+            return cls(
+                number,
+                rows,
+                first,
+                end,
+                Outline(
+                    tuple(_border_segment(*each) for each in border),
+                    tuple(Limit(*_numbers(*each)) for each in limits),
+                    tuple(ClockReset(_producer(producer), *_numbers(*each)) for producer, *each in resets),
+                    tuple(SegmentCommit(*_numbers(*each)) for each in commits),
+                ),
+                _numbers(*(each[-1] for each in border)),
+                inner_rows,
+                is_counted,
+                misfits,
+            )
+        except (TypeError, ValueError, RecursionError, zlib.error) as error:
             raise CorruptData(
                 f"not a range's summary: {error}; all processes must run one version of Coranto"
             ) from error
-        border, limits, resets = row.pop("border"), row.pop("limits"), row.pop("resets")
-        acknowledged = row.pop("acknowledged")
-        return cls(
-            outline=Outline(
-                tuple(BorderSegment(each["number"], _segment(each)) for each in border),
-                tuple(Limit(**each) for each in limits),
-                tuple(ClockReset(**{**each, "producer": ProducerId(each["producer"])}) for each in resets),
-                tuple(SegmentCommit(**each) for each in acknowledged),
-            ),
-            border_rows=tuple(each["rows"] for each in border),
-            **row,
-        )
 
     def committed_rows(self, limits: Sequence[Limit]) -> int | None:
         """Return the number of committed rows, given the limits of all segments. None if it takes the rows to know."""
@@ -166,10 +138,25 @@ class RangeSummary:
         return self.inner_rows + sum(rows.values()) if self.is_counted else None
 
 
-def _segment(row: dict[str, Any]) -> RowSegment:
-    return RowSegment(
-        ProducerId(row["producer"]), Flags(row["flags"]), row["first_clock"], row["last_clock"], row["first_offset"]
-    )
+def _border_segment(
+    number: int, producer: str, flags: int, first_clock: int, last_clock: int, first_offset: int, rows: int
+) -> BorderSegment:
+    _numbers(number, flags, first_clock, last_clock, first_offset, rows)
+    return BorderSegment(number, RowSegment(_producer(producer), Flags(flags), first_clock, last_clock, first_offset))
+
+
+def _producer(text: str) -> ProducerId:
+    found = bytes.fromhex(text)
+    if len(found) != 6:
+        raise ValueError("a producer has six bytes")
+    return ProducerId(found)
+
+
+def _numbers(*values: object) -> tuple[Any, ...]:
+    """Return values that are whole numbers. Raises ValueError for others."""
+    if any(type(value) is not int for value in values):
+        raise ValueError("it has other values than whole numbers")
+    return values
 
 
 class RangeSummarizer:
@@ -251,23 +238,29 @@ def _pieces(number: int, row_segment: Int32s) -> Int64s:
     return np.where(segment < 0, segment, segment | number << _SEGMENT_BITS)
 
 
-def summary_row(journal: str, summary: RangeSummary) -> tuple[Lines, Int64s]:
-    """Return a summary as a row, the way `read_sequenced` yields rows."""
-    row = Lines(
-        journal,
-        np.array([summary.first], dtype=np.int64),
-        np.array([summary.end], dtype=np.int64),
-        np.zeros(1, dtype=np.uint64),
-        np.zeros(1, dtype=np.uint64),
-        np.zeros(1, dtype=np.uint16),
-        pa.array([b64encode(summary.dumps()) + b"\n"], pa.binary()),
+def summary_rows(summaries: Sequence[tuple[str, RangeSummary]]) -> tuple[Lines, Int64s]:
+    """Return the summaries of ranges, at least one, each with its journal, as rows like `read_sequenced` yields."""
+    count = len(summaries)
+    rows = Lines(
+        summaries[0][0],
+        np.array([summary.first for _, summary in summaries], dtype=np.int64),
+        np.array([summary.end for _, summary in summaries], dtype=np.int64),
+        np.zeros(count, dtype=np.uint64),
+        np.zeros(count, dtype=np.uint64),
+        np.zeros(count, dtype=np.uint16),
+        pa.array([_text(summary.dumps()) + b"\n" for _, summary in summaries], pa.binary()),
+        journals=pa.array([journal for journal, _ in summaries], pa.string()),
     )
-    return row, np.array([SUMMARY_PIECE], dtype=np.int64)
+    return rows, np.full(count, SUMMARY_PIECE, dtype=np.int64)
+
+
+def _text(content: bytes) -> bytes:
+    return content if content.startswith(b"[") else b64encode(content)
 
 
 def summary_of_row(text: str) -> RangeSummary:
-    """Return the summary from the text of a row of `summary_row`. Raises CorruptData."""
+    """Return the summary from the text of a row of `summary_rows`. Raises CorruptData."""
     try:
-        return RangeSummary.loads(b64decode(text, validate=True))
+        return RangeSummary.loads(text.encode() if text.startswith("[") else b64decode(text, validate=True))
     except ValueError as error:
         raise CorruptData(f"not a range's summary: {error}; all processes must run one version of Coranto") from error

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,17 +32,19 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.routes import KnownRoute
 from coranto.errors import InvalidInput
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.committed import CommittedReader
 from coranto_consumers.spark.fetching import machine_folder, shared_cache
 from coranto_consumers.spark.filters import Narrowing
-from coranto_consumers.spark.framings import FixedRecords, ReadFraming, made_tolerant
+from coranto_consumers.spark.framings import FixedRecords, made_tolerant
+from coranto_consumers.spark.joined_rows import SequencedRows
 from coranto_consumers.spark.options import Isolation, SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan
-from coranto_consumers.spark.reading import Lines, read_lines
+from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
 from coranto_consumers.spark.rows import (
     COMMIT_OFFSET,
     FIELDS,
@@ -55,7 +57,7 @@ from coranto_consumers.spark.rows import (
     parsed_layout,
     raw_layout,
 )
-from coranto_consumers.spark.scanning import RangeSummarizer, read_sequenced, summary_row
+from coranto_consumers.spark.small_ranges import read_together
 from coranto_consumers.spark.streaming.options import StreamOptions, refuse_stream_options
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
 from coranto_consumers.spark.task_errors import told_to_driver
@@ -74,6 +76,13 @@ class JournalPartition(InputPartition):
     parts: tuple[NumberedRange, ...]
     client: ClientConfig = field(repr=False)
     """For this task: with a token for its journals instead of keys."""
+    routes: Mapping[str, KnownRoute] = field(default_factory=dict, repr=False)
+    """The routes of its journals that are tried first."""
+
+    def along(self, routes: Mapping[str, KnownRoute]) -> JournalPartition:
+        """Return the partition with those of the routes that are its journals'."""
+        journals = [part.range.journal for part in self.parts]
+        return replace(self, routes={journal: routes[journal] for journal in journals if journal in routes})
 
 
 class JournalDataSource(DataSource):
@@ -243,7 +252,7 @@ class JournalReader(DataSourceReader):
         options = replace(self._options, client=without_keys(self._options.client))
         return {**self.__dict__, "_options": options, "_shares": ()}
 
-    def partitions(self) -> list[InputPartition]:
+    def partitions(self) -> list[JournalPartition]:
         with told_to_driver():
             return [self._partition(parts) for parts in self._shares]
 
@@ -256,31 +265,39 @@ class JournalReader(DataSourceReader):
         if not isinstance(partition, JournalPartition):
             return
         config = replace(partition.client, disk_cache=shared_cache(self._options.cache_bytes))
+        if config.route_cache:
+            config = replace(config, route_cache=max(config.route_cache, len(partition.routes)))
         with told_to_driver(), SyncJournalClient.of(config, timeout=config.patience) as client:
-            for numbered in partition.parts:
-                yield from self._read(client, numbered)
+            client.suggest_routes(partition.routes)
+            framing, isolation = self._options.framing, self._options.isolation
+            # What is committed in one of several ranges of a journal depends on all of them, so each task reads those.
+            once = [
+                each.range
+                for each in partition.parts
+                if isolation is not Isolation.READ_COMMITTED or len(self._ranges[each.range.journal]) == 1
+            ]
+            with read_together(client, once, framing) as content:
+                if isolation is Isolation.SEQUENCED:
+                    yield from SequencedRows(self._layout).read(content, partition.parts, framing)
+                    return
+                batches = BatchBuilder(self._layout)
+                for numbered in partition.parts:
+                    span = self._options.times.of(numbered.range.journal)
+                    for lines in self._lines(content, numbered):
+                        yield from batches.build(self._chosen(lines, span))
 
-    def _read(self, client: SyncJournalClient, numbered: NumberedRange) -> Iterator[pa.RecordBatch]:
-        batches, framing = BatchBuilder(self._layout), self._options.framing
-        span = self._options.times.of(numbered.range.journal)
-        match self._options.isolation:
-            case Isolation.READ_UNCOMMITTED:
-                for lines in read_lines(client, numbered.range, framing):
-                    yield from batches.build(self._chosen(lines, span))
-            case Isolation.READ_COMMITTED:
-                journal = numbered.range.journal
-                reader = CommittedReader(
-                    client,
-                    self._ranges[journal],
-                    framing,
-                    self._shared_folder(journal),
-                    commits=self._layout.has_commits,
-                )
-                for lines in reader.read(numbered.number):
-                    yield from batches.build(self._chosen(lines, span))
-            case Isolation.SEQUENCED:
-                scan = yield from _sequenced(client, numbered, framing, batches)
-                yield from batches.build(*summary_row(numbered.range.journal, scan.summary(batches.misfits)))
+    def _lines(self, content: JournalContent, numbered: NumberedRange) -> Iterator[Lines]:
+        if self._options.isolation is Isolation.READ_UNCOMMITTED:
+            return read_lines(content, numbered.range, self._options.framing)
+        journal = numbered.range.journal
+        reader = CommittedReader(
+            content,
+            self._ranges[journal],
+            self._options.framing,
+            self._shared_folder(journal),
+            commits=self._layout.has_commits,
+        )
+        return reader.read(numbered.number)
 
     def _chosen(self, lines: Lines, span: TimeSpan) -> Lines:
         """Return the lines that are asked for, and may pass the filters."""
@@ -292,16 +309,3 @@ class JournalReader(DataSourceReader):
     def _shared_folder(self, journal: str) -> Path | None:
         folder = machine_folder()
         return folder and folder / "coranto-scans" / f"{self._name}-{hashlib.sha256(journal.encode()).hexdigest()[:16]}"
-
-
-def _sequenced(
-    client: SyncJournalClient, numbered: NumberedRange, framing: ReadFraming, batches: BatchBuilder
-) -> Generator[pa.RecordBatch, None, RangeSummarizer]:
-    rows = read_sequenced(client, numbered, framing)
-    while True:
-        try:
-            lines, pieces = next(rows)
-        except StopIteration as end:
-            scan: RangeSummarizer = end.value
-            return scan
-        yield from batches.build(lines, pieces)

@@ -60,8 +60,8 @@ class StageTask:
     def __call__(self, batches: Batches) -> Batches:
         with told_to_driver():
             yield from self._stage(batches if self.choose is None else self.choose(batches))
-            for text in () if self.choose is None else self.choose.texts:
-                yield _staged(None, 0, None, text)
+            if self.choose is not None and self.choose.texts:
+                yield _summaries(self.choose.texts)
 
     def _stage(self, batches: Batches) -> Batches:
         attempt, rows = uuid.uuid4().hex, 0
@@ -113,13 +113,24 @@ def as_stream(batches: Sequence[Any]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _staged(attempt: str | None, rows: int, carried: bytes | None, summary: str | None = None) -> Any:
+def _staged(attempt: str, rows: int, carried: bytes | None) -> Any:
     return pa.record_batch(
         {
             "attempt": pa.array([attempt], pa.string()),
             "rows": pa.array([rows]),
             "carried": pa.array([carried], pa.binary()),
-            "summary": pa.array([summary], pa.string()),
+            "summary": pa.nulls(1, pa.string()),
+        }
+    )
+
+
+def _summaries(texts: Sequence[str]) -> Any:
+    return pa.record_batch(
+        {
+            "attempt": pa.nulls(len(texts), pa.string()),
+            "rows": pa.array([0] * len(texts), pa.int64()),
+            "carried": pa.nulls(len(texts), pa.binary()),
+            "summary": pa.array(texts, pa.string()),
         }
     )
 

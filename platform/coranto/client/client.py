@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,8 @@ from coranto.client.prepared import PreparedAppend
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
 from coranto.client.retry import Retry
+from coranto.client.routes import KnownRoute
+from coranto.client.side_by_side import BoundedFetches, JournalRange, ReadOf
 from coranto.client.values import (
     AppendConditions,
     AppendResult,
@@ -138,6 +140,13 @@ class JournalClient:
     def applied_cluster(self) -> int:
         """The id of the etcd cluster that counts `applied_revision`; 0 without any change."""
         return self._applied_cluster
+
+    def suggest_routes(self, routes: Mapping[str, KnownRoute]) -> None:
+        """Try these routes of journals first, which another client has listed.
+
+        Otherwise the first call about a journal goes to a seed. Outdated routes are corrected as learnt ones are.
+        """
+        self._dispatcher.suggest(routes)
 
     # -- Journals and their specs ----------------------------------------------------------------------------------
 
@@ -422,6 +431,33 @@ class JournalClient:
         reader = Reader(self._dispatcher, self._direct, self._clock, options, self.config.patience)
         async for chunk in reader.read():
             yield chunk
+
+    def reads_side_by_side(self, *, block: bool, fail_on_jump: bool) -> ReadOf:
+        """Return a function that reads small ranges like `read`, for many reads at the same time.
+
+        What they fetch of fragment stores at a time is bounded.
+        """
+        direct = BoundedFetches(self._direct)
+
+        def read(wanted: JournalRange) -> AsyncGenerator[Chunk]:
+            validate_journal(wanted.journal, allow_metadata=True)
+            if not 0 <= wanted.offset < wanted.end_offset:
+                raise InvalidInput(
+                    f"[{wanted.offset}, {wanted.end_offset}) is no range of offsets with content; the begin must be 0 "
+                    "or more, and below the end",
+                    field="offset",
+                )
+            options = ReadOptions(
+                wanted.journal,
+                wanted.offset,
+                wanted.end_offset,
+                block,
+                fail_on_jump=fail_on_jump,
+                min_etcd_revision=self._applied_revision,
+            )
+            return Reader(self._dispatcher, direct, self._clock, options, self.config.patience).read()
+
+        return read
 
     async def read_all(self, journal: str, begin: int, end: int) -> bytes:
         """Return exactly the bytes [begin, end).

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -209,6 +209,11 @@ class Dispatcher:
         )
 
     # -- Learning from calls -----------------------------------------------------------------------------------------
+
+    def suggest(self, routes: Mapping[str, KnownRoute]) -> None:
+        """Try these routes first, for journals of which none is known."""
+        if self._learns:
+            self._routes.suggest(routes, self._clock.monotonic())
 
     def answered(self, way: ChosenConnection, status: int, header: pb.Header) -> None:
         """Learn from a broker's answer to a call."""

@@ -8,7 +8,7 @@ them on. A route can be outdated at any time, so it decides only where a call go
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -39,6 +39,11 @@ class KnownRoute:
     def of(cls, header: pb.Header) -> KnownRoute:
         """Return the route of an answer's header. Members without an endpoint are kept, so that indices stay right."""
         return cls._of(header.SerializeToString())  # Cached, because nearly all answers have the same header.
+
+    @classmethod
+    def listed(cls, route: pb.Route) -> KnownRoute:
+        """Return the route of a listed journal, which any answer replaces."""
+        return cls._of(pb.Header(route=route).SerializeToString())
 
     @classmethod
     @lru_cache(maxsize=1024)
@@ -103,6 +108,14 @@ class RouteCache:
         self._routes.move_to_end(name)
         while len(self._routes) > self._size:
             self._routes.popitem(last=False)
+
+    def suggest(self, routes: Mapping[str, KnownRoute], now: float) -> None:
+        """Keep the routes of journals of which none is known, as far as there is room."""
+        for journal, route in routes.items():
+            if len(self._routes) >= self._size:
+                return
+            if route.members:
+                self._routes.setdefault(strip_metadata(journal), (now, route))
 
     def refused(self, journal: str, header: pb.Header, now: float) -> None:
         """Handle the refusal of a broker that does not serve a journal: keep its Route if later, else forget ours."""

@@ -25,6 +25,7 @@ from coranto.client.disk_cache import DiskCache
 from coranto.client.generated.faces import AppenderFace, AppendServiceFace, JournalClientFace
 from coranto.client.handover import BoundedCalls, QueuedFace, read_ahead
 from coranto.client.loop import Blocking, run_blocking, shared_loop
+from coranto.client.side_by_side import JournalRange, SideBySide, read_in_turn
 from coranto.client.values import AppendResult, Chunk, Suspend
 from coranto.errors import AppendOutcomeUnknown, Unavailable
 from coranto.security.tls import ClientTls
@@ -163,6 +164,20 @@ class SyncJournalClient(JournalClientFace, Blocking):
             fail_on_jump=fail_on_jump,
         )
         return read_ahead(shared_loop(), chunks, f"read of {journal}", self.timeout)
+
+    def read_each(
+        self, ranges: Sequence[JournalRange], *, block: bool = False, fail_on_jump: bool = False
+    ) -> Iterator[Sequence[Chunk]]:
+        """Yield the content of each range in turn, like `JournalClient.read`. Ranges behind it are read meanwhile.
+
+        This is for many small ranges: each is held as a whole, and together they have up to 8 MiB unless one of them
+        is larger. Of fragments, up to 64 MiB are fetched at a time, or a larger one. The error of a range is raised in
+        its turn, and ends the iterator. Close it to leave it early.
+        """
+        loop = shared_loop()
+        read = self._inner.reads_side_by_side(block=block, fail_on_jump=fail_on_jump)
+        reads = SideBySide(loop, ranges, read, timeout=self.timeout)
+        return read_in_turn(reads, loop, len(ranges))
 
     def append_service(
         self,

@@ -9,9 +9,11 @@ from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.stream import Segment, segment_journal
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import SparkConsumer
-from coranto_consumers.spark.discovery import require_unread
+from coranto_consumers.spark.discovery import contents, list_journals, require_unread, routes_of
 from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.planning import plan_read
+from coranto_consumers.spark.ranges import NumberedRange, Range
+from coranto_consumers.spark.source import JournalPartition
 from coranto_consumers.spark.streaming.options import StreamOptions
 
 AWAKE, ASLEEP = "a/awake", "a/asleep"
@@ -110,3 +112,14 @@ def test_forks_of_journals_that_were_read_are_no_sources_in_their_place(broker):
         require_unread(client, ["live/a", "new/a"], ["live/a"])
         require_unread(client, ["new/a"], ["live/a", "new/a"])
         require_unread(client, ["new/a"], ["live/b"])
+
+
+def test_tasks_are_told_the_listed_routes_of_their_journals(broker):
+    broker.create("a/one", "a/two", "b/other")
+    with SyncJournalClient.of(broker.config) as client:
+        present = contents(client, list_journals(client, "name:prefix=a/", field="sources"))
+    routes = routes_of(present)
+    assert sorted(routes) == ["a/one", "a/two"]
+    assert [route.readers("", 0) for route in routes.values()] == [[f"http://{broker.endpoint}"]] * 2
+    parts = tuple(NumberedRange(0, Range(name, 0, 0, 0)) for name in ("a/two", "b/other"))
+    assert JournalPartition(parts, broker.config).along(routes).routes == {"a/two": routes["a/two"]}

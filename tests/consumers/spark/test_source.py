@@ -333,3 +333,21 @@ def test_journals_of_other_content_are_refused(broker):
 def test_spark_passes_errors_on(spark, topic):
     with pytest.raises(PySparkException, match=r"option isolatoin: .*; did you mean isolation\?"):
         load(spark, topic, isolatoin="read_committed")
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_many_small_journals_are_one_task_that_reads_each_once(spark, broker, isolation):
+    names = [f"a/topic/{number:03}" for number in range(120)]
+    broker.create(*names)
+    for number, name in enumerate(names):
+        publisher = broker.publisher_at(time.time_ns)
+        publisher.add(name, {"n": number})
+        publisher.commit()
+    frame = load(spark, broker, isolation=isolation)
+    assert frame.rdd.getNumPartitions() == 1
+    before = broker.fake.count("Read")
+
+    values = [json.loads(row.value) for row in sorted(frame.collect(), key=lambda row: (row.journal, row.offset))]
+
+    assert [value["n"] for value in values if "n" in value] == list(range(120))
+    assert broker.fake.count("Read") - before == 120

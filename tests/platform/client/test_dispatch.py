@@ -13,6 +13,7 @@ import structlog
 
 from coranto.client import ClientConfig, ClientTls, JournalClient, SyncJournalClient
 from coranto.client.dispatch import Dispatcher
+from coranto.client.routes import KnownRoute
 from coranto.errors import EtcdTransactionFailed, NotPrimaryBroker, Unavailable
 from coranto.security.tokens import Keys
 from coranto.testing.clocks import HurriedClock
@@ -180,6 +181,30 @@ async def test_a_read_is_sent_on_by_a_broker_without_the_journal(brokers: Sequen
         assert [chunk.content async for chunk in client.read(JOURNAL)] == [b"content"]
     assert brokers[0].calls == ["Read"]
     assert brokers[0].requests[0].do_not_proxy
+    assert sorted(brokers[1].calls + brokers[2].calls) == ["Read"]
+
+
+async def test_a_listed_route_spares_the_first_read_a_refusal(brokers: Sequence[FakeBroker]) -> None:
+    for broker in brokers:
+        await broker.write(JOURNAL, b"content")
+    listed = KnownRoute.listed(brokers[1].route or pb.Route())
+    async with client_of(brokers[0], zone="b") as client:
+        client.suggest_routes({JOURNAL: listed})
+        assert [chunk.content async for chunk in client.read(JOURNAL)] == [b"content"]
+    assert not brokers[0].calls
+    assert sorted(brokers[1].calls + brokers[2].calls) == ["Read"]
+
+
+async def test_an_outdated_listed_route_is_corrected(brokers: Sequence[FakeBroker]) -> None:
+    for broker in brokers:
+        await broker.write(JOURNAL, b"content")
+    wrong = pb.Route(
+        members=[pb.ProcessSpec.ID(zone="a", suffix="broker-0")], endpoints=[f"http://{brokers[0].endpoint}"]
+    )
+    async with client_of(brokers[2]) as client:
+        client.suggest_routes({JOURNAL: KnownRoute.listed(wrong)})
+        assert [chunk.content async for chunk in client.read(JOURNAL)] == [b"content"]
+    assert brokers[0].calls == ["Read"]
     assert sorted(brokers[1].calls + brokers[2].calls) == ["Read"]
 
 

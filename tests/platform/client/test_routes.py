@@ -72,6 +72,19 @@ def test_routes_age() -> None:
     assert len(cache) == 0
 
 
+def test_suggested_routes_replace_none_that_was_learnt_and_take_no_room_of_theirs() -> None:
+    cache = RouteCache(2)
+    learnt, suggested = header("http://x:1"), KnownRoute.listed(header("http://y:1").route)
+    cache.learn("a/one", learnt, 0.0)
+    nowhere = KnownRoute.listed(header().route)
+    cache.suggest({"a/zero": nowhere, "a/one": suggested, "a/two": suggested, "a/three": suggested}, 1.0)
+    assert cache.get("a/one", 2.0) == KnownRoute.of(learnt)
+    assert cache.get("a/two", 2.0) == suggested
+    assert cache.get("a/zero", 2.0) is cache.get("a/three", 2.0) is None
+    cache.learn("a/two", header("http://z:1", revision=1), 3.0)
+    assert cache.get("a/two", 3.0) == KnownRoute.of(header("http://z:1", revision=1))
+
+
 def test_later_routes_replace_earlier_ones_only() -> None:
     cache = RouteCache(2)
     cache.learn(JOURNAL, header("http://new:1", revision=9), 0.0)

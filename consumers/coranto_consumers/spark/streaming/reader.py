@@ -34,6 +34,7 @@ from coranto_consumers.spark.framings import name_of
 from coranto_consumers.spark.ranges import plan_transaction
 from coranto_consumers.spark.rows import BatchBuilder, RowLayout
 from coranto_consumers.spark.segments import open_journals
+from coranto_consumers.spark.small_ranges import read_together
 from coranto_consumers.spark.streaming.journals import QueryJournals
 from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
 from coranto_consumers.spark.streaming.options import StreamOptions
@@ -211,11 +212,16 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source = self._options.source
         batches = BatchBuilder(self._layout)
         config = replace(partition.client, disk_cache=shared_cache(source.cache_bytes))
-        with told_to_driver(), SyncJournalClient.of(config, timeout=config.patience) as client:
+        ranges = [part.numbered.range for part in partition.parts]
+        with (
+            told_to_driver(),
+            SyncJournalClient.of(config, timeout=config.patience) as client,
+            read_together(client, ranges, source.framing) as content,
+        ):
             for part in partition.parts:
                 # A journal that has appeared since the query began may be one that the options do not name.
                 span = source.times.of_any(part.numbered.range.journal)
-                for lines in part.read(client, source.framing):
+                for lines in part.read(content, source.framing):
                     yield from batches.build(lines.where(span.mask(lines.clocks)))
 
     def stop(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from coranto.client.append_service import AppendService
 from coranto.client.appender import Appender
@@ -11,6 +11,7 @@ from coranto.client.client import JournalClient
 from coranto.client.heads import Heads
 from coranto.client.loop import Face
 from coranto.client.moments import Moment
+from coranto.client.routes import KnownRoute
 from coranto.client.values import AppendResult, FragmentInfo, Listing
 from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
@@ -33,6 +34,10 @@ class JournalClientFace(Face):
     def applied_cluster(self) -> int:
         """The id of the etcd cluster that counts `applied_revision`; 0 without any change."""
         return self._call(lambda: self._inner.applied_cluster)
+
+    def suggest_routes(self, routes: Mapping[str, KnownRoute]) -> None:
+        """Try these routes of journals first, which another client has listed."""
+        self._call(lambda: self._inner.suggest_routes(routes))
 
     def list(self, selector: str | pb.LabelSelector = "") -> Listing:
         """List the journals that match a selector such as `name:prefix=flights/, content-type` (all, when empty)."""

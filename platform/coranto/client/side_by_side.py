@@ -1,0 +1,183 @@
+"""Reads of many ranges side by side, for blocking code that takes their content in turn.
+
+Where each range is small, the time of reads one after the other is that of their round trips. Here the loop reads some
+of them at the same time, ahead of the thread that takes them: at most `at_once`, and as many as have room in
+`room_bytes`, under way or not taken yet. A range that is larger than that is read alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from coranto.client.direct import DirectReader
+from coranto.client.loop import LoopThread
+from coranto.client.values import Chunk
+from coranto.errors import Unavailable
+from coranto.fragments.fragment import Fragment
+
+READS_AT_ONCE: Final = 32
+ROOM_BYTES: Final = 8 << 20
+FETCHED_BYTES: Final = 64 << 20
+
+
+class JournalRange(NamedTuple):
+    """The content [offset, end_offset) of a journal."""
+
+    journal: str
+    offset: int
+    end_offset: int
+
+    @property
+    def length(self) -> int:
+        return self.end_offset - self.offset
+
+
+ReadOf: TypeAlias = Callable[[JournalRange], AsyncGenerator[Chunk]]
+
+
+class SideBySide:
+    """Reads of ranges. `run` belongs to the loop, and `take` to one other thread."""
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        ranges: Sequence[JournalRange],
+        read: ReadOf,
+        *,
+        timeout: float | None,
+        at_once: int = READS_AT_ONCE,
+        room_bytes: int = ROOM_BYTES,
+    ) -> None:
+        self._loop = loop
+        self._ranges = ranges
+        self._read = read
+        self._timeout = timeout
+        self._at_once = at_once
+        self._room_bytes = room_bytes
+        self._ready = threading.Condition()
+        self._wanted = 0
+        self._found: dict[int, list[Chunk] | BaseException] = {}
+        self._ended: BaseException | None = None
+        self._bytes = 0
+        """The length of the ranges that are under way or not taken yet."""
+        self._under_way = 0
+        self._room = asyncio.Event()
+        self._waits_for_room = False
+
+    async def run(self) -> None:
+        """Read all ranges. `take` raises the error that ends one of them; it does not end the others."""
+        ended: BaseException = asyncio.CancelledError()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, each in enumerate(self._ranges):
+                    await self._begin(each.length)
+                    group.create_task(self._one(number, each))
+        except BaseException as error:
+            ended = error
+            raise
+        finally:
+            with self._ready:
+                self._ended = ended  # Only for a range that has no outcome of its own.
+                self._ready.notify()
+
+    async def _begin(self, length: int) -> None:
+        """Wait until a range of this length may be read, and count it in."""
+        while True:
+            with self._ready:
+                fits = not self._bytes or self._bytes + length <= self._room_bytes
+                if fits and self._under_way < self._at_once:
+                    self._under_way += 1
+                    self._bytes += length
+                    return
+                self._waits_for_room = True
+                self._room.clear()
+            await self._room.wait()
+
+    async def _one(self, number: int, wanted: JournalRange) -> None:
+        found: list[Chunk] | BaseException = []
+        try:
+            found = await self._content(wanted)
+        except BaseException as error:
+            found = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._under_way -= 1
+            self._room.set()
+            with self._ready:
+                self._found[number] = found
+                if number == self._wanted:
+                    self._ready.notify()
+
+    async def _content(self, wanted: JournalRange) -> list[Chunk]:
+        async with contextlib.aclosing(self._read(wanted)) as read:
+            return [chunk async for chunk in read]
+
+    def take(self, number: int) -> list[Chunk]:
+        """Return the content of a range, after waiting for it, and make room for others. Raises what ended its read.
+
+        Raises Unavailable, too, when it has not come after a wait of `timeout` seconds.
+        """
+        with self._ready:
+            self._wanted = number
+            if not self._ready.wait_for(lambda: number in self._found or self._ended is not None, self._timeout):
+                raise Unavailable(
+                    f"read of {self._ranges[number].journal}: nothing came within {self._timeout} s; wait longer, or "
+                    "try again"
+                )
+            found = self._found.pop(number, self._ended)
+            self._bytes -= self._ranges[number].length
+            # To wake the loop costs as much as some reads, so it is not done for each range.
+            if self._waits_for_room and self._bytes <= self._room_bytes // 2:
+                self._waits_for_room = False
+                self._loop.call(self._room.set)
+        if isinstance(found, BaseException):
+            raise found
+        assert found is not None  # One of both was waited for.
+        return found
+
+
+class BoundedFetches(DirectReader):
+    """Reads small parts of fragments as another reader does, from `max_bytes` of fragments at a time, or a larger one.
+
+    A part is held as a whole, so nobody who is slow to take it keeps others from their turn.
+    """
+
+    def __init__(self, direct: DirectReader, max_bytes: int = FETCHED_BYTES) -> None:
+        self._inner = direct
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    def can_read(self, url: str) -> bool:
+        return self._inner.can_read(url)
+
+    async def read(self, fragment: Fragment, url: str, begin: int, end: int) -> AsyncGenerator[bytes]:
+        async with self._turn:  # In order, so that a large one has its turn.
+            while self._bytes and self._bytes + fragment.length > self._max_bytes:
+                self._freed.clear()
+                await self._freed.wait()
+            self._bytes += fragment.length
+        try:
+            async with contextlib.aclosing(self._inner.read(fragment, url, begin, end)) as read:
+                pieces = [piece async for piece in read]
+        finally:
+            self._bytes -= fragment.length
+            self._freed.set()
+        for piece in pieces:
+            yield piece
+
+
+def read_in_turn(reads: SideBySide, loop: LoopThread, count: int) -> Iterator[list[Chunk]]:
+    """Yield the content of `count` ranges in turn, while the loop reads those behind them."""
+    running = loop.submit(reads.run())
+    try:
+        for number in range(count):
+            yield reads.take(number)
+    finally:
+        running.cancel()
