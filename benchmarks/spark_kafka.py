@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from pyspark.sql import functions as F
 from benchmarks import kafka, spark_sink, spark_source
 from benchmarks.journals import create_journals
 from benchmarks.runner import Figure, by_turns
-from benchmarks.spark_reads import SCHEMA, TimedRead, parsed_rows
+from benchmarks.spark_reads import SCHEMA, TimedJob, TimedRead, parsed_rows
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto_consumers.spark.session import new_session
@@ -123,12 +122,10 @@ def _warm_reads(
         **{f"{kind} raw": raw(kind) for kind in sources},
     }
     rates = by_turns(rounds, reads)
-    figures = []
+    figures: list[Figure] = []
 
     def beside(name: str, subject: str, floor: str, floor_name: str) -> None:
-        figures.append(Figure(name, "rows/s", rates[subject], rates[floor], floor_name))
-        spent = reads[subject].by_processor_time[1:], reads[floor].by_processor_time[1:]  # The first warms up.
-        figures.append(Figure(f"{name}, by processor time", "rows per s of processor time", *spent, floor_name))
+        figures.extend(_beside(name, rates, reads, (subject, floor), floor_name))
 
     for isolation in ("committed", "uncommitted"):
         beside(
@@ -142,6 +139,22 @@ def _warm_reads(
     beside("raw values, committed", "journal raw", "files", FILES)
     beside("raw values, committed", "journal raw", "texts", "Spark reading the same lines from files as texts")
     return figures
+
+
+def _beside(
+    name: str,
+    rates: Mapping[str, list[float]],
+    jobs: Mapping[str, TimedJob],
+    pair: tuple[str, str],
+    floor_name: str,
+) -> list[Figure]:
+    """Return the figures of a subject and a floor, by the clock and by processor time."""
+    subject, floor = pair
+    spent = jobs[subject].by_processor_time[1:], jobs[floor].by_processor_time[1:]  # The first warms up.
+    return [
+        Figure(name, "rows/s", rates[subject], rates[floor], floor_name),
+        Figure(f"{name}, by processor time", "rows per s of processor time", *spent, floor_name),
+    ]
 
 
 def run_sink(rounds: int) -> list[Figure]:
@@ -160,32 +173,21 @@ def run_sink(rounds: int) -> list[Figure]:
             structs, texts = spark_sink.frames(spark)
             rows = structs.count()
 
-            def timed(write: Callable[[], None]) -> Callable[[], float]:
-                def once() -> float:
-                    begun = time.perf_counter()
-                    write()
-                    return rows / (time.perf_counter() - begun)
-
-                return once
-
             def to_kafka() -> None:
                 writer = texts.write.format("kafka").option("kafka.bootstrap.servers", server.address)
                 writer.option("topic", TOPIC).save()
 
-            found = by_turns(
-                rounds,
-                {
-                    "columns": timed(lambda: spark_sink.write(structs, info.endpoint)),
-                    "texts": timed(lambda: spark_sink.write(texts, info.endpoint)),
-                    "kafka": timed(to_kafka),
-                },
-            )
+            writes = {
+                "columns": TimedJob(rows, lambda: spark_sink.write(structs, info.endpoint)),
+                "texts": TimedJob(rows, lambda: spark_sink.write(texts, info.endpoint)),
+                "kafka": TimedJob(rows, to_kafka),
+            }
+            rates = by_turns(rounds, writes)
             written = spark.read.format("kafka").option("kafka.bootstrap.servers", server.address)
             assert written.option("subscribe", TOPIC).load().count() == (rounds + 1) * rows
-            floor = "Spark's Kafka sink, texts of to_json"
-            return [
-                Figure("Spark sink, columns", "rows/s", found["columns"], found["kafka"], floor),
-                Figure("Spark sink, texts of to_json", "rows/s", found["texts"], found["kafka"], floor),
-            ]
+            figures: list[Figure] = []
+            for name, subject in (("Spark sink, columns", "columns"), ("Spark sink, texts of to_json", "texts")):
+                figures += _beside(name, rates, writes, (subject, "kafka"), "Spark's Kafka sink, texts of to_json")
+            return figures
         finally:
             spark.stop()

@@ -1,4 +1,4 @@
-"""Reads by Spark that are timed, by the clock and by the processor time of Spark's processes."""
+"""Jobs of Spark that are timed, by the clock and by the processor time of Spark's processes."""
 
 from __future__ import annotations
 
@@ -27,25 +27,31 @@ def parsed_rows(spark: SparkSession, kind: str, options: Mapping[str, str]) -> D
     return reader.load().select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("v")).select("v.*")
 
 
-class TimedRead:
-    """A read of all rows, timed, with the rows per second of processor time of Spark's processes at each call.
+class TimedJob:
+    """A job over so many rows, timed, with the rows per second of processor time of Spark's processes at each call."""
 
-    The read ends with aggregates, so that no column that they need is left out.
-    """
-
-    def __init__(self, rows: int, frame: Callable[[], DataFrame], aggregates: tuple[str, ...] = COLUMNS) -> None:
-        self._rows = rows
-        self._frame = frame
-        self._aggregates = aggregates
+    def __init__(self, rows: int, job: Callable[[], object]) -> None:
+        self.rows = rows
+        self._job = job
         self.by_processor_time: list[float] = []
 
     def __call__(self) -> float:
         spent, begun = processor_seconds(), time.perf_counter()
-        answer = self._frame().selectExpr("count(*) AS n", *self._aggregates).collect()[0]
+        self._job()
         seconds = time.perf_counter() - begun
-        self.by_processor_time.append(self._rows / (processor_seconds() - spent))
-        assert answer["n"] == self._rows, (answer, self._rows)
-        return self._rows / seconds
+        self.by_processor_time.append(self.rows / (processor_seconds() - spent))
+        return self.rows / seconds
+
+
+class TimedRead(TimedJob):
+    """A timed read of all rows. It ends with aggregates, so that no column that they need is left out."""
+
+    def __init__(self, rows: int, frame: Callable[[], DataFrame], aggregates: tuple[str, ...] = COLUMNS) -> None:
+        def read() -> None:
+            answer = frame().selectExpr("count(*) AS n", *aggregates).collect()[0]
+            assert answer["n"] == rows, (answer, rows)
+
+        super().__init__(rows, read)
 
 
 def processor_seconds() -> float:
