@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from benchmarks import kafka, spark_sink, spark_source
+from benchmarks import kafka, spark_bare, spark_sink, spark_source
 from benchmarks.journals import create_journals
 from benchmarks.runner import Figure, by_turns
-from benchmarks.spark_reads import SCHEMA, TimedJob, TimedRead, parsed_rows
+from benchmarks.spark_reads import COLUMNS, SCHEMA, TimedJob, TimedRead, parsed_rows
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto_consumers.spark.session import new_session
@@ -112,7 +112,18 @@ def _warm_reads(
 
         return TimedRead(rows, frame, _TEXTS)
 
+    lines = sorted(files.iterdir())
+    bare = {"bare parsed": SCHEMA, "bare raw": "value string"}
+    spark_bare.register(spark)
+    for name, schema in bare.items():
+        spark_bare.prepare(lines, schema, files.with_name(name))
+
+    def prepared(name: str, aggregates: tuple[str, ...]) -> TimedRead:
+        return TimedRead(rows, lambda: spark_bare.bare_rows(spark, bare[name], files.with_name(name)), aggregates)
+
     reads = {
+        "bare parsed": prepared("bare parsed", COLUMNS),
+        "bare raw": prepared("bare raw", _TEXTS),
         "files": TimedRead(rows, lambda: spark.read.schema(SCHEMA).json(str(files))),
         "texts": TimedRead(rows, lambda: spark.read.text(str(files)), _TEXTS),
         **{
@@ -138,6 +149,12 @@ def _warm_reads(
     beside("raw values, committed", "journal raw", "kafka raw", "Spark's Kafka source, read_committed")
     beside("raw values, committed", "journal raw", "files", FILES)
     beside("raw values, committed", "journal raw", "texts", "Spark reading the same lines from files as texts")
+    for name, kafkas, floor_name in (
+        ("bare parsed", "kafka committed", "Spark's Kafka source, read_committed, from_json"),
+        ("bare raw", "kafka raw", "Spark's Kafka source, read_committed"),
+    ):
+        beside(f"batches made beforehand, {name.removeprefix('bare ')}", name, kafkas, floor_name)
+        beside(f"batches made beforehand, {name.removeprefix('bare ')}", name, "files", FILES)
     return figures
 
 
