@@ -51,7 +51,7 @@ class _Reader(DataSourceReader):
 
 def register(spark: SparkSession) -> None:
     """Register the source. Workers get it by value, as they have no benchmarks."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     spark.dataSource.register(BareSource)
 
 
@@ -63,7 +63,9 @@ def bare_rows(spark: SparkSession, schema: str, folder: Path) -> DataFrame:
 def prepare(files: Sequence[Path], schema: str, folder: Path) -> None:
     """Make a file of Arrow batches of each file of lines: their fields, or one column of texts if that is `value`."""
     folder.mkdir()
-    kinds = to_arrow_schema(StructType.fromDDL(schema))
+    columns = StructType.fromDDL(schema)
+    assert isinstance(columns, StructType), columns
+    kinds = to_arrow_schema(columns)
     for file in files:
         content = file.read_bytes()
         if kinds.names == ["value"]:
