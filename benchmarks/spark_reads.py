@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
@@ -28,18 +28,25 @@ def parsed_rows(spark: SparkSession, kind: str, options: Mapping[str, str]) -> D
 
 
 class TimedJob:
-    """A job over so many rows, timed, with the rows per second of processor time of Spark's processes at each call."""
+    """A job over so many rows, timed by the clock and by processor time.
+
+    A call returns rows per second, and adds to each list the rows per second of processor time.
+    """
 
     def __init__(self, rows: int, job: Callable[[], object]) -> None:
         self.rows = rows
         self._job = job
         self.by_processor_time: list[float] = []
+        """Of Spark's processes."""
+        self.with_brokers: list[float] = []
+        """Of all processes that this one has started."""
 
     def __call__(self) -> float:
-        spent, begun = processor_seconds(), time.perf_counter()
+        before, begun = processor_seconds(), time.perf_counter()
         self._job()
-        seconds = time.perf_counter() - begun
-        self.by_processor_time.append(self.rows / (processor_seconds() - spent))
+        seconds, after = time.perf_counter() - begun, processor_seconds()
+        self.by_processor_time.append(self.rows / (after.spark - before.spark))
+        self.with_brokers.append(self.rows / (after.all - before.all))
         return self.rows / seconds
 
 
@@ -54,9 +61,17 @@ class TimedRead(TimedJob):
         super().__init__(rows, read)
 
 
-def processor_seconds() -> float:
-    """Return the processor time of Spark's JVM, of its Python workers, and of workers that have ended."""
-    ticks = 0
+class ProcessorSeconds(NamedTuple):
+    """Processor time of the processes that this one has started."""
+
+    spark: float
+    """Of Spark's JVM, of its Python workers, and of workers that have ended."""
+    all: float
+
+
+def processor_seconds() -> ProcessorSeconds:
+    """Return the processor time until now."""
+    spark = others = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # The process has ended meanwhile.
             command = (folder / "cmdline").read_bytes()
@@ -64,10 +79,13 @@ def processor_seconds() -> float:
             if str(os.getpid()) not in _ancestors(folder.name):
                 continue
             if b"java" in command.partition(b"\0")[0] and b"org.apache.spark" in command:
-                ticks += user + system
+                spark += user + system
             elif b"pyspark" in command:
-                ticks += user + system + ended_user + ended_system
-    return ticks / os.sysconf("SC_CLK_TCK")
+                spark += user + system + ended_user + ended_system
+            else:
+                others += user + system
+    second = os.sysconf("SC_CLK_TCK")
+    return ProcessorSeconds(spark / second, (spark + others) / second)
 
 
 def _after_name(stat: Path) -> list[bytes]:
