@@ -2,7 +2,8 @@
 
 The same lines are in four journals, in four partitions of a topic, and in four files, in as many transactions; all
 readers give the flights' columns with one schema, and end in one aggregate. `fetched` in `kafka.py` gets Kafka. Both
-brokers run on this machine. Their processor time does not count, only that of Spark's JVM and its Python workers.
+brokers run on this machine. Their processor time does not count, only that of Spark's JVM and its Python workers,
+except where a figure of writes says that it has it, too.
 """
 
 from __future__ import annotations
@@ -12,17 +13,16 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from benchmarks import kafka, spark_sink, spark_source
+from benchmarks import kafka, spark_bare, spark_sink, spark_source
 from benchmarks.journals import create_journals
 from benchmarks.runner import Figure, by_turns
-from benchmarks.spark_reads import SCHEMA, TimedRead, parsed_rows
+from benchmarks.spark_reads import COLUMNS, SCHEMA, TimedJob, TimedRead, parsed_rows
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto_consumers.spark.session import new_session
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TOPIC = "bench-flights"
+PROCESSOR_RATE = "rows per s of processor time"
 FILES = "Spark reading the same lines from JSON files"
 _TEXTS = ("sum(length(value))",)
 _COLD_SECONDS = 300
@@ -113,7 +114,18 @@ def _warm_reads(
 
         return TimedRead(rows, frame, _TEXTS)
 
+    lines = sorted(files.iterdir())
+    bare = {"bare parsed": SCHEMA, "bare raw": "value string"}
+    spark_bare.register(spark)
+    for name, schema in bare.items():
+        spark_bare.prepare(lines, schema, files.with_name(name))
+
+    def prepared(name: str, aggregates: tuple[str, ...]) -> TimedRead:
+        return TimedRead(rows, lambda: spark_bare.bare_rows(spark, bare[name], files.with_name(name)), aggregates)
+
     reads = {
+        "bare parsed": prepared("bare parsed", COLUMNS),
+        "bare raw": prepared("bare raw", _TEXTS),
         "files": TimedRead(rows, lambda: spark.read.schema(SCHEMA).json(str(files))),
         "texts": TimedRead(rows, lambda: spark.read.text(str(files)), _TEXTS),
         **{
@@ -123,12 +135,10 @@ def _warm_reads(
         **{f"{kind} raw": raw(kind) for kind in sources},
     }
     rates = by_turns(rounds, reads)
-    figures = []
+    figures: list[Figure] = []
 
     def beside(name: str, subject: str, floor: str, floor_name: str) -> None:
-        figures.append(Figure(name, "rows/s", rates[subject], rates[floor], floor_name))
-        spent = reads[subject].by_processor_time[1:], reads[floor].by_processor_time[1:]  # The first warms up.
-        figures.append(Figure(f"{name}, by processor time", "rows per s of processor time", *spent, floor_name))
+        figures.extend(_beside(name, rates, reads, (subject, floor), floor_name))
 
     for isolation in ("committed", "uncommitted"):
         beside(
@@ -141,7 +151,29 @@ def _warm_reads(
     beside("raw values, committed", "journal raw", "kafka raw", "Spark's Kafka source, read_committed")
     beside("raw values, committed", "journal raw", "files", FILES)
     beside("raw values, committed", "journal raw", "texts", "Spark reading the same lines from files as texts")
+    for name, kafkas, floor_name in (
+        ("bare parsed", "kafka committed", "Spark's Kafka source, read_committed, from_json"),
+        ("bare raw", "kafka raw", "Spark's Kafka source, read_committed"),
+    ):
+        beside(f"batches made beforehand, {name.removeprefix('bare ')}", name, kafkas, floor_name)
+        beside(f"batches made beforehand, {name.removeprefix('bare ')}", name, "files", FILES)
     return figures
+
+
+def _beside(
+    name: str,
+    rates: Mapping[str, list[float]],
+    jobs: Mapping[str, TimedJob],
+    pair: tuple[str, str],
+    floor_name: str,
+) -> list[Figure]:
+    """Return the figures of a subject and a floor, by the clock and by processor time."""
+    subject, floor = pair
+    spent = jobs[subject].by_processor_time[1:], jobs[floor].by_processor_time[1:]  # The first warms up.
+    return [
+        Figure(name, "rows/s", rates[subject], rates[floor], floor_name),
+        Figure(f"{name}, by processor time", PROCESSOR_RATE, *spent, floor_name),
+    ]
 
 
 def run_sink(rounds: int) -> list[Figure]:
@@ -160,32 +192,26 @@ def run_sink(rounds: int) -> list[Figure]:
             structs, texts = spark_sink.frames(spark)
             rows = structs.count()
 
-            def timed(write: Callable[[], None]) -> Callable[[], float]:
-                def once() -> float:
-                    begun = time.perf_counter()
-                    write()
-                    return rows / (time.perf_counter() - begun)
-
-                return once
-
             def to_kafka() -> None:
                 writer = texts.write.format("kafka").option("kafka.bootstrap.servers", server.address)
                 writer.option("topic", TOPIC).save()
 
-            found = by_turns(
-                rounds,
-                {
-                    "columns": timed(lambda: spark_sink.write(structs, info.endpoint)),
-                    "texts": timed(lambda: spark_sink.write(texts, info.endpoint)),
-                    "kafka": timed(to_kafka),
-                },
-            )
+            writes = {
+                "columns": TimedJob(rows, lambda: spark_sink.write(structs, info.endpoint)),
+                "texts": TimedJob(rows, lambda: spark_sink.write(texts, info.endpoint)),
+                "kafka": TimedJob(rows, to_kafka),
+            }
+            rates = by_turns(rounds, writes)
             written = spark.read.format("kafka").option("kafka.bootstrap.servers", server.address)
             assert written.option("subscribe", TOPIC).load().count() == (rounds + 1) * rows
-            floor = "Spark's Kafka sink, texts of to_json"
-            return [
-                Figure("Spark sink, columns", "rows/s", found["columns"], found["kafka"], floor),
-                Figure("Spark sink, texts of to_json", "rows/s", found["texts"], found["kafka"], floor),
-            ]
+            figures: list[Figure] = []
+            for name, subject in (("Spark sink, columns", "columns"), ("Spark sink, texts of to_json", "texts")):
+                floor_name = "Spark's Kafka sink, texts of to_json"
+                figures += _beside(name, rates, writes, (subject, "kafka"), floor_name)
+                spent = writes[subject].with_brokers[1:], writes["kafka"].with_brokers[1:]  # The first warms up.
+                figures.append(
+                    Figure(f"{name}, by processor time with the brokers'", PROCESSOR_RATE, *spent, floor_name)
+                )
+            return figures
         finally:
             spark.stop()

@@ -1,4 +1,4 @@
-"""Reads by Spark that are timed, by the clock and by the processor time of Spark's processes."""
+"""Jobs of Spark that are timed, by the clock and by the processor time of Spark's processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
@@ -27,30 +27,51 @@ def parsed_rows(spark: SparkSession, kind: str, options: Mapping[str, str]) -> D
     return reader.load().select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("v")).select("v.*")
 
 
-class TimedRead:
-    """A read of all rows, timed, with the rows per second of processor time of Spark's processes at each call.
+class TimedJob:
+    """A job over so many rows, timed by the clock and by processor time.
 
-    The read ends with aggregates, so that no column that they need is left out.
+    A call returns rows per second, and adds to each list the rows per second of processor time.
     """
 
-    def __init__(self, rows: int, frame: Callable[[], DataFrame], aggregates: tuple[str, ...] = COLUMNS) -> None:
-        self._rows = rows
-        self._frame = frame
-        self._aggregates = aggregates
+    def __init__(self, rows: int, job: Callable[[], object]) -> None:
+        self.rows = rows
+        self._job = job
         self.by_processor_time: list[float] = []
+        """Of Spark's processes."""
+        self.with_brokers: list[float] = []
+        """Of all processes that this one has started."""
 
     def __call__(self) -> float:
-        spent, begun = processor_seconds(), time.perf_counter()
-        answer = self._frame().selectExpr("count(*) AS n", *self._aggregates).collect()[0]
-        seconds = time.perf_counter() - begun
-        self.by_processor_time.append(self._rows / (processor_seconds() - spent))
-        assert answer["n"] == self._rows, (answer, self._rows)
-        return self._rows / seconds
+        before, begun = processor_seconds(), time.perf_counter()
+        self._job()
+        seconds, after = time.perf_counter() - begun, processor_seconds()
+        self.by_processor_time.append(self.rows / (after.spark - before.spark))
+        self.with_brokers.append(self.rows / (after.all - before.all))
+        return self.rows / seconds
 
 
-def processor_seconds() -> float:
-    """Return the processor time of Spark's JVM, of its Python workers, and of workers that have ended."""
-    ticks = 0
+class TimedRead(TimedJob):
+    """A timed read of all rows. It ends with aggregates, so that no column that they need is left out."""
+
+    def __init__(self, rows: int, frame: Callable[[], DataFrame], aggregates: tuple[str, ...] = COLUMNS) -> None:
+        def read() -> None:
+            answer = frame().selectExpr("count(*) AS n", *aggregates).collect()[0]
+            assert answer["n"] == rows, (answer, rows)
+
+        super().__init__(rows, read)
+
+
+class ProcessorSeconds(NamedTuple):
+    """Processor time of the processes that this one has started."""
+
+    spark: float
+    """Of Spark's JVM, of its Python workers, and of workers that have ended."""
+    all: float
+
+
+def processor_seconds() -> ProcessorSeconds:
+    """Return the processor time until now."""
+    spark = others = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # The process has ended meanwhile.
             command = (folder / "cmdline").read_bytes()
@@ -58,10 +79,13 @@ def processor_seconds() -> float:
             if str(os.getpid()) not in _ancestors(folder.name):
                 continue
             if b"java" in command.partition(b"\0")[0] and b"org.apache.spark" in command:
-                ticks += user + system
+                spark += user + system
             elif b"pyspark" in command:
-                ticks += user + system + ended_user + ended_system
-    return ticks / os.sysconf("SC_CLK_TCK")
+                spark += user + system + ended_user + ended_system
+            else:
+                others += user + system
+    second = os.sysconf("SC_CLK_TCK")
+    return ProcessorSeconds(spark / second, (spark + others) / second)
 
 
 def _after_name(stat: Path) -> list[bytes]:

@@ -3,9 +3,9 @@
 Spark forks its workers from a daemon, and ends those that were idle for a minute. This daemon has imported what workers
 need before it forks, so that only the first worker of a session waits for that. Workers collect garbage after each
 task, and leave out what the daemon had: to look through all modules takes 50 ms. They keep freed memory for the next
-block of content. Spark starts it as a module, in place
-of `pyspark.daemon` (setting `spark.python.daemon.module`), with the name of the workers' module. It has a daemon for
-each such module: one for tasks, and one for each step of planning a read.
+block of content. Spark starts it as a module, in place of `pyspark.daemon` (setting `spark.python.daemon.module`), with
+the name of the workers' module. It has a daemon for each such module: one for tasks, and one for each step of planning
+a read.
 """
 
 from __future__ import annotations

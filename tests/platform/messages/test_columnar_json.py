@@ -13,7 +13,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
@@ -30,7 +30,7 @@ from coranto.messages import (
     iter_messages,
     new_producer_id,
 )
-from coranto.messages.columnar_json import line_pieces, parts_of, stamped_rows, table_of
+from coranto.messages.columnar_json import line_pieces, object_texts, parts_of, stamped_rows, table_of
 from coranto.messages.sequencer import read_committed
 
 PRODUCER = ProducerId(b"\x01abcde")
@@ -82,6 +82,19 @@ def test_rows_are_messages_with_their_values_and_uuids_in_order(rows, skipped):
         assert {name: type(value) for name, value in message.items()} == {
             name: type(value) for name, value in expected(row).items()
         }
+
+
+WHOLE = st.integers(-(1 << 54), 1 << 54).map(float) | st.sampled_from([0.0, -0.0, 1e9, 9999999999.0, 1e10, -1e10, 1e22])
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
+@given(values=st.lists(st.none() | WHOLE | st.integers(-20_000_000, 20_000_000).map(float), min_size=1, max_size=5))
+@example(values=[16777216.0])
+@example(values=[16777217.0, None])
+def test_floats_that_are_all_whole_have_the_text_that_they_have_among_others(kind, values):
+    alone = object_texts(["f"], [pa.array(values, kind)], len(values)).to_pylist()
+    among = object_texts(["f"], [pa.array([*values, 0.5], kind)], len(values) + 1).to_pylist()
+    assert alone == among[:-1]
 
 
 def test_other_types_have_their_forms():
