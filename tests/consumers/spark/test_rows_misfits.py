@@ -28,7 +28,7 @@ FAR = "ffffffff-ffff-1fff-bfff-f351621e4e49"
 class Numbers:
     name = "numbers"
     sources = f"name={SOURCE}"
-    value_schema = "n BIGINT"
+    value_schema = "n BIGINT, c DECIMAL(6, 2), t TIMESTAMP, m MAP<STRING, INT>, s STRING"
 
     def outputs(self, committed):
         return Outputs(tables=[TableOutput(NUMBERS, committed.selectExpr("_offset AS at", "n"))])
@@ -62,6 +62,10 @@ POISON = {
     "a text that is not UTF-8": lambda: raw(b'"n":3,"t":"\xff"'),
     "another type": lambda: raw(b'"n":"four"'),
     "a list": lambda: b"[1]",
+    "a decimal that pyarrow must not see": lambda: raw(b'"c":1e-3000000,"n":"five"'),
+    "a number of many digits": lambda: raw(b'"t":' + b"9" * 5000),
+    "a map that is not closed": lambda: raw(b'"m":{'),
+    "deep lists": lambda: raw(b'"s":' + b"[" * 1500 + b"]" * 1500),
 }
 
 
