@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from coranto.client import ClientConfig
 from coranto.client.routes import KnownRoute
@@ -25,7 +25,16 @@ from coranto_consumers.spark.options import Isolation
 from coranto_consumers.spark.packed import PACKED, ChooseTask, PackedInput, PackedRows, PackTask, chosen_columns
 from coranto_consumers.spark.placing import numbered_partitions
 from coranto_consumers.spark.ranges import Range, ReadPlan
-from coranto_consumers.spark.rows import COMMIT_OFFSET, FIELDS, LINE, PARSED_PREFIX, PIECE, SUMMARY, Misfits
+from coranto_consumers.spark.rows import (
+    COMMIT_OFFSET,
+    FIELDS,
+    LINE,
+    PARSED_PREFIX,
+    PIECE,
+    SUMMARY,
+    Misfits,
+    nullable,
+)
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
 from coranto_consumers.spark.sequencing import PieceCommit, PieceLimit
 from coranto_consumers.spark.source import JournalDataSource, JournalPartition, JournalReader
@@ -265,19 +274,7 @@ def _checked(schema: StructType) -> StructType:
     reserved = sorted(name for name in schema.names if name in own or name.startswith("_coranto_"))
     if reserved:
         raise InvalidInput(f"column {reserved[0]} is reserved; give yours another name", field=_DDL)
-    return StructType([StructField(field.name, _nullable(field.dataType), True) for field in schema.fields])
-
-
-def _nullable(kind: DataType) -> DataType:
-    """Return a type all parts of which may be null."""
-    match kind:
-        case StructType():
-            return StructType([StructField(each.name, _nullable(each.dataType), True) for each in kind.fields])
-        case ArrayType():
-            return ArrayType(_nullable(kind.elementType), True)
-        case MapType():
-            return MapType(kind.keyType, _nullable(kind.valueType), True)
-    return kind
+    return StructType([StructField(field.name, nullable(field.dataType), True) for field in schema.fields])
 
 
 def parsed_values(rows: DataFrame, schema: StructType) -> DataFrame:

@@ -99,7 +99,8 @@ class _Lines:
         # An object that ends before the last token of its line is followed by something else.
         is_end = (step < 0) & (after == 0)
         last = np.maximum(self._borders[1:], 1) - 1
-        self._drop((self._sums(is_end) != 1) | ~is_end[last])
+        ends_well = is_end[last] if len(is_end) else self.doubtful
+        self._drop((self._sums(is_end) != 1) | ~ends_well)
         self._number()
         step = self.step = _STEP[self.kinds]
         """By how much a token changes the depth."""

@@ -1,7 +1,8 @@
 """The values of one JSON line as Spark's reader of JSON files gives them, for lines that are not parsed as columns.
 
-The line must be JSON as RFC 8259 defines it, in UTF-8; Spark's words such as `NaN` are allowed. Other lines have no
-values, even if Spark would accept them (names in single quotes, text behind the object).
+The line must be JSON as RFC 8259 defines it, in UTF-8; of Spark's words, `NaN`, `Infinity` and `-Infinity` are allowed.
+Other lines have no values, even if Spark would accept them (names in single quotes, text behind the object), and nor
+have lines that are nested more deeply than Python's parser reads, some 900 levels. Spark reads a few more.
 
 Dates are days since 1970, times are microseconds since then, and maps are lists of names and values, as pyarrow takes
 them: names of a map may be equal.
@@ -42,16 +43,16 @@ from pyspark.sql.types import (
 
 from coranto.errors import InvalidInput
 from coranto.messages.json_text import Number, elements_of, fields_of
+from coranto_consumers.spark.json_limits import has_long_number, is_deep
 from coranto_consumers.spark.json_times import NoZone, days_of, local_micros_of, micros_of
 
 _BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
-_DECIMAL: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d{1,10}+)?")
+_DECIMAL: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?")
 _BASE64: Final = re.compile(r"(?:[\x00-\x20]*+[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==))*+[\x00-\x20]*+")
 _BELOW_PRINTABLE: Final = dict.fromkeys(range(0x21))
-_MAX_NUMBER: Final = 1000
-"""The longest number in characters that Spark's parser takes."""
-_MAX_EXPONENT: Final = 1_000_000
+_MAX_EXPONENT: Final = (1 << 31) - 1
+"""The largest exponent of Java's decimals, and the largest number of their digits behind the point."""
 _WORDS: Final = {
     "NaN": math.nan,
     **dict.fromkeys(("Infinity", "+Infinity", "+INF"), math.inf),
@@ -87,6 +88,8 @@ class LineValues:
         """
         try:
             text = line.decode()
+            if is_deep(text):
+                return [None] * len(self._columns), False
             found, fits = _fields(self._columns, text)
         except NoZone as error:
             raise InvalidInput(
@@ -128,6 +131,8 @@ def _fields(columns: Mapping[str, Convert], text: str) -> tuple[dict[str, object
     fits = True
     for name, value, written in fields_of(text):
         if name not in columns:
+            if has_long_number(value, written):
+                raise ValueError(f"a number of {name[:100]!r} has too many digits")
             continue
         read = None if value is None else columns[name](value, written)
         if read is MISFIT:
@@ -190,6 +195,8 @@ def _plain(text: str) -> str:
 
 
 def _string(value: object, text: str) -> object:
+    if has_long_number(value, text):
+        return MISFIT
     return _plain(value if type(value) is str else text)
 
 
@@ -197,13 +204,20 @@ def _boolean(value: object, _: str) -> object:
     return value if isinstance(value, bool) else MISFIT
 
 
+def _whole(value: object) -> int | None:
+    """Return a number that is written as an integer and is not too long for Spark; None for anything else."""
+    if not isinstance(value, Number) or _INTEGER.fullmatch(value) is None or has_long_number(value, value):
+        return None
+    return int(value)
+
+
 def _integer(kind: type[DataType]) -> Convert:
     limit = 1 << (_BITS[kind] - 1)
 
     def convert(value: object, _: str) -> object:
-        if not isinstance(value, Number) or _INTEGER.fullmatch(value) is None:
+        number = _whole(value)
+        if number is None:
             return MISFIT
-        number = int(value)
         if kind is ByteType and limit <= number < 2 * limit:
             return number - 2 * limit  # Spark takes it for an unsigned byte.
         return number if -limit <= number < limit else MISFIT
@@ -216,7 +230,7 @@ def _double(value: object, _: str = "") -> object:
         return MISFIT
     if value in _WORDS:
         return _WORDS[value]
-    if not isinstance(value, Number):
+    if not isinstance(value, Number) or has_long_number(value, value):
         return MISFIT
     if _INTEGER.fullmatch(value) is None:
         return float(value)
@@ -259,13 +273,12 @@ def _decimal(precision: int, scale: int) -> Convert:
     )
 
     def convert(value: object, _: str) -> object:
-        if not isinstance(value, str) or (isinstance(value, Number) and len(value) > _MAX_NUMBER):
+        if not isinstance(value, str) or has_long_number(value, value):
             return MISFIT
         digits = value if isinstance(value, Number) else value.replace(",", "")
         if _DECIMAL.fullmatch(digits) is None or any(character > "\uffff" for character in digits):
             return MISFIT
-        exponent = digits.lower().partition("e")[2]
-        if exponent and abs(int(exponent)) > _MAX_EXPONENT:
+        if not _is_decimal_of_java(digits):
             return MISFIT
         number = decimal.Decimal(digits)
         if not number:
@@ -276,6 +289,15 @@ def _decimal(precision: int, scale: int) -> Convert:
         return rounded if rounded.adjusted() < precision - scale or not rounded else MISFIT
 
     return convert
+
+
+def _is_decimal_of_java(digits: str) -> bool:
+    mantissa, _, exponent = digits.lower().partition("e")
+    if len(exponent.lstrip("+-0")) > len(str(_MAX_EXPONENT)):
+        return False
+    power = int(exponent or 0)
+    behind = len(mantissa.partition(".")[2]) - power
+    return abs(power) <= _MAX_EXPONENT and -_MAX_EXPONENT <= behind <= _MAX_EXPONENT
 
 
 def _binary(value: object, _: str) -> object:
@@ -293,7 +315,8 @@ def _date(value: object, _: str) -> object:
 
 def _timestamp(value: object, zone: tzinfo | None) -> object:
     if isinstance(value, Number):
-        if _INTEGER.fullmatch(value) is None or not -(1 << 63) <= (seconds := int(value)) < 1 << 63:
+        seconds = _whole(value)
+        if seconds is None or not -(1 << 63) <= seconds < 1 << 63:
             return MISFIT
         return (seconds * 1_000_000 + (1 << 63)) % (1 << 64) - (1 << 63)  # As Java multiplies.
     return _or_misfit(micros_of(value, zone) if type(value) is str else None)

@@ -39,6 +39,7 @@ from pyspark.sql.types import (
 
 from coranto.messages import column_parser
 from coranto.messages.columnar import Mask
+from coranto_consumers.spark.json_limits import may_be_beyond
 from coranto_consumers.spark.json_rewriting import ENTRY, rewrites, rewritten
 from coranto_consumers.spark.text_values import mask_of, settled_texts
 
@@ -102,6 +103,9 @@ class ColumnParser(column_parser.LineParser):
             doubtful[doubtful] = still
         return found, doubtful
 
+    def unlike_lines(self, content: Any) -> Mask:
+        return super().unlike_lines(content) | may_be_beyond(content)
+
     def unlike(self, table: Any) -> Mask:
         """Return the mask of rows with a number that Spark reads differently: an infinite one, or the integer -0."""
         unlike: Mask = np.zeros(table.num_rows, dtype=np.bool_)
@@ -114,7 +118,7 @@ class ColumnParser(column_parser.LineParser):
 
     def _rewritten(self, content: Any, *, maps_only: bool) -> tuple[Any, Mask]:
         """Parse lines that are rewritten, but for those that are doubtful anyway."""
-        doubtful = column_parser.unlike_objects(content)
+        doubtful = self.unlike_lines(content)
         rows = np.flatnonzero(~doubtful)
         if not len(rows):
             return self._assembled([], doubtful), doubtful

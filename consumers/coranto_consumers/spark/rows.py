@@ -12,7 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.column_parser import without_heads
@@ -116,6 +126,7 @@ def parsed_layout(
             kind = BinaryType() if isinstance(framing, FixedRecords) else StringType()
             _require_type(column, StructField(text, kind))
         else:
+            _require_nullable(column)
             message.append(column)
     parser_of(framing, StructType(message), zone)  # Raises InvalidInput.
     return RowLayout(schema, own, StructType(message), text if text in schema.names else "", misfits, framing, zone)
@@ -138,6 +149,28 @@ def _require_type(column: StructField, expected: StructField) -> None:
     if column.dataType != expected.dataType and not (expected.name == "value" and column.dataType == BinaryType()):
         raise InvalidInput(
             f"column {column.name!r} is {expected.dataType.simpleString()}, not {column.dataType.simpleString()}",
+            field="schema",
+        )
+
+
+def nullable(kind: DataType) -> DataType:
+    """Return a type all parts of which may be null."""
+    match kind:
+        case StructType():
+            return StructType([StructField(each.name, nullable(each.dataType), True) for each in kind.fields])
+        case ArrayType():
+            return ArrayType(nullable(kind.elementType), True)
+        case MapType():
+            return MapType(kind.keyType, nullable(kind.valueType), True)
+    return kind
+
+
+def _require_nullable(column: StructField) -> None:
+    """Raise InvalidInput for a column that must not be null: Spark ends with an error of its own at the first null."""
+    if not column.nullable or column.dataType != nullable(column.dataType):
+        raise InvalidInput(
+            f"column {column.name!r} is NOT NULL or has parts that are, and messages may lack what they should have: "
+            "declare it without, and filter rows with nulls out",
             field="schema",
         )
 

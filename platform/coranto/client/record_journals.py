@@ -28,6 +28,30 @@ class RecordConditions(NamedTuple):
     union_registers: pb.LabelSet | None
 
 
+class RecordLines:
+    """Cuts content that begins with a record into lines, as it comes. Pure.
+
+    However small its pieces are, each byte is copied once: records may have many megabytes.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.partial_bytes = 0
+        """The length of what has come of a line that has not ended."""
+
+    def feed(self, content: bytes) -> list[bytes]:
+        """Return the lines that end in this content, without their newlines."""
+        piece, *rest = content.split(b"\n")
+        self._pieces.append(piece)
+        self.partial_bytes += len(piece)
+        if not rest:
+            return []
+        lines = [b"".join(self._pieces), *rest]
+        last = lines.pop()
+        self._pieces, self.partial_bytes = [last], len(last)
+        return lines
+
+
 def next_record(offset: int) -> RecordConditions:
     """Return the conditions under which a record is appended to a journal that ends at an offset."""
     if offset:

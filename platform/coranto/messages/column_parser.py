@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 from numpy.typing import NDArray
 
@@ -25,6 +26,12 @@ _FEW_LINES: Final = 64
 _SHORTEST: Final = len(b"{}\n")
 _WORDS: Final = (b"NaN", b"Inf")
 """The beginnings of words that pyarrow reads as numbers, and that others read only in their own spelling, or not."""
+_TINY: Final = r"""[:,\[\s"][-+]?[0-9]*(?:\.[0-9]*)?[eE]-0*(?:[2-9][0-9]|[1-9][0-9]{2})|\.[0-9]{18,}[eE]-"""
+"""Numbers with many digits behind the point and a negative exponent.
+
+For a decimal, pyarrow looks up the power of ten by which it has more digits than its column, without looking if it has
+that one. It ends its process, or reads something else.
+"""
 
 
 class LineParser:
@@ -33,13 +40,14 @@ class LineParser:
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self._options = pyarrow.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore")
+        self._has_decimals = any(_has_decimals(field.type) for field in schema)
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
         """Parse an Arrow binary array of lines with their newlines.
 
         Returns a table with a row for each line, and the mask of doubtful lines, whose rows hold nulls.
         """
-        doubtful = unlike_objects(content)
+        doubtful = self.unlike_lines(content)
         parsed = []
         rows = np.flatnonzero(~doubtful)
         kept = content if len(rows) == len(content) else content.take(pa.array(rows))
@@ -53,11 +61,27 @@ class LineParser:
 
     def parse_one(self, line: bytes) -> Any | None:
         """Return a table of one line's values, or None if they do not fit. The line must be an object of JSON."""
-        return self._table(pa.array([line + b"\n"], pa.binary()))
+        content = pa.array([line + b"\n"], pa.binary())
+        return None if self._are_tiny(content).any() else self._table(content)
+
+    def unlike_lines(self, content: Any) -> Mask:
+        """Return the mask of lines that must not be parsed."""
+        return unlike_objects(content) | self._are_tiny(content)
 
     def unlike(self, table: Any) -> Mask:
         """Return the mask of parsed rows with values that are doubtful after all. Here: none."""
         return np.zeros(table.num_rows, dtype=np.bool_)
+
+    def _are_tiny(self, content: Any) -> Mask:
+        """Return the mask of lines with numbers that pyarrow must not take for decimals."""
+        mask: Mask = np.zeros(len(content), dtype=np.bool_)
+        characters = np.frombuffer(_joined(content), dtype=np.uint8) if self._has_decimals else mask
+        at = np.flatnonzero((characters[:-1] | 0x20 == ord("e")) & (characters[1:] == ord("-")))
+        if len(at):
+            lengths = pc.binary_length(content).to_numpy()
+            rows = np.unique(np.searchsorted(np.cumsum(lengths), at, side="right"))
+            mask[rows] = pc.match_substring_regex(content.take(pa.array(rows)), _TINY)
+        return mask
 
     def _tables(self, content: Any, at: int) -> Iterator[tuple[int, int, Any]]:
         """Yield parsed parts of the lines, [begin, end), counted from `at`. None stands for a part with a misfit."""
@@ -89,6 +113,10 @@ class LineParser:
         if parsed:
             place[np.concatenate([rows for rows, _ in parsed])] = np.arange(together.num_rows)
         return together.take(pa.array(place, mask=doubtful))
+
+
+def _has_decimals(kind: Any) -> bool:
+    return pa.types.is_decimal(kind) or any(_has_decimals(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def without_heads(content: Any, headed: Mask, head_bytes: int) -> Any:

@@ -40,7 +40,7 @@ from coranto.streams.model.stream import HELD_LABEL
 
 _PREFIX: Final = "coranto.dev/batch/"
 _WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
-_VALUE: Final = re.compile(r"(\d+)\.(\d+)(\.taken)?(\.done)?")
+_VALUE: Final = re.compile(r"([0-9]{1,19})\.([0-9]{1,19})(\.taken)?(\.done)?")
 _TAKEN, _DONE = ".taken", ".done"
 
 _log = structlog.get_logger(__name__)

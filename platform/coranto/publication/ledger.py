@@ -7,8 +7,10 @@ elsewhere.
 **Summaries.** Who opens a ledger and has to read much of it appends a summary, on the same condition: so the summary
 has what all records before it say, and nothing else. The same append sets the register `coranto.dev/summary` to
 `<offset>.<digest>`, and who opens the ledger next reads from that offset on. A summary is only a shortcut: if what is
-there is not the record of that digest, the ledger is read whole. Who reads a summary behind all records before it
-compares it with them. Nobody summarizes a ledger of which a loss was accepted, because the summary would hide the loss.
+there is not the summary of that digest, the ledger is read whole, which tells the truth or raises LedgerDamaged. Who
+reads a summary behind all records before it compares it with them. Nobody summarizes a ledger of which a loss was
+accepted, because the summary would hide the loss. A register that tells of a summary behind the ledger's end is no
+reason to read the ledger whole: that end was further once, so records are gone, and LedgerDamaged is raised.
 
 **Marks.** Who has seen that publications are undecided needs to read only what comes behind (`Mark`, `Ledger.resume`).
 
@@ -18,6 +20,7 @@ If all brokers lose the registers, they may have lost records too; then `LedgerD
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +29,7 @@ from typing import Final
 import structlog
 
 from coranto.client import SyncJournalClient
-from coranto.client.record_journals import HELD, next_record, records_spec
+from coranto.client.record_journals import HELD, RecordLines, next_record, records_spec
 from coranto.errors import (
     AppendOutcomeUnknown,
     CorruptData,
@@ -143,19 +146,16 @@ class Ledger:
 
     def _line_at(self, offset: int) -> bytes:
         """Return the record that begins at an offset. Raises LedgerDamaged if it is gone."""
-        line = b""
+        lines = RecordLines()
         try:
             head = self._client.head(self.journal)
             if offset < head:
                 for chunk in self._client.read(self.journal, offset, end_offset=head, fail_on_jump=True):
-                    line += chunk.content
-                    if b"\n" in chunk.content:
-                        break
+                    if found := lines.feed(chunk.content):
+                        return found[0]
         except OffsetJump as error:
             raise self._lost(error) from error
-        if b"\n" not in line:
-            raise LedgerDamaged(f"ledger {self.journal} has no record at offset {offset} any more")
-        return line.partition(b"\n")[0]
+        raise LedgerDamaged(f"ledger {self.journal} has no record at offset {offset} any more")
 
     def find(self, writer_id: str) -> Decision | None:
         """Return the decision of a publication, or None if it was undecided when the ledger was last read.
@@ -205,10 +205,9 @@ class Ledger:
                 self._offset, self._has_lost = error.actual, True
 
     def _read_to(self, head: int) -> None:
-        partial = b""
+        lines = RecordLines()
         for chunk in self._client.read(self.journal, self._offset, end_offset=head, fail_on_jump=True):
-            *lines, partial = (partial + chunk.content).split(b"\n")
-            for line in lines:
+            for line in lines.feed(chunk.content):
                 self._take(line, self._offset)
                 self._offset += len(line) + 1
         if self._offset != head:
@@ -258,9 +257,10 @@ class Ledger:
         found = _SUMMARY_VALUE.fullmatch(self._summary)
         try:
             line = self._line_at(int(found[1])) if found else b""
-            if found is None or digest_of(line) != found[2]:
-                raise LedgerDamaged(f"there is no summary as register {_SUMMARY} tells ({self._summary})")
-        except LedgerDamaged as error:
+            # Any other record would stand for all those before it, and hide them.
+            if found is None or digest_of(line) != found[2] or not isinstance(parse_record(line), Summary):
+                raise ValueError(f"there is no summary as register {_SUMMARY} tells ({self._summary})")
+        except (LedgerDamaged, ValueError) as error:
             _log.warning("publication.summary_unreadable", ledger=self.journal, reason=str(error))
             return
         self._is_whole = False
@@ -329,20 +329,47 @@ class Ledger:
             self._known_revision = error.header.etcd.revision if error.header is not None else 0
 
     def _check(self, accept_loss: bool) -> None:
-        """Raise LedgerDamaged if the brokers have content of the ledger, but not its registers."""
-        at = self._client.append(self.journal, b"", min_etcd_revision=self._known_revision)
-        self._summary = value_of(at.registers, _SUMMARY) or ""
-        if not at.end or value_of(at.registers, HELD_LABEL):
-            return
-        if accept_loss:
-            untouched = label_selector(exclude=[(HELD_LABEL, "")])
+        """Raise LedgerDamaged if content and registers of the ledger do not go together, unless that is accepted."""
+        while True:
+            at = self._client.append(self.journal, b"", min_etcd_revision=self._known_revision)
+            self._summary = value_of(at.registers, _SUMMARY) or ""
+            is_held = bool(value_of(at.registers, HELD_LABEL))
+            if not (damage := self._damage(at.end, is_held)):
+                return
+            if not accept_loss:
+                raise LedgerDamaged(damage)
+            _log.warning("publication.loss_accepted", ledger=self.journal, reason=damage)
+            summary = {_SUMMARY: self._summary} if self._summary else {}
+            as_they_are = label_selector(include=summary, exclude={} if is_held else {HELD_LABEL: ""})
             nothing = Acknowledgement("").to_line()
-            self._client.append(self.journal, nothing, check_registers=untouched, union_registers=HELD)
-            return
-        raise LedgerDamaged(
-            f"journal {self.journal} has content but not the registers of a ledger: it is not one, or all its brokers "
-            "were lost, and its last records perhaps with them"
-        )
+            with contextlib.suppress(RegisterMismatch):  # Another process was faster. Look again.
+                self._client.append(
+                    self.journal,
+                    nothing,
+                    check_registers=as_they_are,
+                    subtract_registers=label_set(summary),
+                    union_registers=HELD,
+                )
+
+    def _damage(self, end: int, is_held: bool) -> str:
+        """Return how the registers of a ledger that ends at `end` tell that records may be gone; empty if they do not.
+
+        Each record is one append with the registers that tell of it, so content and registers come and go together.
+        """
+        if end and not is_held:
+            return (
+                f"journal {self.journal} has content but not the registers of a ledger: it is not one, or all its "
+                "brokers were lost, and its last records perhaps with them"
+            )
+        if is_held and not end:
+            return f"journal {self.journal} has the registers of a ledger but no content: all its records are gone"
+        summary = _SUMMARY_VALUE.fullmatch(self._summary)
+        if summary is not None and int(summary[1]) >= end:
+            return (
+                f"ledger {self.journal} ends at offset {end}, but register {_SUMMARY} tells of a summary at "
+                f"{summary[1]}: the last records are gone"
+            )
+        return ""
 
 
 def checked_writer_id(writer_id: str) -> str:

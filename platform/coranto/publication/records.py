@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -46,15 +47,18 @@ class Decision:
 
     @classmethod
     def _of(cls, record: dict[str, Any]) -> Decision:
-        intents = {str(name): base64.b64decode(text, validate=True) for name, text in record["intents"].items()}
-        writer, batch = record.get("batch", (None, 0))
+        intents = {name: base64.b64decode(text, validate=True) for name, text in record["intents"].items()}
+        about = None
+        if "batch" in record:
+            writer, batch = record["batch"]
+            about = _text(writer), _count(batch)
         return cls(
-            str(record["publication"]),
-            str(record["producer"]),
-            int(record["messages"]),
-            float(record["time"]),
+            _text(record["publication"]),
+            _text(record["producer"]),
+            _count(record["messages"]),
+            _time(record["time"]),
             intents,
-            None if writer is None else (str(writer), int(batch)),
+            about,
         )
 
 
@@ -84,7 +88,7 @@ class Summary:
 
     @classmethod
     def _of(cls, record: dict[str, Any]) -> Summary:
-        decided = {str(name): (int(messages), float(time)) for name, (messages, time) in record["decided"].items()}
+        decided = {name: (_count(messages), _time(time)) for name, (messages, time) in record["decided"].items()}
         return cls(decided, tuple(Decision._of(each) for each in record["pending"]))
 
 
@@ -97,7 +101,7 @@ def parse_record(line: bytes) -> Record:
         record = json.loads(line)
         if "summary" in record:
             return Summary._of(record["summary"])
-        return Acknowledgement(str(record["acknowledged"])) if "acknowledged" in record else Decision._of(record)
+        return Acknowledgement(_text(record["acknowledged"])) if "acknowledged" in record else Decision._of(record)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no record of a publication: {error}") from error
 
@@ -108,4 +112,22 @@ def digest_of(line: bytes) -> str:
 
 
 def _line(record: Mapping[str, object]) -> bytes:
-    return json.dumps(record, separators=(",", ":"), sort_keys=True).encode() + b"\n"
+    return json.dumps(record, separators=(",", ":"), sort_keys=True, allow_nan=False).encode() + b"\n"
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number of messages or of a batch")
+    return value
+
+
+def _time(value: object) -> float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:  # NaN is not, either.
+        raise ValueError(f"{value!r} is no time in Unix seconds")
+    return float(value)

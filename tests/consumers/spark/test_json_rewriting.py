@@ -127,6 +127,15 @@ def test_lines_that_might_become_others_are_doubtful(line):
     assert found[0] == found[2] == pa.scalar(b'{"m":[{"k":"a","v":1}]}\n')
 
 
+@pytest.mark.parametrize("line", ['{"m":[}', '{"m":{}', '{"s":"}', '{"s":]}'])
+@pytest.mark.parametrize("number", [1, 20])
+def test_lines_none_of_which_has_matching_brackets_are_doubtful(spark, line, number):
+    parser = ColumnParser(StructType.fromDDL("m MAP<STRING, INT>, s STRING, t TIMESTAMP"))
+    table, doubtful = parser.parse(pa.array([f"{line}\n".encode()] * number, pa.binary()))
+    assert doubtful.all()
+    assert table.num_rows == number
+
+
 def test_only_what_may_have_to_be_is_rewritten():
     def are(columns: str, **options: bool) -> bool:
         return rewrites(StructType.fromDDL(columns), **options)

@@ -140,6 +140,14 @@ def test_words_within_texts_are_no_numbers():
     assert [parsed(line) for line in (b'{"x":Inf}', b'{"x": -NaN}', b'{"x":[NaN]}')] == [[None]] * 3
 
 
+def test_times_of_thousands_of_digits_are_doubtful_however_many_there_are(spark):
+    parser = ColumnParser(StructType.fromDDL("t TIMESTAMP"))
+    for digits in (900, 5000):  # Python itself reads 4,300.
+        line = b'{"t":' + b"9" * digits + b"}\n"
+        assert parser.parse(pa.array([line] * 20, pa.binary()))[1].all()
+        assert LineValues(StructType.fromDDL("t TIMESTAMP, n INT"))(line[:-2] + b',"n":7}') == ([None, 7], False)
+
+
 def test_slices_of_content_are_parsed_alike():
     content = pa.array([b'{"d":%d}\n' % n for n in range(100)], pa.binary())
     parser = ColumnParser(StructType.fromDDL("d DOUBLE"))

@@ -28,7 +28,7 @@ FAR = "ffffffff-ffff-1fff-bfff-f351621e4e49"
 class Numbers:
     name = "numbers"
     sources = f"name={SOURCE}"
-    value_schema = "n BIGINT"
+    value_schema = "n BIGINT, c DECIMAL(6, 2), t TIMESTAMP, m MAP<STRING, INT>, s STRING"
 
     def outputs(self, committed):
         return Outputs(tables=[TableOutput(NUMBERS, committed.selectExpr("_offset AS at", "n"))])
@@ -62,6 +62,10 @@ POISON = {
     "a text that is not UTF-8": lambda: raw(b'"n":3,"t":"\xff"'),
     "another type": lambda: raw(b'"n":"four"'),
     "a list": lambda: b"[1]",
+    "a decimal that pyarrow must not see": lambda: raw(b'"c":1e-2000000000,"t":"never"'),
+    "a number of many digits": lambda: raw(b'"t":' + b"9" * 5000),
+    "a map that is not closed": lambda: raw(b'"m":{'),
+    "deep lists": lambda: raw(b'"s":' + b"[" * 1500 + b"]" * 1500),
 }
 
 
@@ -120,6 +124,21 @@ def test_with_nulls_an_application_gets_every_message(journal, run):
 
     assert rows == {**good, **dict.fromkeys(bad)}
     assert report.misfits == len(bad)
+
+
+@pytest.mark.parametrize("poison", list(POISON)[8:])
+def test_a_line_that_breaks_parsers_stops_no_consumer(broker, run, poison):
+    """It is alone among good ones: otherwise, lines beside it may keep pyarrow from parsing it."""
+    broker.create(SOURCE)
+    one = publisher(broker)
+    one.publish(SOURCE, {"n": 1, "c": 1.5, "m": {"a": 1}})
+    one.flush()
+    broker.write(SOURCE, POISON[poison]() + b"\n")
+
+    report, rows, _ = run(misfits=MisfitPolicy.NULLS)
+
+    assert [*rows.values()] == [1, None]
+    assert report.misfits == 1
 
 
 def test_a_misfit_ends_the_run_before_anything_is_committed(journal, run):
@@ -188,7 +207,7 @@ def test_places_of_dead_letters_are_checked():
 def test_a_read_has_nulls_for_lines_that_are_no_messages(spark, broker, journal, isolation):
     good, bad = journal
     read = spark.read.format("journal").options(endpoint=broker.endpoint, subscribe=SOURCE, isolation=isolation)
-    rows = read.schema("n BIGINT, _offset BIGINT, _corrupt_record STRING").load().collect()
+    rows = read.schema(f"{Numbers.value_schema}, _offset BIGINT, _corrupt_record STRING").load().collect()
     assert {row._offset: row.n for row in rows} == {**good, **dict.fromkeys(bad)}
     told = {row._offset: row._corrupt_record for row in rows if row._corrupt_record is not None}
     assert told == {offset: line.decode(errors="replace") for offset, line in bad.items()}

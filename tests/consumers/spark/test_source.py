@@ -170,6 +170,15 @@ def test_values_that_do_not_fit_are_null_with_their_line_beside_them_or_an_error
         in_process(broker, TYPED, mode="failfast")
 
 
+@pytest.mark.parametrize("ddl", ["n INT NOT NULL", "r STRUCT<x: INT NOT NULL>", "l ARRAY<STRUCT<x: INT NOT NULL>>"])
+def test_columns_that_must_not_be_null_are_refused(spark, broker, ddl):
+    """At the first null, Spark would end the read with an error of its own, and each time again."""
+    broker.create(ONE)
+    with pytest.raises(InvalidInput, match="is NOT NULL or has parts that are, and messages may lack"):
+        in_process(broker, ddl)
+    assert in_process(broker, "n INT, _offset BIGINT NOT NULL").num_rows == 0
+
+
 def test_journals_without_content_yield_nothing(spark, broker):
     broker.create(ONE)
 

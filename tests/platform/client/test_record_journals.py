@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from google.protobuf.duration_pb2 import Duration
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coranto import labels
-from coranto.client.record_journals import HELD, next_record, records_spec
+from coranto.client.record_journals import HELD, RecordLines, next_record, records_spec
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -29,3 +31,13 @@ def test_a_journal_of_records_has_the_settings_of_another_one_but_no_retention()
     assert list(spec.fragment.stores) == ["s3://bucket/"]
     assert not spec.fragment.HasField("retention")
     assert labels.value_of(spec.labels, labels.MANAGED_BY) == "me"
+
+
+@given(st.lists(st.text("a\n", max_size=4)))
+def test_content_in_pieces_has_the_lines_of_the_whole(pieces: list[str]) -> None:
+    lines, found = RecordLines(), []
+    for piece in pieces:
+        found += lines.feed(piece.encode())
+    *whole, partial = "".join(pieces).encode().split(b"\n")
+    assert found == whole
+    assert lines.partial_bytes == len(partial)

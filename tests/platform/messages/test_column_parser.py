@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,6 +93,30 @@ def test_words_for_numbers_are_doubtful_behind_any_whitespace():
     for line in (b'{"f":NaN}', b'{"f":\rNaN}', b'{"f":\r-Inf}', b'{"f": \t\r Inf}'):
         assert parser.parse_one(line) is not None, "pyarrow takes it for a number"
         assert parser.parse(pa.array([line + b"\n"], pa.binary()))[1].all()
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["1e-3000000", '"1E-3000000"', "0e-0039", "1e-2147483648", "0." + "0" * 30 + "e-9", '"-.5e-100"', " 1e-99"],
+)
+@pytest.mark.parametrize("nested", ["{}", "[[{}]]", '[{{"x":{}}}]'])
+def test_a_decimal_with_a_small_exponent_is_doubtful_as_it_would_end_the_process(number, nested):
+    kind = pa.decimal128(6, 2)
+    types = {"{}": kind, "[[{}]]": pa.list_(pa.list_(kind)), '[{{"x":{}}}]': pa.list_(pa.struct([("x", kind)]))}
+    parser = LineParser(pa.schema([("c", types[nested]), ("s", pa.string())]))
+    line = f'{{"s":"e-","c":{nested.format(number)}}}'.encode()
+    table, doubtful = parser.parse(pa.array([b'{"s":"1e-5"}\n', line + b"\n", b'{"s":"x-"}\n'], pa.binary()))
+    assert doubtful.tolist() == [False, True, False]
+    assert table.column("s").to_pylist() == ["1e-5", None, "x-"]
+    assert parser.parse_one(line) is None
+
+
+def test_decimals_with_common_exponents_are_parsed():
+    parser = LineParser(pa.schema([("c", pa.decimal128(20, 10)), ("d", pa.float64())]))
+    lines = [b'{"c":12.5e-5,"d":1e-7}\n', b'{"c":"1e-10"}\n']
+    table, doubtful = parser.parse(pa.array(lines, pa.binary()))
+    assert not doubtful.any()
+    assert table.column("c").to_pylist() == [Decimal("0.0001250000"), Decimal("1e-10")]
 
 
 def test_a_line_that_does_not_fit_has_no_values_alone():

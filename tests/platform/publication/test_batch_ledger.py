@@ -177,12 +177,13 @@ def test_a_ledger_without_its_registers_and_other_journals_are_refused(client, j
     assert opened(client, journal, accept_loss=True).last() is None
 
 
-def test_a_register_that_is_not_ours_is_corrupt(client, journal):
+@pytest.mark.parametrize("value", ["later", "9" * 1000 + ".0", "0." + "9" * 1000, "٣.٣"])
+def test_a_register_that_is_not_ours_is_corrupt(client, journal, value):
     ledger = opened(client, journal)
     ledger.decide(0, decision("query-1/0"))
-    client.append(journal, b"\n", union_registers=label_set({"coranto.dev/batch/query-1": "later"}))
+    client.append(journal, b"\n", union_registers=label_set({"coranto.dev/batch/query-1": value}))
 
-    with pytest.raises(CorruptData, match="is 'later'"):
+    with pytest.raises(CorruptData, match=f"is '{value}'"):
         ledger.last()
     with pytest.raises(InvalidInput, match="is no writer of batches"):
         opened(client, journal, "a/b")

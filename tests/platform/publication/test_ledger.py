@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -234,7 +234,9 @@ def test_a_summary_that_cannot_be_written_is_only_told(shop: Shop, soon: None, e
     assert ledger.decide(decision("new")) == decision("new")
 
 
-@pytest.mark.parametrize("register", ["nonsense", "0.{digest}", "999999999.{digest}", "{offset}.{wrong}"])
+@pytest.mark.parametrize(
+    "register", ["nonsense", "0.{digest}", "{offset}.{wrong}", "9" * 900 + ".{digest}", "٣.{digest}"]
+)
 def test_a_register_that_tells_of_no_summary_is_passed_by(shop: Shop, soon: None, register: str) -> None:
     remember(shop, MANY)
     opened(shop)
@@ -247,6 +249,83 @@ def test_a_register_that_tells_of_no_summary_is_passed_by(shop: Shop, soon: None
 
     assert known(ledger, MANY).keys() == set(MANY)
     assert [log["event"] for log in logs] == ["publication.summary_unreadable"]
+
+
+@pytest.mark.parametrize("record", [decision("last").to_line(), Acknowledgement("x").to_line(), b"no record\n"])
+def test_a_register_that_tells_of_another_record_hides_none_before_it(shop: Shop, soon: None, record: bytes) -> None:
+    remember(shop, MANY)
+    value = f"{shop.client.head(shop.ledger)}.{digest_of(record)}"
+    shop.client.append(shop.ledger, record, union_registers=label_set({SUMMARY: value}))
+
+    with capture_logs() as logs:
+        if record == b"no record\n":
+            with pytest.raises(CorruptData, match="no record of a publication"):
+                opened(shop)
+        else:
+            assert opened(shop).decide(decision(MANY[0], "other")).producer == "aa", "it is decided"
+    assert logs[0]["event"] == "publication.summary_unreadable"
+
+
+def test_a_summary_behind_the_end_of_the_ledger_tells_that_records_are_gone(shop: Shop) -> None:
+    """Registers and content of an append come and go together. So the ledger ended further once."""
+    remember(shop, MANY[:3])
+    mark, value = opened(shop).mark("mine"), f"{1 << 40}.{'0' * 32}"
+    shop.client.append(shop.ledger, Acknowledgement("").to_line(), union_registers=label_set({SUMMARY: value}))
+
+    tried: list[Callable[[], Ledger]] = [
+        lambda: opened(shop),
+        lambda: Ledger.unread(shop.client, shop.ledger, like=""),
+        lambda: Ledger.resume(shop.client, mark, like=""),
+    ]
+    for each in tried:
+        with pytest.raises(LedgerDamaged, match=f"tells of a summary at {1 << 40}: the last records are gone. Run"):
+            each()
+    assert known(opened(shop, accept_loss=True), MANY).keys() == set(MANY[:3])
+    assert not summary_of(shop)
+    for each in tried:
+        each()
+
+
+def test_a_ledger_whose_records_are_all_gone_is_not_an_empty_one(shop: Shop) -> None:
+    class Forgetful(SyncJournalClient):
+        """A client of brokers that have registers of the ledger, but not its content."""
+
+        def append(self, journal: str, content: Any, **options: Any) -> AppendResult:
+            found = super().append(journal, content, **options)
+            return found if content else replace(found, end=0)
+
+    remember(shop, MANY[:3])
+    forgetful = Forgetful.of(shop.client.config)
+    with pytest.raises(LedgerDamaged, match="has the registers of a ledger but no content: all its records are gone"):
+        opened(shop, forgetful)
+
+
+def test_a_record_in_many_pieces_is_copied_once(shop: Shop) -> None:
+    class Piece(bytes):
+        """A piece of content that notes what it is joined to by `+`."""
+
+        copied = 0
+
+        def __radd__(self, left: bytes) -> bytes:
+            Piece.copied += len(left) + len(self)
+            return bytes(left) + bytes(self)
+
+    class InPieces(SyncJournalClient):
+        """A client that reads a few bytes at a time."""
+
+        def read(self, *arguments: Any, **options: Any) -> Iterator[Any]:
+            for chunk in super().read(*arguments, **options):
+                for at in range(0, len(chunk.content), 16):
+                    yield replace(chunk, content=Piece(chunk.content[at : at + 16]))
+
+    large = Decision("large", "aa", 7, 1.5, {"journal": b"x" * 100_000})
+    offset = shop.client.head(shop.ledger) if opened(shop) else 0
+    opened(shop).decide(large)
+
+    ledger = opened(shop, InPieces.of(shop.client.config))
+
+    assert ledger.find("large") == ledger.decision_at(offset) == large
+    assert Piece.copied < 4 * len(large.to_line())
 
 
 def test_a_summary_that_differs_from_the_records_before_it_is_refused(shop: Shop) -> None:

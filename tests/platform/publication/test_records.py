@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coranto.publication.records import Acknowledgement, Decision, Record, Summary, parse_record
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
-TIMES = st.floats(allow_nan=False, allow_infinity=False)
+TIMES = st.floats(0, allow_nan=False, allow_infinity=False)
 COUNTS = st.integers(0, 1 << 62)
 INTENTS = st.dictionaries(NAMES, st.binary(max_size=30), max_size=3)
 DECISIONS = st.builds(
@@ -53,7 +53,30 @@ DECISION = {"publication": "x", "producer": "aa", "messages": 1, "time": 1.0, "i
         json.dumps({**DECISION, "messages": "many"}),
         json.dumps({**DECISION, "messages": float("inf")}),
         json.dumps({**DECISION, "messages": float("nan")}),
+        json.dumps({**DECISION, "messages": -1}),
+        json.dumps({**DECISION, "messages": True}),
+        json.dumps({**DECISION, "messages": "7"}),
+        json.dumps({**DECISION, "messages": 7.5}),
+        json.dumps(DECISION).replace("1.0", "9" * 5000),
+        json.dumps(DECISION).replace("1.0", "1e400"),
         json.dumps({**DECISION, "time": None}),
+        json.dumps({**DECISION, "time": "1.5"}),
+        json.dumps({**DECISION, "time": True}),
+        json.dumps({**DECISION, "time": -1.5}),
+        json.dumps({**DECISION, "time": float("nan")}),
+        json.dumps({**DECISION, "time": float("inf")}),
+        json.dumps({**DECISION, "time": float("-inf")}),
+        json.dumps({**DECISION, "time": 10**400}),
+        json.dumps({**DECISION, "publication": 7}),
+        json.dumps({**DECISION, "producer": None}),
+        json.dumps({**DECISION, "batch": [None, 7]}),
+        json.dumps({**DECISION, "batch": None}),
+        json.dumps({**DECISION, "batch": ["query", -7]}),
+        json.dumps({**DECISION, "batch": ["query", "7"]}),
+        json.dumps({"acknowledged": None}),
+        json.dumps({"acknowledged": "", "summary": {"decided": {"x": [7, float("nan")]}, "pending": []}}),
+        json.dumps({"acknowledged": "", "summary": {"decided": {"x": [7, -1]}, "pending": []}}),
+        json.dumps({"acknowledged": "", "summary": {"decided": {"x": [-7, 1]}, "pending": []}}),
         json.dumps({**DECISION, "intents": ["x"]}),
         json.dumps({**DECISION, "intents": {"x": "no base64!"}}),
         json.dumps({**DECISION, "intents": {"x": "ü"}}),
@@ -71,3 +94,9 @@ DECISION = {"publication": "x", "producer": "aa", "messages": 1, "time": 1.0, "i
 def test_other_lines_are_refused(line: str, end: bytes) -> None:
     with pytest.raises(ValueError, match="no record of a publication"):
         parse_record(line.encode() + end)
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf")])
+def test_no_record_is_written_that_cannot_be_read(time: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Decision("x", "aa", 1, time, {}).to_line()

@@ -39,6 +39,7 @@ from typing import Any, Final
 
 from coranto import labels
 from coranto.client.client import JournalClient
+from coranto.client.record_journals import RecordLines
 from coranto.client.values import AppendResult
 from coranto.effects import Entropy
 from coranto.errors import CorruptData, JournalNotFound, NotAllowed, RegisterMismatch
@@ -280,15 +281,15 @@ class Decisions:
     async def _records(self, begin: int, end: int) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
         if begin >= end:
             return
-        rest, at = b"", begin
+        lines, at = RecordLines(), begin
         async for chunk in self._client.read(self.journal, begin, end_offset=end):
-            if chunk.offset != at + len(rest):  # Retention removed older decisions, which were carried out long ago.
-                rest, at = b"", chunk.offset
-            *lines, rest = (rest + chunk.content).split(b"\n")
-            for line in lines:
+            if chunk.offset != at + lines.partial_bytes:
+                # Retention removed older decisions, which were carried out long ago.
+                lines, at = RecordLines(), chunk.offset
+            for line in lines.feed(chunk.content):
                 yield at, _parsed(line, at)
                 at += len(line) + 1
-            if len(rest) > MAX_RECORD_BYTES:
+            if lines.partial_bytes > MAX_RECORD_BYTES:
                 raise CorruptData(f"journal {self.journal}: content at offset {at} is not a decision: it does not end")
 
 

@@ -29,6 +29,7 @@ from pydantic import TypeAdapter
 
 from coranto import labels
 from coranto.client.client import JournalClient
+from coranto.client.record_journals import RecordLines
 from coranto.client.retry import Retry
 from coranto.client.values import Chunk
 from coranto.effects import Clock, Entropy, SystemClock
@@ -110,15 +111,14 @@ class _Fold(Generic[S, U]):
 
     async def read(self, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[None]:
         """Apply the records in content that begins with a record. Yields after each chunk that had new ones."""
-        partial, begin = b"", -1
+        lines, begin = RecordLines(), -1
         async for chunk in chunks:
             begin = chunk.offset if begin < 0 else begin
-            lines = (partial + chunk.content).split(b"\n")
-            partial = lines.pop()
-            if len(partial) > MAX_RECORD_BYTES:
+            whole = lines.feed(chunk.content)
+            if lines.partial_bytes > MAX_RECORD_BYTES:
                 raise CorruptData(f"journal {self.journal}: content at offset {begin} is not a record: it does not end")
             before = self.revision
-            for line in lines:
+            for line in whole:
                 end = begin + len(line) + 1
                 self.take(line, begin, end)
                 begin = end

@@ -1,0 +1,73 @@
+"""The sizes at which Spark's parser of JSON refuses a value or a line: pyarrow and Python have other ones."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from coranto.messages.columnar import Mask
+from coranto.messages.json_text import Number
+
+MAX_DIGITS: Final = 1000
+"""The most digits of a number, with those of its exponent."""
+MAX_DEPTH: Final = 1000
+"""The most objects and lists that are within each other."""
+
+_STRIDE: Final = MAX_DIGITS // 2
+_OF_NUMBERS: Final[NDArray[np.bool_]] = np.zeros(256, dtype=np.bool_)
+_OF_NUMBERS[list(b"0123456789.eE+-")] = True
+# Nothing is read twice, however a line is made.
+_RUNS: Final = re.compile(rb"[0-9.eE+-]++")
+_TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+
+
+def may_be_beyond(content: Any) -> Mask:
+    """Return the mask of those lines of an Arrow binary array that may have a number or a depth beyond the limits."""
+    mask: Mask = np.zeros(len(content), dtype=np.bool_)
+    _, borders, data = content.buffers()
+    places = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1]
+    # Of a long number, two of these characters one after the other are part.
+    of_numbers = _OF_NUMBERS[np.frombuffer(data, dtype=np.uint8)[places[0] : places[-1] : _STRIDE]]
+    within = np.flatnonzero(of_numbers[:-1] & of_numbers[1:]) * _STRIDE + places[0]
+    rows = np.searchsorted(places[1:], within, side="right")
+    long = np.flatnonzero(pc.binary_length(content).to_numpy() > 2 * MAX_DEPTH)
+    for row in {*rows.tolist(), *long.tolist()}:
+        line = content[row].as_py()
+        longest = max(map(len, _RUNS.findall(line)), default=0)
+        mask[row] = longest > MAX_DIGITS or line.count(b"[") + line.count(b"{") > MAX_DEPTH
+    return mask
+
+
+def is_deep(text: str) -> bool:
+    """Return True if a text of JSON is nested too deeply."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    depth = 0
+    for token in _TOKENS.finditer(text):
+        first = token[0][0]
+        depth += first in "[{"
+        depth -= first in "]}"
+        if depth > MAX_DEPTH:
+            return True
+    return False
+
+
+def has_long_number(value: object, text: str) -> bool:
+    """Return True if a value of JSON is a number that is too long, or holds one. `text` is how it is written."""
+    if len(text) <= MAX_DIGITS:
+        return False
+    left = [value]
+    while left:
+        match left.pop():
+            case Number() as number:
+                if sum(map(str.isdigit, number)) > MAX_DIGITS:
+                    return True
+            case dict() as found:
+                left.extend(found.values())
+            case list() as found:
+                left.extend(found)
+    return False
