@@ -41,7 +41,7 @@ SHARE = 0.2
 _CYCLE_SECONDS = 0.02
 _TICK_SECONDS = 0.005
 _START_SECONDS = 1.0
-"""How long after they are told to do so all users begin at once: each connects before."""
+"""The time that users have to connect, before all of them begin at once."""
 
 
 T = TypeVar("T")

@@ -167,6 +167,7 @@ REVIEWED: Final = {
     "coranto.types.references": {"_VERSION"},
     "coranto.types.writing": {"_DAY", "_LOCAL", "_ZONED", "_NUMBER"},
     "coranto_consumers.spark.frames": {"_ALL"},
+    "coranto_consumers.spark.json_limits": {"_RUNS", "_TOKENS"},
     "coranto_consumers.spark.json_values": {"_INTEGER", "_DECIMAL", "_BASE64"},
     "coranto_consumers.spark.json_times": {
         *("_DATE", "_TIME", "_CLOCK_ALONE", "_CLOCK_WITH_MINUTES", "_DAYS_AS_NUMBER"),

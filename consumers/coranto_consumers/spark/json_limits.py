@@ -6,6 +6,7 @@ import re
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -34,11 +35,13 @@ def may_be_beyond(content: Any) -> Mask:
     of_numbers = _OF_NUMBERS[np.frombuffer(data, dtype=np.uint8)[places[0] : places[-1] : _STRIDE]]
     within = np.flatnonzero(of_numbers[:-1] & of_numbers[1:]) * _STRIDE + places[0]
     rows = np.searchsorted(places[1:], within, side="right")
+    for row in set(rows.tolist()):
+        mask[row] = max(map(len, _RUNS.findall(content[row].as_py())), default=0) > MAX_DIGITS
     long = np.flatnonzero(pc.binary_length(content).to_numpy() > 2 * MAX_DEPTH)
-    for row in {*rows.tolist(), *long.tolist()}:
-        line = content[row].as_py()
-        longest = max(map(len, _RUNS.findall(line)), default=0)
-        mask[row] = longest > MAX_DIGITS or line.count(b"[") + line.count(b"{") > MAX_DEPTH
+    if len(long):
+        lines = content.take(pa.array(long))
+        opened = pc.add(pc.count_substring(lines, "["), pc.count_substring(lines, "{")).to_numpy()
+        mask[long[opened > MAX_DEPTH]] = True
     return mask
 
 

@@ -128,6 +128,6 @@ def _count(value: object) -> int:
 
 
 def _time(value: object) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:  # NaN is not, either.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:  # Nor is NaN.
         raise ValueError(f"{value!r} is no time in Unix seconds")
     return float(value)

@@ -142,7 +142,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             found.setsockopt(socket.SOL_SOCKET, option, 1 << 14)
 
-    monkeypatch.setattr(of_connections, "WRITE_BYTES", 1 << 14)
+    monkeypatch.setitem(of_connections.FrameConnection.__init__.__kwdefaults__, "write_bytes", 1 << 14)
     monkeypatch.setattr(of_connections, "_prepare", prepare)
 
 
