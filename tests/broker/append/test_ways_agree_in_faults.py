@@ -146,7 +146,7 @@ class Run:
                 return type(error).__name__
             self._end = max(self._end, done.end)
             registers = [(each.name, each.value) for each in done.registers.labels]
-            return done.begin, done.end, done.sum, registers, done.durability.replicas
+            return done.begin, done.end, done.sum, registers, done.durability
 
         self.outcomes += await asyncio.gather(*(one(step) for step in steps))
 
