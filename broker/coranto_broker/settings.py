@@ -60,7 +60,9 @@ class BrokerSettings(MemberSettings):
         le=1 << 20,
         description="Appends of at most this size that wait for each other are committed together; 0: none are.",
     )
-    max_message_bytes: int = Field(default=4 << 20, ge=1 << 16, description="Largest message to accept.")
+    max_message_bytes: int = Field(  # Clients and primaries send up to 1 MiB of content with what tells of it.
+        default=4 << 20, ge=2 << 20, description="Largest message to accept, at least 2 MiB."
+    )
     chunk_bytes: int = Field(
         default=1 << 20, ge=1 << 10, le=3 << 20, description="Most content per message to readers."
     )

@@ -302,6 +302,24 @@ async def test_appends_to_replicas_that_come_together_are_proposed_together(repl
         assert sum(replicas.proposed) > 400
 
 
+async def test_appends_that_come_together_fit_into_the_smallest_message_that_a_broker_may_accept(
+    broker_settings: BrokerSettings, spec: MakeSpec
+) -> None:
+    (least,) = (each.ge for each in BrokerSettings.model_fields["max_message_bytes"].metadata if hasattr(each, "ge"))
+    async with AsyncExitStack() as stack:
+        for number in range(2):
+            changes = {"id": f"broker-{number}", "data_dir": broker_settings.data_dir / str(number)}
+            settings = broker_settings.model_copy(update={**changes, "max_message_bytes": least})
+            process, raw = await stack.enter_async_context(running_broker(settings))
+        wanted = spec()
+        wanted.replication = 2
+        await create(raw, wanted)
+        client = await stack.enter_async_context(JournalClient(process.endpoint, patience=0))
+        await begin(client)
+        for _ in range(3):
+            await asyncio.gather(*(client.append(J, b"x" * 30_000) for _ in range(40)))
+
+
 async def test_conditions_hold_among_appends_that_are_proposed_together(replicas: Replicas) -> None:
     async with JournalClient(replicas.endpoint) as client:
         whole = await begin(client)
