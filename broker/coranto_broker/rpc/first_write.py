@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 
 class EndingCall(Protocol):
-    """What this module needs of gRPC's `ServicerContext`."""
+    """A call, with the part of gRPC's `ServicerContext` that this module needs."""
 
     async def read(self) -> Any: ...
 
