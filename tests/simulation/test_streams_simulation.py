@@ -76,6 +76,17 @@ def test_t10_nothing_is_doubled_or_lost_when_every_append_is_struck() -> None:
     assert sum(count for name, count in total.items() if name.endswith(lost)) >= 10
 
 
+def test_writers_for_whom_there_is_no_place_go_on() -> None:
+    """Writers that take each other's only place see many answers about registers. Those of earlier attempts are old."""
+    crowded = {"writers": 2, "stable": 0, "max_writers": 1, "segments": 1, "keys": 12}
+    total: Counter[str] = Counter()
+    for seed in range(10):
+        report = run(options_of(seed, units=60, in_flight=2, seconds=3.0, harm=0.1, **crowded))
+        assert report.sound, str(report)
+        total += report.outcomes
+    assert total["transaction ok"] > 500
+
+
 def test_a_seed_is_one_run() -> None:
     one, again, other = run(options_of(7)), run(options_of(7)), run(options_of(8))
     assert (one.digest, one.steps) == (again.digest, again.steps)

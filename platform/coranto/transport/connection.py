@@ -58,15 +58,15 @@ class FrameConnection(asyncio.Protocol):
         limit: int | None = None,
         on_lost: Callable[[], object] | None = None,
         read_bytes: int = READ_BYTES,
-        write_bytes: int = WRITE_BYTES,
+        write_bytes: int | None = None,
     ) -> None:
         """`limit` bounds a frame's payload. None: until `opened`, one frame of OPENING_BYTES is all that may come.
 
-        `on_lost` is called when the connection is gone. `read_bytes` may wait to be read, `write_bytes` to be sent,
-        before the other side, or the writer, has to wait.
+        `on_lost` is called when the connection is gone. `read_bytes` may wait to be read, `write_bytes` (None:
+        WRITE_BYTES) to be sent, before the other side, or the writer, has to wait.
         """
         self._read_bytes = read_bytes
-        self._write_bytes = write_bytes
+        self._write_bytes = WRITE_BYTES if write_bytes is None else write_bytes
         self._decoder = FrameDecoder(OPENING_BYTES, most=1) if limit is None else FrameDecoder(limit)
         self._opened = limit is not None
         self._on_lost = on_lost
