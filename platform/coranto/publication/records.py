@@ -122,12 +122,12 @@ def _text(value: object) -> str:
 
 
 def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no number of messages or of a batch")
     return value
 
 
 def _time(value: object) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:  # NaN is not, either.
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:  # Nor is NaN.
         raise ValueError(f"{value!r} is no time in Unix seconds")
     return float(value)
