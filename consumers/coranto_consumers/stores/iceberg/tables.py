@@ -37,7 +37,8 @@ def find_or_create(catalog: Catalog, name: str, definition: sa.Table | pa.Schema
                 "instead of its name)",
                 field="table",
             ) from None
-    schema, parts = definition, ()
+    schema: pa.Schema = definition
+    parts: Sequence[str] = ()
     if isinstance(definition, sa.Table):
         schema = pa.schema([pa.field(each.name, _arrow_type(each), each.nullable) for each in definition.columns])
         parts = definition.info.get(PARTITION_BY, ())
