@@ -19,12 +19,13 @@ not discover it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -33,7 +34,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.routes import KnownRoute
-from coranto.errors import InvalidInput
+from coranto.errors import CorantoError, InvalidInput
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.committed import CommittedReader
@@ -119,10 +120,8 @@ class JournalDataSource(DataSource):
             options = self._typed(SourceOptions.parse(self.options))
             options, layout = _layout(schema, options)
             if options.isolation is Isolation.SEQUENCED:
-                return JournalReader(options, layout, {}, ReadPlan.loads(options.slices).numbered())
-            # Spark pickles the reader before it asks for partitions, and a task needs all ranges of its journal.
-            ranges, shares = _planned(options, Narrowing())
-            return JournalReader(options, layout, ranges, shares)
+                return JournalReader(options, layout, Shares({}, ReadPlan.loads(options.slices).numbered()))
+            return JournalReader(options, layout)
 
     def streamReader(self, schema: StructType) -> JournalStreamReader:
         with told_to_driver():
@@ -165,13 +164,18 @@ class JournalDataSource(DataSource):
             return (StreamQueryWriter if options.stream else JournalStreamWriter)(options, schema, overwrite)
 
 
-def _planned(
-    options: SourceOptions, narrowing: Narrowing
-) -> tuple[Mapping[str, Sequence[Range]], Sequence[tuple[NumberedRange, ...]]]:
-    """Return the ranges of each journal that tasks have to know, and the shares of tasks."""
+class Shares(NamedTuple):
+    """The plan of a read."""
+
+    ranges: Mapping[str, Sequence[Range]]
+    """The ranges of each journal, in order, for committed reads: a task needs all those of its journal."""
+    of_tasks: Sequence[tuple[NumberedRange, ...]]
+
+
+def _planned(options: SourceOptions, narrowing: Narrowing) -> Shares:
     with SyncJournalClient.of(options.client) as client:
         ranges, shares = plan_read(client, options, narrowing)
-    return ranges if options.isolation is Isolation.READ_COMMITTED else {}, shares
+    return Shares(ranges if options.isolation is Isolation.READ_COMMITTED else {}, shares)
 
 
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:
@@ -216,45 +220,54 @@ class _TakesFilters:
 
 
 class JournalReader(DataSourceReader):
-    """Reads what is planned. Spark pickles it, and calls `partitions` and `read` in different processes.
+    """Plans a read, and reads what is planned. Spark calls `partitions` and `read` in different processes.
 
-    `ranges` are those of each journal, in order, for committed reads.
+    Spark gives it the filters if there are any, pickles it, and calls `partitions`. The plan is made once, by the first
+    who needs it.
     """
 
-    def __init__(
-        self,
-        options: SourceOptions,
-        layout: RowLayout,
-        ranges: Mapping[str, Sequence[Range]],
-        shares: Sequence[tuple[NumberedRange, ...]],
-    ) -> None:
+    def __init__(self, options: SourceOptions, layout: RowLayout, planned: Shares | None = None) -> None:
         self._options = options
         self._layout = layout
-        self._ranges = ranges
-        self._shares = shares
+        self._planned = planned
+        self._failure: CorantoError | None = None
         self._narrowing = Narrowing()
         self._name = uuid.uuid4().hex
 
     @property
     def pushFilters(self) -> _TakesFilters:
-        """Plan the read for the rows that pass filters, and return the filters, because Spark applies them again."""
+        """Have the read planned for the rows that pass filters. Returns these, because Spark applies them again."""
         return _TakesFilters(self._narrow)
 
     def _narrow(self, filters: list[Filter]) -> list[Filter]:
         self._narrowing = Narrowing.of(filters, self._layout.own)
-        if self._narrowing != Narrowing() and self._options.isolation is not Isolation.SEQUENCED:
-            with told_to_driver():
-                self._ranges, self._shares = _planned(self._options, self._narrowing)
+        if self._options.isolation is not Isolation.SEQUENCED:
+            self._planned = self._failure = None
         return filters
+
+    def _plan(self) -> Shares:
+        if self._failure is not None:
+            raise self._failure
+        if self._planned is None:
+            try:
+                self._planned = _planned(self._options, self._narrowing)
+            except CorantoError as error:
+                self._failure = error
+                raise
+        return self._planned
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out keys, because executors have no use for them, and shares, because each task is given its own."""
+        planned = Shares({}, ())
+        # Spark would make an error of its own of this one. `partitions` raises it next.
+        with contextlib.suppress(CorantoError):
+            planned = self._plan()._replace(of_tasks=())
         options = replace(self._options, client=without_keys(self._options.client))
-        return {**self.__dict__, "_options": options, "_shares": ()}
+        return {**self.__dict__, "_options": options, "_planned": planned, "_failure": None}
 
     def partitions(self) -> list[JournalPartition]:
         with told_to_driver():
-            return [self._partition(parts) for parts in self._shares]
+            return [self._partition(parts) for parts in self._plan().of_tasks]
 
     def _partition(self, parts: tuple[NumberedRange, ...]) -> JournalPartition:
         journals = {part.range.journal for part in parts}
@@ -274,7 +287,7 @@ class JournalReader(DataSourceReader):
             once = [
                 each.range
                 for each in partition.parts
-                if isolation is not Isolation.READ_COMMITTED or len(self._ranges[each.range.journal]) == 1
+                if isolation is not Isolation.READ_COMMITTED or len(self._plan().ranges[each.range.journal]) == 1
             ]
             with read_together(client, once, framing) as content:
                 if isolation is Isolation.SEQUENCED:
@@ -292,7 +305,7 @@ class JournalReader(DataSourceReader):
         journal = numbered.range.journal
         reader = CommittedReader(
             content,
-            self._ranges[journal],
+            self._plan().ranges[journal],
             self._options.framing,
             self._shared_folder(journal),
             commits=self._layout.has_commits,

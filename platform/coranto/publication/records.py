@@ -122,7 +122,7 @@ def _text(value: object) -> str:
 
 
 def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no number of messages or of a batch")
     return value
 

@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table, Transaction
 
 from coranto.errors import InvalidInput
@@ -15,7 +14,7 @@ from coranto_consumers.stores.iceberg.changes import append, merge_rows
 from coranto_consumers.stores.iceberg.merge import last_of_keys, merge
 from coranto_consumers.stores.iceberg.owner import Change
 from coranto_consumers.stores.iceberg.rows import fit
-from coranto_consumers.stores.iceberg.tables import columns_of, plan_for
+from coranto_consumers.stores.iceberg.tables import columns_of, find_or_create, plan_for
 from coranto_consumers.stores.iceberg.writing import FileWriter
 from coranto_consumers.stores.merge import MergePlan, MergeRule, Quotient, Replace
 
@@ -47,13 +46,7 @@ class ShardTable:
 
     def open(self, catalog: Catalog) -> None:
         """Learn the columns of the table, which is created if it is absent. Raises InvalidInput if it does not fit."""
-        try:
-            table = catalog.load_table(self.name)
-        except NoSuchTableError:
-            if self._schema is None:
-                raise InvalidInput(f"there is no table {self.name}; create it, or give its schema") from None
-            catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
-            table = catalog.create_table_if_not_exists(self.name, self._schema)
+        table = find_or_create(catalog, self.name, self._schema)
         columns = columns_of(table)
         self._columns = columns
         if self._keys:

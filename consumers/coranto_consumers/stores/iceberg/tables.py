@@ -23,21 +23,30 @@ PARTITION_BY: Final = "partition_by"
 _TRANSFORMED: Final = re.compile(r"(?P<transform>[a-z]+(\[\d+\])?)\((?P<column>.+)\)")
 
 
-def find_or_create(catalog: Catalog, name: str, definition: sa.Table | None) -> Table:
-    """Return a table of a catalog, created by its definition if it is absent. Raises InvalidInput without either."""
+def find_or_create(catalog: Catalog, name: str, definition: sa.Table | pa.Schema | None) -> Table:
+    """Return a table of a catalog, created if it is absent: by a definition, or with the columns of a schema.
+
+    Several processes may create it at once: all get the same table. Raises InvalidInput without a table and definition.
+    """
     try:
         return catalog.load_table(name)
     except NoSuchTableError:
         if definition is None:
             raise InvalidInput(
-                f"there is no table {name}; create it, or give its definition instead of its name", field="table"
+                f"there is no table {name}; create it, or give its schema (for an output of Spark, its definition "
+                "instead of its name)",
+                field="table",
             ) from None
+    schema: pa.Schema = definition
+    parts: Sequence[str] = ()
+    if isinstance(definition, sa.Table):
+        schema = pa.schema([pa.field(each.name, _arrow_type(each), each.nullable) for each in definition.columns])
+        parts = definition.info.get(PARTITION_BY, ())
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
-    schema = pa.schema([pa.field(each.name, _arrow_type(each), each.nullable) for each in definition.columns])
     try:
         with catalog.create_table_transaction(name, schema) as creation:
             with creation.update_spec() as spec:
-                for each in definition.info.get(PARTITION_BY, ()):
+                for each in parts:
                     found = _TRANSFORMED.fullmatch(each)
                     column = found["column"] if found else each
                     if column not in schema.names:

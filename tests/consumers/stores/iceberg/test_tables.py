@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy import (
@@ -22,7 +23,7 @@ from sqlalchemy import (
 )
 
 from coranto.errors import InvalidInput
-from coranto_consumers.stores.iceberg.tables import find_or_create, plan_for
+from coranto_consumers.stores.iceberg.tables import columns_of, find_or_create, plan_for
 from coranto_consumers.stores.merge import Add, Replace
 
 DEFINED = Table(
@@ -67,17 +68,22 @@ def test_a_definition_becomes_a_table_once(catalog: SqlCatalog) -> None:
     assert find_or_create(catalog, "shop.orders", None).metadata_location == table.metadata_location
 
 
-def test_of_two_that_create_a_table_at_once_one_does(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("defined", [DEFINED, pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])])
+def test_of_two_that_create_a_table_at_once_one_does(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch, defined: Table | pa.Schema
+) -> None:
     original, others = catalog._write_metadata, []
 
     def write(*arguments: object, **named: object) -> None:
         if not others:
             others.append(1)
-            others.append(find_or_create(catalog, "shop.orders", DEFINED).metadata.table_uuid)
+            others.append(find_or_create(catalog, "shop.orders", defined).metadata.table_uuid)
         original(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(catalog, "_write_metadata", write)
-    assert find_or_create(catalog, "shop.orders", DEFINED).metadata.table_uuid == others[1]
+    table = find_or_create(catalog, "shop.orders", defined)
+    assert table.metadata.table_uuid == others[1]
+    assert isinstance(defined, Table) or columns_of(table).names == defined.names
 
 
 def test_definitions_that_no_table_can_have_are_refused(catalog: SqlCatalog) -> None:
