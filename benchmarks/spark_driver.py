@@ -122,7 +122,7 @@ def _serve_really(calls: Connection) -> None:
 
 def _reads_served(log: Path) -> int:
     """Return the number of Read calls that the broker of a log has served."""
-    [told] = re.findall(r"member\.ready .*metrics=(\S+)", log.read_text())
+    told = re.findall(r"member\.ready .*metrics=(\S+)", log.read_text())[-1]
     with urllib.request.urlopen(f"{told}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return sum(int(float(line.split()[1])) for line in lines if line.startswith("coranto_reads_total "))
