@@ -75,7 +75,7 @@ def _counted(make: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any
 class RoundParts(Hooks):
     """Measures the parts of rounds: call `begin` before each, and `end` after it.
 
-    `reads` tells the number of Read calls that brokers have served; those that the driver has not made are its tasks'.
+    `reads` tells the number of Read calls that brokers have served, to the driver and to tasks.
     """
 
     def __init__(self, spark: SparkSession, reads: Callable[[], int]) -> None:
@@ -114,9 +114,8 @@ class RoundParts(Hooks):
 
     def _totals(self) -> dict[str, float]:
         calls = {f"{name} calls of the driver": float(count) for name, count in self._driver.calls.items()}
-        served = self._reads()
-        calls["Read calls of tasks"] = served - calls.get("Read calls of the driver", 0)
-        return {"tasks, s": self._of_tasks(), **_processor(), **calls}
+        served = {"Read calls that brokers served": float(self._reads())}
+        return {"tasks, s": self._of_tasks(), **_processor(), **calls, **served}
 
     def _of_tasks(self) -> float:
         """Return the time of all tasks so far, in seconds."""

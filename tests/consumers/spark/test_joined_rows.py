@@ -99,7 +99,9 @@ def test_small_ranges_make_one_batch_and_one_of_summaries():
     assert batches[0].column("_journal").to_pylist() == list(journals)
 
 
-def test_misfits_count_to_their_ranges():
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4])
+def test_misfits_count_to_their_ranges(monkeypatch: pytest.MonkeyPatch, at_once: int):
+    monkeypatch.setattr(joined_rows, "JOINED_RANGES", at_once)
     journals = {
         "j/a": message(1) + message(2, 2),
         "j/b": message("x") + message(3, 2) + message("y", 3),

@@ -73,7 +73,10 @@ def test_empty_ranges_are_not_read(broker, client):
     assert broker.fake.count("Read") == 6
 
 
-def test_large_ranges_are_read_in_their_turn_and_in_pieces(broker, client):
+def test_large_ranges_are_read_in_their_turn_and_in_pieces(broker, client, monkeypatch: pytest.MonkeyPatch):
+    asked: list[JournalRange] = []
+    read_each = client.read_each
+    monkeypatch.setattr(client, "read_each", lambda ranges, **named: asked.extend(ranges) or read_each(ranges, **named))
     lines = SMALL_BYTES // len(LINE) + 1
     small, large = filled(broker, 9, 3), names(10)[-1]
     broker.create(large)
@@ -82,6 +85,7 @@ def test_large_ranges_are_read_in_their_turn_and_in_pieces(broker, client):
     with read_together(client, parts, FRAMING) as content:
         found = [len(offsets(content, part)) for part in parts]
     assert found == [3, 3, 3, 3, lines, 3, 3, 3, 3, 3]
+    assert [each.journal for each in asked] == names(9)
     assert broker.fake.count("Read") == 10
 
 
