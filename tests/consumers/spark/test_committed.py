@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from coranto.errors import CorruptMessage
 from coranto_consumers.spark.committed import HELD_BYTES, CommittedReader
+from coranto_consumers.spark.options import DEFAULT_MAX_BYTES
 from coranto_consumers.spark.ranges import Range, split
 from tests.consumers.spark.folding import FRAMING, Memory
 from tests.consumers.spark.histories import expected, histories
@@ -134,7 +135,7 @@ def test_scans_of_reads_that_ended_long_ago_are_removed(tmp_path):
 
 def test_a_range_that_is_too_large_to_hold_is_read_again(tmp_path, monkeypatch):
     content = lines(400)
-    assert HELD_BYTES >= 32 << 20, "ranges of the usual size are held"
+    assert HELD_BYTES >= DEFAULT_MAX_BYTES, "ranges of the usual size are held"
     monkeypatch.setattr("coranto_consumers.spark.committed.HELD_BYTES", 100)
     memory = Watched(content, 500)
 
