@@ -58,7 +58,7 @@ class BrokerSettings(MemberSettings):
         default=1 << 16,
         ge=0,
         le=1 << 20,
-        description="Appends of at most this size that wait for each other are committed together; 0: none are.",
+        description="Calls of at most this size that wait for each other are committed together; 0: none are.",
     )
     max_message_bytes: int = Field(  # Clients and primaries send up to 1 MiB of content with what tells of it.
         default=4 << 20, ge=2 << 20, description="Largest message to accept, at least 2 MiB."
