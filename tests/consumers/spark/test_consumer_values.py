@@ -19,7 +19,7 @@ from coranto_consumers.spark import (
 )
 from coranto_consumers.spark.outputs import EXACT
 from coranto_consumers.stores import SqlStore
-from tests.consumers.spark.test_json_values import MAPS, WIDE, random_line
+from tests.consumers.spark.test_json_values import MAPS, WIDE, common_line
 
 pytestmark = pytest.mark.integration
 
@@ -124,7 +124,7 @@ def url(request, new_store):
 def test_values_of_all_types_are_those_of_sparks_reader(session, broker, tmp_path, url, read_by):
     rng = random.Random(5)
     # Numbers of which Spark has no JSON are left out, because they are compared as JSON.
-    lines = [random_line(rng, NAMES) for _ in range(LINES)]
+    lines = [common_line(rng, NAMES) for _ in range(LINES)]
     at = written(broker, lines)
     expected = by_spark(session, tmp_path / "lines", lines, COLUMNS).select(text_of(), "corrupt").collect()
     fits = [row.corrupt is None for row in expected]
@@ -146,7 +146,7 @@ def test_values_of_all_types_are_those_of_sparks_reader(session, broker, tmp_pat
 
 def test_policies_take_what_does_not_fit_as_the_reader_does(session, broker, tmp_path, read_by):
     rng = random.Random(6)
-    lines = [random_line(rng, NAMES) for _ in range(300)]
+    lines = [common_line(rng, NAMES) for _ in range(300)]
     at = written(broker, lines)
     expected = by_spark(session, tmp_path / "lines", lines, COLUMNS).select(text_of(), "corrupt").collect()
     misfits = [offset for offset, row in zip(at, expected, strict=True) if row.corrupt is not None]

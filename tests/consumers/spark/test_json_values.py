@@ -287,6 +287,13 @@ def is_json(line: str) -> bool:
         return False
 
 
+def common_line(rng: random.Random, names: list[str]) -> str:
+    """A line of JSON of common size. Spark gives other lines values, too, before the place at which it gives up."""
+    while len(line := random_line(rng, names)) > MAX_DIGITS or not is_json(line):
+        pass
+    return line
+
+
 def comparable(value: pa.Scalar) -> object:
     """A value as one that can be compared: dates and times beyond Python's as numbers, maps with equal names."""
     if not value.is_valid:
