@@ -24,8 +24,8 @@ from coranto_consumers.spark.rows import FIELDS, PARSED_PREFIX, Misfits
 from coranto_consumers.spark.times import TimeOptions
 
 DEFAULT_MAX_BYTES = 64 << 20
-"""A task takes 33 ms of processor time beside its content, and a committed read scans less for other tasks if parts are
-large. It holds its part meanwhile (`committed.HELD_BYTES`), so they are not larger."""
+"""A task takes some 30 ms of processor time beside its content, and a committed read of large parts scans less for
+other tasks. A task holds its part meanwhile (`committed.HELD_BYTES`), so parts are not larger."""
 
 OPTIONS = {
     **client_options.OPTIONS,
