@@ -154,6 +154,7 @@ REVIEWED: Final = {
         *("_PLAIN_NAME", "_PLAIN_VALUE", "_MEDIA_TYPE", "_EQUAL", "_NOT_EQUAL", "_IN", "_NOT_IN", "_EXISTS"),
         *("_NOT_EXISTS", "_SET_VALUE"),
     },
+    "coranto.messages.column_parser": {"_AT_ROW"},
     "coranto.messages.csv_rows": {"_ROW", "_BEGIN_OF_ROW", "_FIELDS", "_NEEDS_QUOTES"},
     "coranto.names": {"_ASCII"},
     "coranto.fragments.postfix": {"_TOKEN"},

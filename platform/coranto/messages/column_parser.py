@@ -11,6 +11,7 @@ many objects as lines means one object in each.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ from numpy.typing import NDArray
 from coranto.messages.columnar import Int64s, Mask
 
 _FEW_LINES: Final = 64
+_DENSE_LINES: Final = 16
+"""Where fewer lines are between misfits, it takes less to look at `_FEW_LINES` one by one than to part them."""
+_AT_ROW: Final = re.compile(r" in row ([0-9]{1,9})\Z")
 _SHORTEST: Final = len(b"{}\n")
 _WORDS: Final = (b"NaN", b"Inf")
 """The beginnings of words that pyarrow reads as numbers, and that others read only in their own spelling, or not."""
@@ -62,7 +66,7 @@ class LineParser:
     def parse_one(self, line: bytes) -> Any | None:
         """Return a table of one line's values, or None if they do not fit. The line must be an object of JSON."""
         content = pa.array([line + b"\n"], pa.binary())
-        return None if self._are_tiny(content).any() else self._table(content)
+        return None if self._are_tiny(content).any() else self._attempt(content)[0]
 
     def unlike_lines(self, content: Any) -> Mask:
         """Return the mask of lines that must not be parsed."""
@@ -85,25 +89,48 @@ class LineParser:
 
     def _tables(self, content: Any, at: int) -> Iterator[tuple[int, int, Any]]:
         """Yield parsed parts of the lines, [begin, end), counted from `at`. None stands for a part with a misfit."""
-        if not len(content):
-            return
-        table = self._table(content)
-        if table is not None or len(content) <= _FEW_LINES:
+        while len(content):
+            table, misfit = self._attempt(content)
+            if table is not None or len(content) <= _FEW_LINES:
+                yield at, at + len(content), table
+                return
+            if misfit is None:
+                done = len(content) // 2
+                yield from self._tables(content.slice(0, done), at)
+            elif misfit < _DENSE_LINES:
+                done = _FEW_LINES
+                yield at, at + done, None
+            else:
+                done = misfit + 1
+                yield from self._until(content.slice(0, misfit), at)
+                yield at + misfit, at + done, None
+            at += done
+            content = content.slice(done)
+
+    def _until(self, content: Any, at: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield parsed parts of the lines before a misfit: one, unless there are others that pyarrow finds later."""
+        table, _ = self._attempt(content)
+        if table is not None:
             yield at, at + len(content), table
             return
         half = len(content) // 2
         yield from self._tables(content.slice(0, half), at)
         yield from self._tables(content.slice(half), at + half)
 
-    def _table(self, content: Any) -> Any:
-        """Return the table of the lines, or None if one of them does not fit."""
+    def _attempt(self, content: Any) -> tuple[Any, int | None]:
+        """Return the table of the lines, or None if one of them does not fit, and the index of that one if it is known.
+
+        pyarrow tells it in its error where a line is not JSON, or has a value of another kind. The index only saves
+        time: nothing is wrong if pyarrow tells another one, or none.
+        """
         lines = _joined(content)
         blocks = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
         try:
             table = pyarrow.json.read_json(pa.BufferReader(lines), blocks, self._options)
-        except pa.ArrowInvalid:
-            return None
-        return table if table.num_rows == len(content) else None
+        except pa.ArrowInvalid as error:
+            row = _AT_ROW.search(str(error))
+            return None, int(row[1]) if row is not None and int(row[1]) < len(content) else None
+        return (table, None) if table.num_rows == len(content) else (None, None)
 
     def _assembled(self, parsed: list[tuple[Int64s, Any]], doubtful: Mask) -> Any:
         if len(parsed) == 1 and len(parsed[0][0]) == len(doubtful) and not doubtful.any():

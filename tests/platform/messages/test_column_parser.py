@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from coranto.messages import column_parser
 from coranto.messages.column_parser import LineParser, is_text, without_heads
 from coranto.messages.columnar_lines import read_json_lines
 from coranto.messages.framing import JsonLines
@@ -54,6 +58,35 @@ def test_each_line_has_its_own_values_or_is_doubtful(lines):
             alone = parser.parse_one(line)
             assert alone is not None
             assert alone.num_rows == 1
+
+
+def lines_with(misfits: dict[int, bytes]) -> pa.Array:
+    return pa.array([misfits.get(n, b'{"n":%d}' % n) + b"\n" for n in range(600)], pa.binary())
+
+
+@given(st.dictionaries(st.integers(0, 599), st.sampled_from([b'{"n":"x"}', b'{"n":[]}', b'{"n":1.5}', b'{"n":1'])))
+@example({200: b'{"n":"x"}', 201: b'{"n":"x"}', 400: b'{"n":1.5}', 550: b'{"n":1'})
+def test_values_are_in_their_places_between_misfits(misfits):
+    parser = LineParser(SCHEMA)
+    table, doubtful = parser.parse(lines_with(misfits))
+    assert doubtful[list(misfits)].all()
+    assert table.column("n").to_pylist() == [None if doubtful[n] else n for n in range(600)]
+
+
+def test_few_misfits_leave_few_lines_to_be_looked_at_one_by_one():
+    misfits = {99: b'{"n":"x"}', 200: b"{,}", 333: b'{"n":{}}', 599: b'{"n":true}'}
+    _, doubtful = LineParser(SCHEMA).parse(lines_with(misfits))
+    assert np.flatnonzero(doubtful).tolist() == list(misfits)
+
+
+@pytest.mark.parametrize("told", [b"0", b"17", b"400", b"598", b"9999"])
+def test_a_misfit_that_pyarrow_tells_in_another_place_takes_only_time(told, monkeypatch):
+    wrong = re.compile("(.*)")
+    monkeypatch.setattr(column_parser, "_AT_ROW", SimpleNamespace(search=lambda _: wrong.match(told.decode())))
+    misfits = {120: b'{"n":"x"}', 130: b'{"n":"x"}', 500: b'{"n":{}}'}
+    table, doubtful = LineParser(SCHEMA).parse(lines_with(misfits))
+    assert doubtful[list(misfits)].all()
+    assert table.column("n").to_pylist() == [None if doubtful[n] else n for n in range(600)]
 
 
 UUID = "83fc2f81-cc5f-11e9-8002-010203040506"
