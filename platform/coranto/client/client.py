@@ -282,6 +282,9 @@ class JournalClient:
         AppendOutcomeUnknown. Then content may be committed more than once (see `AppendResult.may_repeat`), which suits
         messages with UUIDs, whose readers discard duplicates. The broker that appends knows the journals' specs as of
         `min_etcd_revision` or later. After a cancellation the outcome is unknown.
+
+        The content is held until the append ends. To begin many appends without awaiting each, use an `AppendService`:
+        it has a bound on what they hold, at which its `append` waits.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend, at_start)
         parameters = self._parameters(journal, conditions, max(self._applied_revision, min_etcd_revision))
