@@ -25,7 +25,7 @@ from coranto.messages.columnar import Int64s, Mask
 
 _FEW_LINES: Final = 64
 _DENSE_LINES: Final = 16
-"""Where fewer lines are between misfits, it takes less to look at `_FEW_LINES` one by one than to part them."""
+"""The least lines before a misfit for which a block is parted there: with fewer, to look at `_FEW_LINES` is faster."""
 _AT_ROW: Final = re.compile(r" in row ([0-9]{1,9})\Z")
 _SHORTEST: Final = len(b"{}\n")
 _WORDS: Final = (b"NaN", b"Inf")
