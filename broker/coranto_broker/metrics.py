@@ -62,6 +62,11 @@ class Metrics:
         self.appends_refused = FastCounter(
             "coranto_appends_refused", "Appends that were refused because too many were under way.", self.registry
         )
+        self.append_stream_waits = FastCounter(
+            "coranto_append_stream_waits",
+            "Waits of streams of appends because too many appends were under way.",
+            self.registry,
+        )
         self.acknowledged_below_demand = counter(
             "coranto_appends_below_demand", "Committed appends that survive less than their journal's labels demand."
         )

@@ -33,11 +33,15 @@ _log = structlog.get_logger(__name__)
 class Admission:
     """Counts the appends under way, and refuses those beyond the limit."""
 
-    def __init__(self, most: int, under_way: UnderWay, refused: FastCounter, clock: Clock) -> None:
-        """`most` appends may be under way at a time, as `under_way` counts them; 0: any number."""
+    def __init__(self, most: int, under_way: UnderWay, refused: FastCounter, waits: FastCounter, clock: Clock) -> None:
+        """`most` appends may be under way at a time, as `under_way` counts them; 0: any number.
+
+        `refused` counts appends, and `waits` those of streams that had to wait.
+        """
         self._most = most or math.inf
         self._under_way = under_way
         self._refused = refused
+        self._waits = waits
         self._clock = clock
         self._told_at = -math.inf
         self._untold = 0
@@ -65,6 +69,7 @@ class Admission:
     def line(self, room: asyncio.Event) -> Iterator[None]:
         """Have `room` set when there is room, while a stream waits in the block. Who came first is told first."""
         self._line[room] = None
+        self._waits.value += 1
         try:
             yield
         finally:

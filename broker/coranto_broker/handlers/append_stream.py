@@ -251,6 +251,8 @@ class _Stream:
 
     async def _wait_for_turn(self) -> None:
         """Wait while too many appends are under way and some are of this stream."""
+        if not (self._ids and self._admission.is_full):
+            return
         with self._admission.line(self._room):
             while self._ids and self._admission.is_full:
                 self._room.clear()

@@ -75,7 +75,11 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
         self._answers = Answers()
         self._under_way = {method: broker.metrics.under_way(method) for method in RULES}
         self._admission = Admission(
-            broker.settings.max_appends, self._under_way["Append"], broker.metrics.appends_refused, broker.clock
+            broker.settings.max_appends,
+            self._under_way["Append"],
+            broker.metrics.appends_refused,
+            broker.metrics.append_stream_waits,
+            broker.clock,
         )
 
     @asynccontextmanager

@@ -15,18 +15,18 @@ from coranto_broker.rpc.rolled_back import TooManyAppends
 from coranto_broker.testing.running import ManualClock
 
 
+def counter() -> FastCounter:
+    return FastCounter("appends", "Appends.", CollectorRegistry())
+
+
 def refuse(admission: Admission) -> None:
     with pytest.raises(TooManyAppends):
         admission.enter()
 
 
 def test_refusals_of_an_interval_share_one_log_entry() -> None:
-    clock, under_way, refused = (
-        ManualClock(),
-        UnderWay(),
-        FastCounter("refused", "Refused appends.", CollectorRegistry()),
-    )
-    admission = Admission(1, under_way, refused, clock)
+    clock, under_way, refused = ManualClock(), UnderWay(), counter()
+    admission = Admission(1, under_way, refused, counter(), clock)
     admission.enter()
     with capture_logs() as logs:
         for _ in range(3):
@@ -42,7 +42,7 @@ def test_refusals_of_an_interval_share_one_log_entry() -> None:
 
 def test_zero_is_no_limit() -> None:
     under_way = UnderWay()
-    admission = Admission(0, under_way, FastCounter("refused", "Refused appends.", CollectorRegistry()), ManualClock())
+    admission = Admission(0, under_way, counter(), counter(), ManualClock())
     for _ in range(1000):
         admission.enter()
     assert under_way.count == 1000
@@ -50,7 +50,7 @@ def test_zero_is_no_limit() -> None:
 
 def test_a_stream_may_enter_at_the_limit_and_counts() -> None:
     under_way = UnderWay()
-    admission = Admission(1, under_way, FastCounter("refused", "Refused appends.", CollectorRegistry()), ManualClock())
+    admission = Admission(1, under_way, counter(), counter(), ManualClock())
     assert not admission.is_full
     admission.enter()
     assert admission.is_full
@@ -63,7 +63,8 @@ def test_a_stream_may_enter_at_the_limit_and_counts() -> None:
 
 
 async def test_streams_are_told_of_room_in_the_order_in_which_they_came() -> None:
-    admission = Admission(2, UnderWay(), FastCounter("refused", "Refused appends.", CollectorRegistry()), ManualClock())
+    waits = counter()
+    admission = Admission(2, UnderWay(), counter(), waits, ManualClock())
     admission.enter()
     admission.enter()
     entered: list[int] = []
@@ -79,6 +80,7 @@ async def test_streams_are_told_of_room_in_the_order_in_which_they_came() -> Non
 
     streams = [asyncio.create_task(stream(number)) for number in range(5)]
     await asyncio.sleep(0)
+    assert waits.value == 5
     admission.leave()
     admission.enter()  # A call is quicker than the stream that was told. That stream keeps its place.
     await asyncio.sleep(0)

@@ -146,6 +146,12 @@ CASES = [
         "b:1 refuses appends, as too many are under way.",
     ),
     Case(
+        "CorantoAppendsWait",
+        one("coranto_append_stream_waits_total", "0+1x60"),
+        30,
+        "Streams of appends wait at b:1, as too many appends are under way.",
+    ),
+    Case(
         "CorantoAppendsSlow",
         {
             **one(SLOW, "0x60", ',le="1"'),
@@ -214,6 +220,7 @@ WELL = {
             "coranto_disk_failures_total",
             "coranto_fragment_store_failures_total",
             "coranto_appends_refused_total",
+            "coranto_append_stream_waits_total",
             "coranto_fragment_removal_failures_total",
         )
         for name in one(metric, "")
