@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 from coranto.messages.columnar import Int64s, Mask
 
 _FEW_LINES: Final = 64
-_DENSE_LINES: Final = 16
-"""The least lines before a misfit for which a block is parted there: with fewer, to look at `_FEW_LINES` is faster."""
 _AT_ROW: Final = re.compile(r" in row ([0-9]{1,9})\Z")
 _SHORTEST: Final = len(b"{}\n")
 _WORDS: Final = (b"NaN", b"Inf")
@@ -97,12 +95,13 @@ class LineParser:
             if misfit is None:
                 done = len(content) // 2
                 yield from self._tables(content.slice(0, done), at)
-            elif misfit < _DENSE_LINES:
+            elif misfit < _FEW_LINES // 4:  # Where misfits are so near, to part them takes longer than to look at all.
                 done = _FEW_LINES
                 yield at, at + done, None
             else:
                 done = misfit + 1
-                yield from self._until(content.slice(0, misfit), at)
+                if misfit:
+                    yield from self._until(content.slice(0, misfit), at)
                 yield at + misfit, at + done, None
             at += done
             content = content.slice(done)
