@@ -158,8 +158,9 @@ def test_the_seeds_go_where_it_is_interesting() -> None:
         coverage.update(dict.fromkeys(map(str, TAKEN), 1))
         outcomes += report.outcomes
     assert missing(coverage, wanted) == {}
-    # Most of what is tried succeeds, or runs would prove little about what is acknowledged.
-    assert outcomes["append ok"] > sum(outcomes[f"append {outcome}"] for outcome in ("fail", "info"))
+    # About half of what is tried succeeds, or runs would prove little about what is acknowledged. A cut leaves all the
+    # appends of a stream unknown at once.
+    assert outcomes["append ok"] > 0.75 * sum(outcomes[f"append {outcome}"] for outcome in ("fail", "info"))
 
 
 def test_a_run_is_the_same_in_another_process() -> None:
