@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, and_, exists, func, select
+from sqlalchemy import Connection, Insert, Select, Table, and_, exists, false, func, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import ColumnElement
@@ -45,17 +45,29 @@ def replace_by_key(
     deadlocking.
     """
     rows = select(*(stage.c[name] for name in columns)).where(chosen).order_by(*(stage.c[key] for key in keys))
-    if _are_new(connection, table, keys, stage, chosen) and _can_insert(connection, table, columns, rows):
-        return
-    insert = postgresql.insert(table).from_select(list(columns), rows)
-    values = {name: insert.excluded[name] for name in columns if name not in keys}
+    replacing = _replacing(table, columns, keys, rows)
+    if _are_new(connection, table, keys, stage, chosen):
+        _require_constraint(connection, _replacing(table, columns, keys, select(*rows.selected_columns).where(false())))
+        if _can_insert(connection, table, columns, rows):
+            return
     try:
         with connection.begin_nested():
-            connection.execute(insert.on_conflict_do_update(index_elements=list(keys), set_=values))
+            connection.execute(replacing)
     except DBAPIError as error:
         if is_repeated_row(error):
             refuse_repeated_keys(connection, table, keys, stage, chosen)
         raise
+
+
+def _replacing(table: Table, columns: Sequence[str], keys: Sequence[str], rows: Select[Any]) -> Insert:
+    insert = postgresql.insert(table).from_select(list(columns), rows)
+    values = {name: insert.excluded[name] for name in columns if name not in keys}
+    return insert.on_conflict_do_update(index_elements=list(keys), set_=values)
+
+
+def _require_constraint(connection: Connection, replacing: Insert) -> None:
+    """Have the database plan a statement, and not run it: it refuses a table without a constraint on the keys."""
+    connection.exec_driver_sql(f"EXPLAIN {replacing.compile(dialect=connection.dialect)}")
 
 
 def _are_new(

@@ -27,6 +27,7 @@ from sqlalchemy import (
     inspect,
     select,
 )
+from sqlalchemy.exc import DBAPIError
 
 from coranto.errors import InvalidInput, SqlStoreError
 from coranto_consumers.stores import Add, Max, Min, Quotient, Replace, SqlStore
@@ -203,6 +204,29 @@ def test_new_and_known_keys_are_replaced_together(store_url):
         {"id": 3, "what": "new"},
         {"id": 4, "what": "newer"},
     ]
+
+
+@pytest.mark.integration
+def test_a_table_without_a_constraint_on_the_keys_takes_no_rows_by_them(new_store):
+    # Nothing would refuse two rows with one key, neither in a transaction nor in two that run at the same time.
+    store = SqlStore(new_store("postgresql"))
+    store.create_tables(Table("events", MetaData(), Column("id", Integer, nullable=False), Column("what", Text)))
+    plan = plan_merge(EVENTS, ("id", "what"), ("id",), {"what": Replace()})
+
+    with pytest.raises(DBAPIError, match="no unique or exclusion constraint"):
+        stage_and_merge(store, plan, {"a": [{"id": 1, "what": "x"}], "b": [{"id": 1, "what": "y"}]}, 1)
+    assert contents(store, EVENTS) == []
+
+
+@pytest.mark.integration
+def test_columns_with_odd_names_are_replaced(new_store):
+    store = SqlStore(new_store("postgresql"))
+    odd = Table("odd %s", MetaData(), Column("a %(k)s", Integer, primary_key=True), Column('50 % "of" :it', Text))
+    names = tuple(odd.c.keys())
+    plan = plan_merge(odd, names, names[:1], {names[1]: Replace()})
+    for value in ("old", "new"):
+        stage_and_merge(store, plan, {"a": [dict(zip(names, (1, value), strict=True))]}, 1)
+    assert contents(store, odd) == [dict(zip(names, (1, "new"), strict=True))]
 
 
 @pytest.mark.integration
