@@ -165,10 +165,10 @@ class SparksParser:
 
 def _spent(frame: DataFrame, *aggregates: str) -> float:
     """Return the processor seconds of Spark's process for aggregates over all rows."""
-    begun = processor_seconds()
+    begun = processor_seconds().spark
     [answer] = frame.selectExpr("count(*) AS n", *aggregates).collect()
     assert answer["n"] == ROWS, answer
-    return processor_seconds() - begun
+    return processor_seconds().spark - begun
 
 
 def run(rounds: int) -> list[Figure]:
