@@ -165,8 +165,12 @@ class _Users:
         begin = time.monotonic() + _START_SECONDS
         running = [self._pool.submit(turn, self._endpoint, argument, begin) for _ in range(USERS)]
         seen = [each.result() for each in running]
-        counts = (sum(each[at] for each in seen) for at in range(3))
-        return Seen(*counts, [latency for each in seen for latency in each.latencies])
+        return Seen(
+            sum(each.offered for each in seen),
+            sum(each.refused for each in seen),
+            sum(each.given_up for each in seen),
+            [latency for each in seen for latency in each.latencies],
+        )
 
 
 def _turn(users: _Users) -> tuple[Seen, dict[float, Seen]]:
