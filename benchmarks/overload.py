@@ -2,7 +2,7 @@
 
 Users are processes of their own. The capacity is measured first: users whose tasks each wait for their answers. Then
 appends are due at a fixed rate, a multiple of it, and each is begun when it is due, whatever became of the ones before.
-Whoever is not answered within DEADLINE_SECONDS gives up.
+A user gives up after DEADLINE_SECONDS without an answer.
 
 Users who share a few cores with brokers would take the brokers' time for what they do in vain. So brokers are stopped
 most of the time, and get SHARE of a core each. What is measured is then what brokers make of more than they can take.

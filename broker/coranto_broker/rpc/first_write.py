@@ -1,8 +1,8 @@
 """Calls over gRPC that can be ended with a status at any time, also while their first message is being sent.
 
-grpc.aio sends a call's headers with its first message. If whoever sends it is cancelled meanwhile, grpc.aio takes the
-headers for unsent, sends them again with the call's status, and fails: the client is told nothing, and waits for ever.
-So it was when a token expired at that moment.
+grpc.aio sends a call's headers with its first message. If the sender is cancelled meanwhile, as when a token expires,
+grpc.aio takes the headers for unsent, sends them again with the call's status, and fails. The client is told nothing,
+and waits for ever.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ class FrameConnection(asyncio.Protocol):
         self._ends = True
         if self._transport is not None:
             self._transport.abort()
-        if not is_known:  # Whoever is told of a problem may break the connection for it.
+        if not is_known:  # A reader that is told of a problem may break the connection for it.
             self._wake()
 
     def _wake(self) -> None:

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coranto import labels
-from coranto.client import Suspend
+from coranto.client import AppendResult, JournalClient, Suspend
 from coranto.client.dispatch import Dispatcher
 from coranto.errors import CorantoError
 from coranto.testing import Cluster
@@ -61,6 +61,21 @@ AUTHOR = (("author", "1"),)
 QUICK = [Step(b"first"), Step(b"y" * 1200), Step(b"second"), Step(union=AUTHOR), Step(check=AUTHOR)]
 
 
+async def append_step(client: JournalClient, step: Step, end: int) -> AppendResult:
+    """Append a step's content to the journal. Its offset is relative to `end`. Raises the client's errors."""
+    return await client.append(
+        JOURNAL,
+        step.content,
+        offset=0 if step.beside is None else max(0, end + step.beside),
+        check_registers=labels.label_selector(include=list(step.check), exclude=list(step.without))
+        if step.check or step.without
+        else None,
+        union_registers=labels.label_set(**dict(step.union)) if step.union else None,
+        subtract_registers=labels.label_set(**dict(step.subtract)) if step.subtract else None,
+        suspend=step.suspend,
+    )
+
+
 def outcome_of(
     steps: list[Step], prepare: Callable[[ExitStack], None], replication: int = 1
 ) -> tuple[list[object], bytes, int]:
@@ -87,17 +102,7 @@ def outcome_of(
             client, end = cluster.client(patience=5), 0
             for step in steps:
                 try:
-                    done = await client.append(
-                        JOURNAL,
-                        step.content,
-                        offset=0 if step.beside is None else max(0, end + step.beside),
-                        check_registers=labels.label_selector(include=list(step.check), exclude=list(step.without))
-                        if step.check or step.without
-                        else None,
-                        union_registers=labels.label_set(**dict(step.union)) if step.union else None,
-                        subtract_registers=labels.label_set(**dict(step.subtract)) if step.subtract else None,
-                        suspend=step.suspend,
-                    )
+                    done = await append_step(client, step, end)
                     end = done.end
                     registers = [(each.name, each.value) for each in done.registers.labels]
                     outcomes.append((done.begin, done.end, done.sum, registers))

@@ -26,9 +26,18 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import fast_path
 from coranto_broker.append import registers as of_registers
 
-from .test_ways_agree import AUTHOR, PAIRS, SETS, STEPS, Step, over_a_stream, over_a_stream_through_the_machine
+from .test_ways_agree import (
+    AUTHOR,
+    JOURNAL,
+    PAIRS,
+    SETS,
+    STEPS,
+    Step,
+    append_step,
+    over_a_stream,
+    over_a_stream_through_the_machine,
+)
 
-JOURNAL = "test/ways"
 BROKERS = 3
 
 
@@ -131,17 +140,7 @@ class Run:
 
         async def one(step: Step) -> object:
             try:
-                done = await client.append(
-                    JOURNAL,
-                    step.content,
-                    offset=0 if step.beside is None else max(0, end + step.beside),
-                    check_registers=labels.label_selector(include=list(step.check), exclude=list(step.without))
-                    if step.check or step.without
-                    else None,
-                    union_registers=labels.label_set(**dict(step.union)) if step.union else None,
-                    subtract_registers=labels.label_set(**dict(step.subtract)) if step.subtract else None,
-                    suspend=step.suspend,
-                )
+                done = await append_step(client, step, end)
             except CorantoError as error:
                 return type(error).__name__
             self._end = max(self._end, done.end)

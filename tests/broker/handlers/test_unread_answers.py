@@ -58,7 +58,7 @@ class Flood:
         port, frames = process.broker.frames, process._frames
         assert port is not None
         assert frames is not None
-        # What the broker's kernel takes of answers is no matter of these tests, and is some megabytes otherwise.
+        # These tests are not about the answers that the broker's kernel takes, otherwise some megabytes.
         listener: Any = frames._listener
         listener._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         with socket.socket() as own:
