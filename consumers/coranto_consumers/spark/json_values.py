@@ -49,7 +49,8 @@ from coranto_consumers.spark.json_times import NoZone, days_of, local_micros_of,
 _BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
 _DECIMAL: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?")
-_BASE64: Final = re.compile(r"(?:[\x00-\x20]*+[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==))*+[\x00-\x20]*+")
+_DIGIT: Final = "[A-Za-z0-9+/]"
+_BASE64: Final = re.compile(rf"(?:[\x00-\x20]|{_DIGIT * 4}|{_DIGIT * 3}=|{_DIGIT * 2}==)*+")
 _BELOW_PRINTABLE: Final = dict.fromkeys(range(0x21))
 _MAX_EXPONENT: Final = (1 << 31) - 1
 """The largest exponent of Java's decimals, and the largest number of their digits behind the point."""

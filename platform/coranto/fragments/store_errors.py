@@ -14,8 +14,8 @@ from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 from coranto.errors import FragmentNotFound, StoreDenied, StoreError
 
 # Texts quote the store's answer, which may be anything: so no pattern takes more than one pass over them.
-_STATUS: Final = re.compile(r"status code: (\d{3}) ([A-Za-z ]++)(?:: (?!<)([^\n]*+))?+")
-_IN_XML: Final = re.compile(r"<Code>([^<]++)</Code>(?:\s*+<Message>([^<]*+)</Message>)?+")
+_STATUS: Final = re.compile(r"status code: (\d{3}) ([A-Za-z ]++)(?:: (?!<)([^\n]*+))?")
+_IN_XML: Final = re.compile(r"<Code>([^<]++)</Code>(?:\s*+<Message>([^<]*+)</Message>)?")
 _PLAIN_CODE: Final = re.compile(r"[A-Za-z]{1,64}")
 _NO_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _NO_CONNECTION: Final = re.compile(r"kind: Connect\b.*+", re.DOTALL)

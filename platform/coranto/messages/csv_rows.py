@@ -26,7 +26,8 @@ DEFAULT_ROW_BYTES: Final = 16 << 20
 # Possessive and atomic throughout, so that no content makes them backtrack.
 _FIELD: Final = rb'(?:"(?:[^"]++|"")*+"|[^",\r\n]*+)'
 _ROW: Final = re.compile(rb"(" + _FIELD + rb"(?:," + _FIELD + rb")*+)\r?\n")
-_BEGIN_OF_ROW: Final = re.compile(rb"(?:" + _FIELD + rb",)*+" + rb'(?:"(?:[^"]++|"")*+"?+|[^",\r\n]*+)\r?')
+_OPEN_FIELD: Final = rb'(?:"(?:[^"]++|"")*+"?+|[^",\r\n]*+)'
+_BEGIN_OF_ROW: Final = re.compile(_OPEN_FIELD + rb"(?:," + _OPEN_FIELD + rb")*+\r?")
 _FIELDS: Final = re.compile(rb'(?:^|,)(?:"((?:[^"]++|"")*+)"|([^",]*+))')
 _NEEDS_QUOTES: Final = re.compile(r'[",\r\n]|^ ')
 
