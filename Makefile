@@ -11,6 +11,11 @@ AIRFLOW_STAMP := $(AIRFLOW_VENV)/.installed
 # is that of tests/conftest.py.
 WORKERS ?= 2
 DIST ?= dist
+# Tests whose result may depend on the interpreter: regular expressions, numbers, times, texts and their parsers.
+INTERPRETER_TESTS := tests/test_patterns.py tests/platform/messages tests/platform/types tests/platform/specs \
+    tests/platform/fragments tests/platform/test_names.py tests/platform/test_labels.py tests/broker/spool \
+    tests/broker/http tests/broker/test_hostile_templates.py tests/consumers/comparison \
+    $(wildcard tests/consumers/spark/test_json_*.py tests/consumers/spark/test_*pars*.py tests/consumers/spark/test_csv*.py)
 # Tests start several hundred processes; one that may keep compiled modules starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 # Java is looked for at every run, so that a machine that lost it is told so.
@@ -18,12 +23,17 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java classes browser chromium mariadb demo ui airflow up test test-airflow test-install check unit lint format types imports bench proto faces docs dist clean
+.PHONY: help interpreter setup java classes browser chromium mariadb demo ui airflow up test test-parsers test-pythons test-airflow test-install check unit lint format types imports bench proto faces docs dist clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml constraints.txt tools/setup.sh
+# The interpreter that made an environment. The file changes, and the environment is recreated, when PYTHON names another.
+%/.interpreter: interpreter
+	@found=$$($(PYTHON) tools/pythons.py --identify) || exit 1; [ "$$found" = "$$(cat $@ 2>/dev/null)" ] || \
+	    { mkdir -p $(@D) && echo "$$found" > $@; }
+
+$(STAMP): pyproject.toml constraints.txt tools/setup.sh $(VENV)/.interpreter
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh tools/setup.sh
 	@touch $(STAMP)
 
@@ -50,7 +60,7 @@ demo: setup ## Run the main job: cluster, flights, Spark consumer, Dagster, proo
 ui: setup ## Open the demo's cluster in Dagster's UI
 	@$(BIN)/coranto demo ui
 
-$(AIRFLOW_STAMP): pyproject.toml constraints-airflow.txt tools/airflow.sh
+$(AIRFLOW_STAMP): pyproject.toml constraints-airflow.txt tools/airflow.sh $(AIRFLOW_VENV)/.interpreter
 	@PYTHON="$(PYTHON)" AIRFLOW_VENV="$(AIRFLOW_VENV)" sh tools/airflow.sh
 	@touch $(AIRFLOW_STAMP)
 
@@ -62,7 +72,13 @@ up: setup ## Run an embedded cluster in the foreground
 
 test: setup browser mariadb ## Lint, types, import rules, stubs and all tests
 	@$(MAKE) --no-print-directory -j2 check
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python tools/run_tests.py -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-parsers: $(STAMP) java ## The tests that depend on the interpreter (`make test-parsers PYTHON=python3.12 VENV=.venv-3.12`)
+	@$(BIN)/python tools/run_tests.py -n $(WORKERS) --dist loadfile $(INTERPRETER_TESTS)
+
+test-pythons: ## The same on each supported interpreter of this machine
+	@$(PYTHON) tools/pythons.py
 
 test-airflow: $(AIRFLOW_STAMP) java chromium ## Types and tests of the Airflow provider, in an environment of its own
 	@$(AIRFLOW_BIN)/mypy -p airflow_coranto
@@ -109,5 +125,5 @@ dist: $(STAMP) ## Build the wheel and the sdist into dist/
 	@$(BIN)/python -m build --no-isolation --outdir $(DIST) .
 
 clean: ## Remove the virtual environment, caches and the demo's data
-	rm -rf $(VENV) $(AIRFLOW_VENV) .venv-docs site .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AIRFLOW_VENV) .venv-* site .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,10 +3,7 @@
 set -eu
 python=${PYTHON:-python3}
 venv=${AIRFLOW_VENV:-.venv-airflow}
-[ -x "$venv/bin/python" ] || {
-    echo "Creating $venv …"
-    "$python" -m venv "$venv"
-}
+sh tools/venv.sh "$python" "$venv"
 echo "Installing Coranto and Airflow (some minutes the first time) …"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --progress-bar off \
     -c constraints-airflow.txt -e '.[airflow-dev]'

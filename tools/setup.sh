@@ -7,10 +7,7 @@ venv=${VENV:-.venv}
     echo "Coranto needs Python 3.11 or newer; $("$python" --version) is $(command -v "$python"). Name another with 'make PYTHON=python3.12 …'." >&2
     exit 1
 }
-[ -x "$venv/bin/python" ] || {
-    echo "Creating $venv …"
-    "$python" -m venv "$venv"
-}
+sh tools/venv.sh "$python" "$venv"
 echo "Installing Coranto and what it needs (some minutes the first time) …"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[demo,dev]'
 echo "Installed into $venv."

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools import pythons
+
 ROOT = Path(__file__).parents[3]
 THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
-OLDEST = 11
 NEWEST = 19
-"""Minor versions of Python 3 that are looked for."""
+"""The newest minor version of Python 3 to search for."""
 
 
-def pythons() -> dict[str, Path]:
-    """Return the Pythons of this machine that Coranto may run on, by version: this one, and others of PATH or pyenv."""
-    found = {THIS: Path(sys.executable)}
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for minor in range(OLDEST, NEWEST + 1):
-        version = f"3.{minor}"
-        candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
-        for candidate in candidates:
-            if version not in found and candidate and _answers(Path(candidate), version):
-                found[version] = Path(candidate)
-    return found
-
-
-def _answers(python: Path, version: str) -> bool:
-    command = [python, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode == 0 and done.stdout.strip() == version
+def supported() -> dict[str, Path]:
+    """Return the interpreters of this machine that Coranto may run on, by version."""
+    return {**pythons.find(NEWEST), THIS: Path(sys.executable)}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from coranto.cluster import EmbeddedCluster
-from tests.installation.elsewhere.environments import ROOT, THIS, Environment, block, blocks, pythons
+from tests.installation.elsewhere.environments import ROOT, THIS, Environment, block, blocks, supported
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
@@ -197,7 +197,7 @@ SNIPPETS: dict[str, list[Snippet]] = {
 }
 CASES = [
     (version, extra)
-    for version in pythons()
+    for version in supported()
     for extra in (set(SNIPPETS) - {"all"} if version == THIS else {"", "all", "airflow"})
 ]
 
@@ -212,7 +212,7 @@ def case(request: pytest.FixtureRequest) -> tuple[str, str]:
 def made(case: tuple[str, str], wheel: Path, tmp_path: Path) -> Environment:
     version, extra = case
     constraints = ROOT / ("constraints-airflow.txt" if extra == "airflow" else "constraints.txt")
-    return Environment.make(tmp_path / "env", pythons()[version], wheel, extra, constraints)
+    return Environment.make(tmp_path / "env", supported()[version], wheel, extra, constraints)
 
 
 def test_the_extra_does_what_the_documents_show(case: tuple[str, str], made: Environment, tmp_path: Path) -> None:
