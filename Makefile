@@ -92,12 +92,13 @@ check: lint types imports ## Everything but the tests
 unit: setup ## Only the fast tests
 	@$(BIN)/python -m pytest -m "not integration and not system and not browser"
 
-lint: $(STAMP) ## Ruff, whether generated code is current, and whether links in the documents lead somewhere
+lint: $(STAMP) ## Ruff; checks of generated code, links in the documents, and licenses of dependencies
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/generate_proto.py --check
 	@$(BIN)/python tools/generate_blocking.py --check
 	@$(BIN)/python tools/check_links.py
+	@$(BIN)/python tools/licenses.py --check
 
 format: $(STAMP) ## Let ruff fix and format
 	@$(BIN)/ruff check --fix .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tools import licenses
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
@@ -53,6 +56,34 @@ def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert tracked <= inside
     assert not [name for name in inside if "__pycache__" in name]
+
+
+def test_the_wheel_states_its_license(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (folder,) = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+    stated = email.message_from_bytes(archive.read(f"{folder}/METADATA"))
+    assert stated["License-Expression"] == "Apache-2.0"
+    assert stated["Author"]
+    assert archive.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("expression", "compatible"),
+    [
+        ("MIT", True),
+        ("Apache-2.0 AND (MIT OR BSD-3-Clause)", True),
+        ("GPL-3.0-only", False),
+        ("MIT AND none stated", False),
+    ],
+)
+def test_licenses_are_judged_by_each_of_their_parts(expression: str, compatible: bool) -> None:
+    assert licenses.is_compatible(expression) is compatible
+
+
+def test_all_requirements_are_found() -> None:
+    found = licenses.required("coranto", frozenset({"lake"}))
+    assert {"grpcio", "duckdb", "pyiceberg", "pyroaring", "sqlalchemy"} <= found
+    assert "dagster" not in found
 
 
 def test_the_wheels_client_imports_nothing_of_the_extras(wheel: Path) -> None:
