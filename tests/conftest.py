@@ -4,7 +4,7 @@ import gc
 import logging
 import os
 import signal
-import zlib
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,12 +97,25 @@ hypothesis.settings.load_profile("untimed")
 # spared by an archive of classes, for executors and servers, too.
 os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive_options()}")
 
-# Processes that share the tests must not take ports from one another while a server that was killed is away.
+# Test processes, of other runs too, must not take ports from one another while a server that was killed is away. Each
+# owns a block of ports for as long as it holds the block's first one.
 _PORTS_EACH = 300
-_run = zlib.crc32(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())).encode())
-_number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_first = 20_000 + (_run + _number) % (10_000 // _PORTS_EACH) * _PORTS_EACH
-os.environ["CORANTO_PORTS"] = f"{_first}-{_first + _PORTS_EACH - 1}"
+
+
+def _own_ports() -> tuple[socket.socket, range]:
+    for first in range(20_000, 30_000, _PORTS_EACH):
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", first))
+        except OSError:
+            held.close()
+        else:
+            return held, range(first + 1, first + _PORTS_EACH)
+    raise pytest.UsageError("all blocks of ports from 20000 to 30000 are in use by other test processes")
+
+
+_held_port, _ports = _own_ports()
+os.environ["CORANTO_PORTS"] = f"{_ports.start}-{_ports.stop - 1}"
 
 
 # Whatever the collection imports stays, so nobody need look whether it can be freed.

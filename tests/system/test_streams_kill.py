@@ -69,12 +69,13 @@ class Program:
         self._name = name
         self._units = units
         self._process: asyncio.subprocess.Process | None = None
+        self._random = random.Random(name)
         self.lives = 0
 
     async def run(self) -> None:
         """Until all units are durable."""
         while left := [unit for unit in self._units if unit.outcome is not UnitOutcome.OK]:
-            if self.lives and random.random() < 0.7:
+            if self.lives and self._random.random() < 0.7:
                 # It has forgotten that the last ones are there.
                 before = [unit for unit in self._units if unit.number < left[0].number]
                 left = before[-3:] + left

@@ -320,7 +320,8 @@ async def test_damaged_content_that_nobody_else_has_waits_until_somebody_stores_
     flip(sealed, 0)
     await eventually(lambda: fixture.copies.asked > 2)
     following = fixture.add(b"def", 3)
-    await asyncio.sleep(0.05)
+    asked = fixture.copies.asked
+    await eventually(lambda: fixture.copies.asked > asked + 2)
     assert (fixture.persister.damaged, fixture.persister.pending, fixture.stores.first.kept) == (1, 2, {})
     fixture.stores.first.kept[sealed.fragment.content_path] = compress(Codec.GZIP, b"abc")
     await eventually(lambda: len(fixture.stored) == 2)

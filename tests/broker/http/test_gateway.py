@@ -162,6 +162,8 @@ async def test_content_is_not_held_in_memory_for_a_client_that_does_not_read(gat
         last = sent._value.get()
         await asyncio.sleep(0.2)
     assert 0 < last < 20 << 20
+    await reader.readexactly(8 << 20)  # The server was waiting for the client, and continues.
+    await eventually(lambda: sent._value.get() > last)
     writer.transport.abort()
     tasks = [task.get_name() for task in asyncio.all_tasks()]
     await eventually(lambda: len(asyncio.all_tasks()) < len(tasks))

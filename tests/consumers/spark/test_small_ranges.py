@@ -108,7 +108,7 @@ def test_ranges_that_hang_end_the_read_and_tell_their_journal(broker):
     parts = filled(broker, 8, 3)
     broker.fake.at(CallPoint.READ_CONTENT, *[Break.HANG] * 8)
     with (
-        SyncJournalClient.of(broker.config, timeout=0.5) as client,
+        SyncJournalClient.of(broker.config, timeout=3.0) as client,
         read_together(client, parts, FRAMING) as content,
         pytest.raises(Unavailable, match="read of a/j/000: nothing came within"),
     ):

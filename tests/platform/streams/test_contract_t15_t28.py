@@ -284,7 +284,7 @@ async def lose_everything(world: StreamWorld, *, specs: bool) -> None:
     cluster = world.cluster
     await cluster.stop(0)
     machine = cluster._machine(0)
-    machine.disk = SimDisk(cluster._world.timeline, random.Random(), loses_power=False)
+    machine.disk = SimDisk(cluster._world.timeline, random.Random(287), loses_power=False)
     lose_records(cluster, JOURNAL, specs=specs)
     await cluster.start(0)
     if specs:
