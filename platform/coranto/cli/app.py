@@ -13,7 +13,7 @@ import grpc
 import typer
 
 from coranto.cli import attach_uuids, audit, cluster, doctor, journals, recover, streams, types
-from coranto.cli.output import printable
+from coranto.cli.output import Panel, printable
 from coranto.cli.plugins import add_plugins
 from coranto.errors import CorantoError
 from coranto.telemetry import configure_logging
@@ -54,24 +54,33 @@ def _build(words: Sequence[str]) -> typer.Typer:
     @app.callback()
     def root(
         verbose: bool = typer.Option(False, _VERBOSE, help="Log in detail, and show tracebacks. May stand anywhere."),
+        show_version: bool = typer.Option(
+            False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
     ) -> None:
         """Journals: replicated, transactional, append-only logs."""
 
-    app.add_typer(journals.app, name="journals")
-    app.add_typer(audit.app, name="audit")
-    app.add_typer(streams.app, name="streams")
-    app.add_typer(types.app, name="types")
-    app.add_typer(recover.app, name="recover")
-    app.command("up")(cluster.up)
-    app.command("attach-uuids")(attach_uuids.attach_uuids)
-    app.command("doctor")(doctor.doctor)
-    app.command("version")(version)
+    app.command("up", rich_help_panel=Panel.CLUSTER)(cluster.up)
+    app.command("doctor", rich_help_panel=Panel.CLUSTER)(doctor.doctor)
+    app.add_typer(journals.app, name="journals", rich_help_panel=Panel.DATA)
+    app.add_typer(streams.app, name="streams", rich_help_panel=Panel.DATA)
+    app.add_typer(types.app, name="types", rich_help_panel=Panel.DATA)
+    app.command("attach-uuids", rich_help_panel=Panel.DATA)(attach_uuids.attach_uuids)
+    app.add_typer(audit.app, name="audit", rich_help_panel=Panel.REPAIR)
+    app.add_typer(recover.app, name="recover", rich_help_panel=Panel.REPAIR)
     add_plugins(app, words)
+    app.command("version", rich_help_panel=Panel.OTHER)(version)
     return app
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
 def version() -> None:
-    """Show versions."""
+    """Show the versions of Coranto, Python and gRPC."""
     typer.echo(
         f"coranto {importlib.metadata.version('coranto')} "
         f"(Python {platform.python_version()}, grpcio {grpc.__version__}, {platform.system()})"

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
-from coranto.cli.output import Output, print_table
+from coranto.cli.output import Output, print_table, printable
 from coranto.client.loop import shared_loop
 from coranto.errors import ClusterError, InvalidInput
 from coranto.telemetry import progress
@@ -116,7 +117,11 @@ def _show(results: list[Examination], output: Output) -> None:
     if output is Output.JSON:
         typer.echo(json.dumps([dataclasses.asdict(each) for each in results], indent=2))
         return
-    print_table(
-        ("", "what", "found", "what to do"),
-        [(each.condition.value, each.subject, each.found, each.advice) for each in results],
-    )
+    if Console().is_terminal:
+        rows = [(each.condition.value, each.subject, each.found, each.advice) for each in results]
+        print_table(("", "what", "found", "what to do"), rows)
+        return
+    for each in results:
+        typer.echo(f"{each.condition.value}: {printable(each.subject)}: {printable(each.found)}")
+        if each.advice:
+            typer.echo(f"    {printable(each.advice)}")

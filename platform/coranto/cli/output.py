@@ -35,6 +35,17 @@ class Output(enum.StrEnum):
     JSON = "json"
 
 
+class Panel(enum.StrEnum):
+    """The groups of commands in the help of `coranto`."""
+
+    CLUSTER = "Cluster"
+    DATA = "Data"
+    CONSUMERS = "Consumers"
+    REPAIR = "Audit and repair"
+    DEMO = "Demo"
+    OTHER = "Other"
+
+
 def printable(text: str) -> str:
     """Return text on one line, without characters that control a terminal.
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
+from coranto.cli.output import Panel
 from coranto.errors import CorantoError
 
 GROUP = "coranto.commands"
@@ -24,11 +25,12 @@ _EXTRAS = {
 """The extras of this distribution that install the dependencies of its own plugins."""
 
 _HELP = {
-    "broker": "Run a broker.",
-    "consumer": "Run, audit and recover consumers.",
-    "shards": "Shards of consumers: their specs and how they are doing.",
-    "demo": "The main job, end to end, on real flights.",
+    "broker": ("Run a broker.", Panel.CLUSTER),
+    "consumer": ("Run, audit and recover consumers.", Panel.CONSUMERS),
+    "shards": ("Shards of consumers: their specs and how they are doing.", Panel.CONSUMERS),
+    "demo": ("The main job, end to end, on real flights.", Panel.DEMO),
 }
+"""The help texts of this distribution's own plugins, and the groups in which they are listed."""
 
 
 def add_plugins(
@@ -40,15 +42,15 @@ def add_plugins(
     if entry_points is None:
         entry_points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda entry: entry.name)
     for entry in entry_points:
-        summary = _HELP.get(entry.name, f"Commands of {entry.module.partition('.')[0]}.")
+        summary, panel = _HELP.get(entry.name, (f"Commands of {entry.module.partition('.')[0]}.", Panel.OTHER))
         if entry.name in words:
             try:
-                app.add_typer(_load(entry), name=entry.name, help=summary)
+                app.add_typer(_load(entry), name=entry.name, help=summary, rich_help_panel=panel)
                 continue
             except ImportError as error:
-                _add_failing(app, entry.name, summary, _missing(entry, error))
+                _add_failing(app, entry.name, summary, panel, _missing(entry, error))
         else:
-            _add_failing(app, entry.name, summary, f"`coranto {entry.name}` was not loaded")
+            _add_failing(app, entry.name, summary, panel, f"`coranto {entry.name}` was not loaded")
 
 
 def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:
@@ -66,9 +68,9 @@ def _missing(entry: importlib.metadata.EntryPoint, error: ImportError) -> str:
     return f"`coranto {entry.name}` cannot be loaded ({error}). Install what it needs: pip install '{wanted}'"
 
 
-def _add_failing(app: typer.Typer, name: str, summary: str, problem: str) -> None:
+def _add_failing(app: typer.Typer, name: str, summary: str, panel: Panel, problem: str) -> None:
     def fail() -> None:
         raise CorantoError(problem)
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    app.command(name, help=summary, context_settings=settings, add_help_option=False)(fail)
+    app.command(name, help=summary, rich_help_panel=panel, context_settings=settings, add_help_option=False)(fail)

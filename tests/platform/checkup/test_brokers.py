@@ -39,4 +39,6 @@ def test_the_command_tells_of_brokers_and_ends_with_1_for_a_problem(
     gone = run("doctor", "--endpoint", "127.0.0.1:1", "--output", "json")
     assert gone.code == 1
     assert [each["advice"] for each in json.loads(gone.output) if each["condition"] == "problem"]
-    assert "what to do" in run("doctor").output
+    piped = run("doctor").output.splitlines()
+    assert "    give --etcd host:port to examine it" in piped
+    assert max(map(len, piped)) < 120, "it fits a pipe"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from coranto.testing.command_line import CommandLine, RemoteBroker
 
 
-def test_version(run: CommandLine) -> None:
-    result = run("version")
+@pytest.mark.parametrize("words", ["version", "--version"])
+def test_version(run: CommandLine, words: str) -> None:
+    result = run(words)
     assert result.code == 0
     assert result.output.startswith(f"coranto {importlib.metadata.version('coranto')} (Python 3.")
 
@@ -21,8 +23,19 @@ def test_version(run: CommandLine) -> None:
 def test_help_names_every_command_without_loading_plugins(run: CommandLine) -> None:
     result = run("--help")
     assert result.code == 0
-    for command in ("up", "journals", "version", "broker", "demo"):
-        assert command in result.output
+    groups = re.split(r"─ ([A-Z][A-Za-z ]+) ─", result.output)
+    listed = dict(zip(groups[1::2], groups[2::2], strict=True))
+    for group, command in (
+        ("Cluster", "up"),
+        ("Cluster", "broker"),
+        ("Data", "journals"),
+        ("Consumers", "shards"),
+        ("Audit and repair", "recover"),
+        ("Demo", "demo"),
+        ("Other", "version"),
+    ):
+        assert f" {command} " in listed[group]
+    assert " demo " not in listed["Cluster"] + listed["Data"]
     done = subprocess.run(
         [
             sys.executable,
