@@ -23,7 +23,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help interpreter setup java classes browser chromium mariadb demo ui airflow up test test-parsers test-pythons test-airflow test-install check unit lint format types imports bench proto faces docs dist clean
+.PHONY: help interpreter setup java classes browser chromium mariadb demo ui airflow up test test-parsers test-pythons test-airflow test-install check unit lint format types imports bench proto faces docs dist release-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -124,6 +124,9 @@ docs: ## Build the documentation site into site/, in an environment of its own
 
 dist: $(STAMP) ## Build the wheel and the sdist into dist/
 	@$(BIN)/python -m build --no-isolation --outdir $(DIST) .
+
+release-check: $(STAMP) java ## Build wheel and sdist, check them and all versions, install each extra (twenty minutes)
+	@$(BIN)/python tools/release_check.py
 
 clean: ## Remove the virtual environment, caches and the demo's data
 	rm -rf $(VENV) $(AIRFLOW_VENV) .venv-* site .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

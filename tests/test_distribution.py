@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import licenses
+from tools import licenses, release_check
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
@@ -65,6 +65,10 @@ def test_the_wheel_states_its_license(wheel: Path) -> None:
     assert stated["License-Expression"] == "Apache-2.0"
     assert stated["Author"]
     assert archive.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+
+
+def test_all_files_state_the_same_version() -> None:
+    assert release_check.wrong_versions() == []
 
 
 @pytest.mark.parametrize(
