@@ -75,7 +75,7 @@ test: setup browser mariadb ## Lint, types, import rules, stubs and all tests
 	@$(BIN)/python tools/run_tests.py -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-parsers: $(STAMP) java ## The tests that depend on the interpreter (`make test-parsers PYTHON=python3.12 VENV=.venv-3.12`)
-	@$(BIN)/python tools/run_tests.py -n $(WORKERS) --dist loadfile $(INTERPRETER_TESTS)
+	@$(BIN)/python tools/run_tests.py -n $(WORKERS) --dist loadfile -m "not integration" $(INTERPRETER_TESTS)
 
 test-pythons: ## The same on each supported interpreter of this machine
 	@$(PYTHON) tools/pythons.py
