@@ -23,7 +23,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help interpreter setup java classes browser chromium mariadb demo ui airflow up test test-parsers test-pythons test-airflow test-install check unit lint format types imports bench proto faces docs dist release-check clean
+.PHONY: help interpreter setup java classes browser chromium mariadb demo ui airflow up test test-near test-parsers test-pythons test-airflow test-install check unit lint format types imports bench proto faces docs dist release-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ test: setup browser mariadb ## Lint, types, import rules, stubs and all tests
 
 test-parsers: $(STAMP) java ## The tests that depend on the interpreter (`make test-parsers PYTHON=python3.12 VENV=.venv-3.12`)
 	@$(BIN)/python tools/run_tests.py -n $(WORKERS) --dist loadfile -m "not integration" $(INTERPRETER_TESTS)
+
+test-near: $(STAMP) ## The tests nearest to a file (`make test-near FILE=platform/coranto/client/retry.py`)
+	@$(BIN)/python tools/near_tests.py "$(FILE)"
 
 test-pythons: ## The same on each supported interpreter of this machine
 	@$(PYTHON) tools/pythons.py

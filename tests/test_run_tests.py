@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import pythons
+from tools import near_tests, pythons
 from tools.run_tests import MAX_FLAKY
 
 ROOT = Path(__file__).parent.parent
@@ -73,6 +73,29 @@ def test_a_run_that_ends_for_another_reason_is_not_repeated(tmp_path: Path, text
     done = run(tmp_path)
     assert done.returncode == code
     assert "flaky" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "tests"),
+    [
+        ("platform/coranto/client/retry.py", ["tests/platform/client/test_retry.py"]),
+        ("broker/coranto_broker/append/decision.py", ["tests/broker/append/test_decision.py"]),
+        ("tests/platform/test_names.py", ["tests/platform/test_names.py"]),
+        ("consumers/pyspark_coranto/__init__.py", ["tests/consumers"]),
+    ],
+)
+def test_the_tests_nearest_to_a_file_are_found(file: str, tests: list[str]) -> None:
+    assert list(map(str, near_tests.near(ROOT / file))) == tests
+
+
+def test_a_file_without_a_mirror_has_the_tests_that_import_it() -> None:
+    found = near_tests.near(ROOT / "broker" / "coranto_broker" / "spool" / "flush.py")
+    assert Path("tests/broker/spool/test_durable_spool.py") in found
+
+
+def test_a_file_without_tests_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not below"):
+        near_tests.near(ROOT / "tools" / "near_tests.py")
 
 
 def make_environment(folder: Path) -> str:
