@@ -19,12 +19,15 @@ import pytest
 pytestmark = [pytest.mark.integration, pytest.mark.system]
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
-LEFT_OUT = ("make setup", ". .venv/bin/activate", "pip install ")
+LEFT_OUT = ("python3 -m venv", ". .venv/bin/activate", "pip install ")
 BLOCK = re.compile(r"(?:^`(?P<file>[^`]+)`:\n\n)?^```(?P<kind>\w+)\n(?P<content>.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def script() -> tuple[str, list[str]]:
-    """Return the page as a shell script, and the lines of output that it promises."""
+def script(left_out: tuple[str, ...] = LEFT_OUT) -> tuple[str, list[str]]:
+    """Return the page as a shell script, and the lines of output that it promises.
+
+    Commands that begin with `left_out` are not in it.
+    """
     lines, promised = ["set -e"], []
     for block in BLOCK.finditer(PAGE.read_text()):
         if block["kind"] != "console":
@@ -37,7 +40,7 @@ def script() -> tuple[str, list[str]]:
                 promised.append(line)
             elif command.startswith("coranto up "):
                 lines += [command, "echo $! > up.pid", "until [ -s data/cluster.json ]; do kill -0 $!; sleep 0.1; done"]
-            elif not command.startswith(LEFT_OUT):
+            elif not command.startswith(left_out):
                 lines += [f"echo '>>>' {command.split()[0]}", command]
             if command == "cd shop":
                 lines.append("export PYTHONPATH=$PYTHONPATH:$PWD/src")
@@ -45,9 +48,6 @@ def script() -> tuple[str, list[str]]:
 
 
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    text, promised = script()
-    assert text.count("\ndg ") == 5
-    assert len(promised) == 7
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
     environment |= {
         "CORANTO_PORTS": os.environ["CORANTO_PORTS"],
@@ -57,16 +57,18 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # As in an activated environment.
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
-    log = tmp_path / "output"
+    follow(*script(), tmp_path, environment)
+
+
+def follow(text: str, promised: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """Run the page's script in a folder, and compare its output with the promised lines."""
+    assert text.count("\ndg ") == 5
+    assert len(promised) == 7
+    log = folder / "output"
     try:
         with log.open("w") as output:
             done = subprocess.run(
-                ["bash", "-c", text],
-                cwd=tmp_path,
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
+                ["bash", "-c", text], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
             )
         shown = log.read_text()
         assert done.returncode == 0, shown[-5000:]
@@ -74,7 +76,7 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
         assert "RUN_FAILURE" not in shown
         assert shown.count("RUN_SUCCESS") == 3
     finally:
-        _stop(tmp_path / "up.pid")
+        _stop(folder / "up.pid")
 
 
 def _stop(pid_file: Path) -> None:
