@@ -1,5 +1,5 @@
 # `make demo` and `make test` need nothing before them but Python 3.11+, make and (installed here when missing, as root
-# on Debian) Java 17.
+# on Debian) Java 17 and etcd. Without etcd they use that of a wheel.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,7 +23,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help interpreter setup java classes browser chromium mariadb demo ui airflow up test test-near test-parsers test-pythons test-airflow test-install check unit lint format types imports bench proto faces docs dist release-check clean
+.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-near test-parsers test-pythons test-airflow test-install check unit lint format types imports bench proto faces docs dist release-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -37,10 +37,13 @@ $(STAMP): pyproject.toml constraints.txt tools/setup.sh $(VENV)/.interpreter
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh tools/setup.sh
 	@touch $(STAMP)
 
-setup: $(STAMP) java classes ## Create .venv and install everything
+setup: $(STAMP) java etcd classes ## Create .venv and install everything
 
 java:
 	@sh tools/java.sh
+
+etcd:
+	@sh tools/etcd.sh
 
 # Spark sessions start without it, too, but in twice the time. Tests start some thirty.
 classes: $(STAMP) java

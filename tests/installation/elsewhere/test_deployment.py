@@ -25,7 +25,8 @@ import pytest
 import sqlalchemy as sa
 import yaml
 
-from coranto.cluster.etcd_server import find_etcd, is_healthy
+from coranto.cluster.etcd_program import find_etcd
+from coranto.cluster.etcd_server import is_healthy
 from coranto.cluster.processes import ChildProcess, free_port, stop_all
 from coranto.testing.s3_server import AwsKey, S3Server
 from tests.installation.elsewhere.environments import ROOT
@@ -88,7 +89,7 @@ class Machine:
         words = [*SERVICES[service].get("entrypoint", []), *SERVICES[service]["command"]]
         words = [self.local(service, word) for word in words]
         if words[0] == "etcd":
-            return [str(find_etcd()), *words[1:]]
+            return [str(find_etcd(os.environ).path), *words[1:]]
         program = "dagster" if words[0] == "dagster" else "coranto"
         return [str(Path(sys.executable).parent / program), *words[program == "dagster" :]]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from coranto.checkup import Condition, etcd
 from coranto.cluster import EtcdServer
 from coranto.cluster.etcd_server import ask_etcd
+from tests.platform.cluster.children import write_program
 
 pytestmark = pytest.mark.integration
 
@@ -20,10 +22,12 @@ def etcd_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.endpoint
 
 
-def test_a_young_etcd_is_well_but_for_its_version(etcd_endpoint: str) -> None:
+def test_a_young_etcd_is_well_if_its_version_is(etcd_endpoint: str) -> None:
     verdicts = {each.subject: each.condition for each in etcd.etcd(etcd_endpoint)}
+    program = etcd.program()
+    assert program.condition in (Condition.OK, Condition.WARNING)
     assert verdicts == {
-        "etcd's version": Condition.WARNING,  # The embedded one is 3.5.1.
+        "etcd's version": program.condition,
         "etcd's size": Condition.OK,
         "etcd's compaction": Condition.OK,
         "clock of etcd": Condition.OK,
@@ -53,7 +57,12 @@ def test_compaction_is_seen_in_the_history(etcd_endpoint: str, monkeypatch: pyte
     ("version", "condition"),
     [
         ("3.3.27", Condition.PROBLEM),
-        ("3.5.2", Condition.WARNING),
+        ("3.4.0", Condition.WARNING),
+        ("3.4.21", Condition.WARNING),
+        ("3.4.22", Condition.OK),
+        ("3.5.0", Condition.WARNING),
+        ("3.5.5", Condition.WARNING),
+        ("3.5.6", Condition.OK),
         ("3.5.16", Condition.OK),
         ("3.6.0", Condition.OK),
         ("", Condition.PROBLEM),
@@ -61,6 +70,29 @@ def test_compaction_is_seen_in_the_history(etcd_endpoint: str, monkeypatch: pyte
 )
 def test_versions_of_etcd_are_judged(version: str, condition: Condition) -> None:
     assert etcd._version(version).condition is condition
+
+
+def test_an_active_alarm_is_reported_with_what_to_do(tmp_path: Path) -> None:
+    """Under an alarm, etcd's health check answers with an error."""
+    with EtcdServer(tmp_path, fsync=False) as server:
+        ask_etcd(server.endpoint, None, "/v3/maintenance/alarm", {"action": "ACTIVATE", "alarm": "NOSPACE"}, 5.0)
+        found = {each.subject: each for each in etcd.etcd(server.endpoint)}
+        alarm = found["etcd's alarms"]
+        assert (alarm.condition, alarm.found) == (Condition.PROBLEM, "NOSPACE is active")
+        assert "defrag" in alarm.advice
+        assert found.keys() == {"etcd's version", "etcd's alarms", "etcd's size", "etcd's compaction", "clock of etcd"}
+        ask_etcd(server.endpoint, None, "/v3/maintenance/alarm", {"action": "DEACTIVATE", "alarm": "NOSPACE"}, 5.0)
+        assert "etcd's alarms" not in {each.subject for each in etcd.etcd(server.endpoint)}
+
+
+def test_the_program_of_embedded_clusters_is_judged(tmp_path: Path) -> None:
+    program = tmp_path / "etcd"
+    environment = {"CORANTO_ETCD_BINARY": str(program)}
+    assert etcd.program(environment).condition is Condition.PROBLEM
+    for version, condition in (("3.5.1", Condition.WARNING), ("3.5.21", Condition.OK)):
+        write_program(program, version)
+        judged = etcd.program(environment)
+        assert (judged.condition, judged.found.partition(":")[0]) == (condition, f"{program} ({version})")
 
 
 def test_a_closed_port_of_etcd_is_told() -> None:

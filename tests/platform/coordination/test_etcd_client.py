@@ -16,7 +16,8 @@ import trustme
 
 from coranto.client import ClientTls
 from coranto.cluster import EmbeddedCluster, EtcdServer
-from coranto.cluster.etcd_server import etcd_tls, find_etcd, is_healthy, keep_lease_alive
+from coranto.cluster.etcd_program import find_etcd
+from coranto.cluster.etcd_server import etcd_tls, is_healthy, keep_lease_alive
 from coranto.cluster.processes import ChildProcess, free_port, wait_ready
 from coranto.coordination.etcd import Put, prefix_end
 from coranto.coordination.etcd_client import EtcdCoordinator
@@ -165,7 +166,7 @@ def secure_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureEtcd
     peer = free_port(taken=[port])
     endpoint = f"https://127.0.0.1:{port}"
     command = [
-        str(find_etcd()),
+        str(find_etcd(os.environ).path),
         f"--data-dir={folder / 'data'}",
         f"--listen-client-urls={endpoint}",
         f"--advertise-client-urls={endpoint}",
