@@ -110,7 +110,6 @@ ELSEWHERE: Final = {
     "dagster_coranto.consumers.assets": ("orchestration/flights/test_pipeline.py", "it takes Spark and a cluster"),
     "dagster_coranto.consumers.consumption": ("orchestration/test_serve.py", "it takes a consumer that works"),
     "dagster_coranto.flights.cli": ("system/test_main_job.py", "the demo is run as its users run it"),
-    "dagster_coranto.instance.heartbeat": ONE_RUN,
     "dagster_coranto.instance.log": ("orchestration/flights/test_ui_processes.py", "it takes processes of Dagster"),
     "dagster_coranto.instance.underway": ONE_RUN,
     "dagster_coranto.resources.sql_store": SECRETS,

@@ -30,8 +30,9 @@ def journal_asset(
 
     `cluster` is the name that everybody uses for the cluster (`cluster` in the extra of the connection; by default the
     connection's id). With `watch` a JournalOffsetTrigger of the connection `conn_id`, with the further arguments,
-    adds an event to the asset when any program appends to the journals. DAGs that have the asset as their schedule
-    start then. Do not also name such an asset as an outlet of the task that publishes: each append would count twice.
+    adds an event to the asset when messages of any program become committed in the journals. DAGs that have the asset
+    as their schedule start then. Operators that publish to the group have the asset as an outlet, which adds an event
+    too: give `outlets=[]` to those whose journals are watched, so that each publication counts once.
     """
     from airflow.sdk import AssetWatcher
 

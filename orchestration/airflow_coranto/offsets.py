@@ -76,11 +76,13 @@ def from_kept(kept: Mapping[str, Any]) -> dict[str, JournalPosition]:
 def variable_name(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the name of the Airflow variable that keeps a watcher's positions.
 
-    It is that of the watcher's own name, if it has one. Otherwise it depends on all arguments.
+    It is that of the watcher's own name, if it has one. Otherwise it depends on all arguments, without `committed`:
+    a watcher that begins to look at commits continues at its place.
     """
     if name:
         return f"{MARK}.{name}"
-    digest = hashlib.sha256(json.dumps(dict(arguments), sort_keys=True).encode()).hexdigest()[:12]
+    deciding = {key: value for key, value in arguments.items() if key != "committed"}
+    digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:12]
     return f"{MARK}.{re.sub(r'[^A-Za-z0-9._-]', '_', str(arguments.get('group', '')))}.{digest}"
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_coranto import offsets
+from airflow_coranto.committed import Commits
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.hook import CorantoHook
 from airflow_coranto.variables import get_variable, set_variable
@@ -23,16 +25,22 @@ _MAX_PAUSE: Final = 60.0
 
 
 class JournalOffsetTrigger(BaseEventTrigger):
-    """Fires when the journals of a group have grown.
+    """Fires when messages became committed in the journals of a group.
 
-    *In an asset's watcher* (without `beyond`) it fires for ever, at most once per `interval` seconds, whenever at least
-    `min_bytes` were appended since the last event. Each byte belongs to one event. The positions are kept in an Airflow
-    variable, which is written in the transaction that stores the event (`airflow_coranto.listener`). So a triggerer
-    that is restarted or replaced goes on where the last stored event ends. The first one begins at the heads that it
-    finds, or with `earliest` at offset 0. The variable belongs to all these arguments, or to `name` if that is given.
+    Messages of an open transaction, or of one that is rolled back, do not count. To see that, the trigger reads the
+    content of journals that have lines of JSON by their label `content-type`. Of other journals it cannot tell, and
+    with `committed=False` it does not look: then it fires when any byte was appended.
 
-    *For a task that waits* (with `beyond`) it fires once, as soon as a journal's head is above its offset there; a
-    journal that is not in `beyond` counts from offset 0. The vector is part of the trigger, so restarts change nothing.
+    *In an asset's watcher* (without `beyond`) it fires without end, at most once per `interval` seconds, whenever at
+    least `min_bytes` were appended since the last event, and messages became committed. Each byte belongs to one event.
+    The positions are kept in an Airflow variable, which is written in the transaction that stores the event
+    (`airflow_coranto.listener`). So a triggerer that is restarted or replaced goes on where the last stored event ends.
+    The first one begins at the heads that it finds, or with `earliest` at offset 0. The variable belongs to all these
+    arguments, or to `name` if that is given.
+
+    *For a task that waits* (with `beyond`) it fires once, as soon as messages became committed above a journal's offset
+    there; a journal that is not in `beyond` counts from offset 0. The vector is part of the trigger, so restarts change
+    nothing.
 
     While the cluster does not answer, it goes on asking. A task gets an event with `error` for what asking again will
     not cure, such as a refused token.
@@ -47,6 +55,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
         min_bytes: int = 1,
         earliest: bool = False,
         name: str = "",
+        committed: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -59,6 +68,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
         self.min_bytes = min_bytes
         self.earliest = earliest
         self.name = name
+        self.committed = committed
         self._told = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -74,6 +84,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
             "min_bytes": self.min_bytes,
             "earliest": self.earliest,
             "name": self.name,
+            "committed": self.committed,
         }
 
     @property
@@ -86,15 +97,15 @@ class JournalOffsetTrigger(BaseEventTrigger):
         await asyncio.to_thread(importlib.import_module, "coranto.client")
         from coranto.client.positions import JournalPosition, grown_bytes, heads_of
 
-        heads = _Heads(self.group, self.conn_id, self.interval, self.log)
+        heads = _Heads(self.group, self.conn_id, self.interval, self.committed, self.log)
         if self.beyond is not None:
+            beyond = self.beyond
+            heads.before = lambda now: {
+                journal: JournalPosition(beyond.get(journal, 0), at.create_revision) for journal, at in now.items()
+            }
             try:
                 async for now in heads.each(fail=True):
-                    before = {
-                        journal: JournalPosition(self.beyond.get(journal, 0), at.create_revision)
-                        for journal, at in now.items()
-                    }
-                    if grown := grown_bytes(now, before):
+                    if heads.is_committed and (grown := grown_bytes(now, heads.before(now))):
                         yield TriggerEvent({"heads": heads_of(now), "bytes": grown})
                         return
             except CorantoError as error:
@@ -103,14 +114,16 @@ class JournalOffsetTrigger(BaseEventTrigger):
         last: offsets.StoredEvent | None = None
         async for now in heads.each(fail=False):
             if last is None:
-                if (last := await self._first(now)) is None:
-                    continue
-                event, positions = last.event, offsets.from_kept(last.positions)
+                if (last := await self._first(now)) is not None:
+                    event, positions = last.event, offsets.from_kept(last.positions)
+                    heads.before = partial(_fixed, positions)
+                continue
             grown = grown_bytes(now, positions)
-            if grown >= self.min_bytes:
+            if heads.is_committed and grown >= self.min_bytes:
                 payload = offsets.event_of(self.group, self.variable, event, positions, now, grown)
                 yield TriggerEvent(payload)
                 event, positions = payload["event"], now
+                heads.before = partial(_fixed, positions)
 
     async def _first(self, now: dict[str, JournalPosition]) -> offsets.StoredEvent | None:
         """Return the last stored event. Before the first event, keep where it will begin.
@@ -131,12 +144,23 @@ class JournalOffsetTrigger(BaseEventTrigger):
         return begin
 
 
+def _fixed(positions: Mapping[str, JournalPosition], now: object) -> Mapping[str, JournalPosition]:
+    return positions
+
+
 class _Heads:
     """The positions of a group's journals, asked for again and again."""
 
-    def __init__(self, group: str, conn_id: str, interval: float, log: Any) -> None:
+    before: Callable[[Mapping[str, JournalPosition]], Mapping[str, JournalPosition]] | None = None
+    """The positions behind which messages have to become committed. None: nothing is looked for yet."""
+    is_committed = False
+    """Messages became committed behind `before`, as of the last answer."""
+
+    def __init__(self, group: str, conn_id: str, interval: float, committed: bool, log: Any) -> None:
         from coranto.client.groups import JournalGroup
 
+        self._commits = Commits() if committed else None
+        self._is_missing = False
         self._group = JournalGroup(group)
         self._hook = CorantoHook(conn_id)
         self._interval = interval
@@ -165,6 +189,7 @@ class _Heads:
                     if problem:
                         self._log.info("Journals %s/… can be asked again", self._group.name)
                     pause, problem = self._interval, ""
+                    self._say_missing(not positions)
                     yield positions
                 await asyncio.sleep(pause)
         finally:
@@ -178,8 +203,24 @@ class _Heads:
             config = (await self._hook.async_fields()).client_config()
             self._client = JournalClient.of(config)
         heads = await self._client.heads(self._group.selector)
-        self._positions = present_positions(heads, self._positions)
-        return self._positions
+        self._positions = now = present_positions(heads, self._positions)
+        if self.before is not None:
+            before = self.before(now)
+            self.is_committed = self._commits is None or await self._commits.since(self._client, before, now)
+        return now
+
+    def _say_missing(self, is_missing: bool) -> None:
+        """Say once that there are no journals to wait for, and once that there are some."""
+        if is_missing and not self._is_missing:
+            self._log.warning(
+                "There is no journal %s/… on the cluster of connection %s yet; waits for one. Check the group's name, "
+                "and whether the token may read it",
+                self._group.name,
+                self._hook.conn_id,
+            )
+        elif self._is_missing and not is_missing:
+            self._log.info("Journals %s/… exist now", self._group.name)
+        self._is_missing = is_missing
 
     async def _forget_client(self) -> None:
         """Close the client. The next one reads the connection again, which may have changed."""

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
 
 from airflow_coranto.connection import DEFAULT_CONNECTION
-from airflow_coranto.failures import airflow_errors
+from airflow_coranto.failures import TaskLog, airflow_errors
 from airflow_coranto.hook import CorantoHook
 from airflow_coranto.lineage import lineage
 from airflow_coranto.links import ReportLink
+from coranto.errors import InvalidInput
 
 if TYPE_CHECKING:
     from coranto.audit import Check, Report
@@ -32,7 +33,8 @@ class AuditOperator(BaseOperator):
     """Audit the journals of a group, as `coranto audit` does, and fail on a finding.
 
     A `cheap` audit compares what is stored with what brokers say and with the last audit, wherever that was made. A
-    `deep` one reads content too, up to `budget` bytes (None: all of it). `memory` is the URL of the store with the
+    `deep` one reads content too, up to `budget`, beginning with what was read longest ago: a number of bytes, a text
+    such as 64M or `all`, or None for all. Empty is the command's default. `memory` is the URL of the store with the
     records of audits, by default each journal's first store. `checks` makes further checks, such as those of consumers,
     from a client and the stores. The group without journals is a finding, unless `allow_empty`.
 
@@ -50,7 +52,7 @@ class AuditOperator(BaseOperator):
         *,
         group: str,
         depth: str = "cheap",
-        budget: int | None = None,
+        budget: int | str | None = "",
         memory: str = "",
         checks: MoreChecks | None = None,
         allow_empty: bool = False,
@@ -59,6 +61,8 @@ class AuditOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if isinstance(budget, int) and budget <= 0:
+            raise InvalidInput(f"an audit cannot read {budget} bytes; give at least 1, or None for all", field="budget")
         self.group = group
         self.depth = depth
         self.budget = budget
@@ -93,19 +97,25 @@ class AuditOperator(BaseOperator):
 
     async def _audit(self, config: ClientConfig) -> Report:
         from coranto.audit import AuditOptions, Depth, audit_journals
+        from coranto.audit.journals import DEFAULT_BUDGET, budget_of
         from coranto.client import JournalClient
         from coranto.client.groups import JournalGroup
-        from coranto.errors import InvalidInput
         from coranto.fragments.stores import StoreRegistry
+        from coranto.telemetry import progress
 
         if self.depth not in set(Depth):
             raise InvalidInput(f"{self.depth!r} is not {' or '.join(Depth)}", field="depth")
-        budget = int(self.budget) if self.budget else None
+        budget = self.budget
+        if isinstance(budget, str):
+            budget = budget_of(budget, "budget") if budget.strip() else DEFAULT_BUDGET
         options = AuditOptions(Depth(self.depth), budget, self.memory, allow_empty=self.allow_empty)
         stores = StoreRegistry(config.file_root)
+        self.log.info("Auditing the journals %s/… of %s (%s)", self.group, config.endpoint, self.depth)
         async with JournalClient.of(config) as client:
             checks = self.checks(client, stores) if self.checks is not None else ()
-            return await audit_journals(client, stores, JournalGroup(self.group).selector_text, options, checks=checks)
+            selector = JournalGroup(self.group).selector_text
+            with progress("Auditing journals", unit="journals", log=TaskLog(self.log)) as shown:
+                return await audit_journals(client, stores, selector, options, checks=checks, progress=shown)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         return lineage(self.conn_id, inputs=[self.group])

@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import TaskLog, airflow_errors
 from airflow_coranto.hook import CorantoHook
-from airflow_coranto.lineage import lineage
+from airflow_coranto.lineage import declare, lineage, positions_in, tell_growth
 from airflow_coranto.links import ReportLink
 from airflow_coranto.rows import RowKey, key_function, writer_id_of
 
@@ -33,6 +33,10 @@ class PublishOperator(BaseOperator):
     `ledger` is the journal that remembers publications (see `coranto.publication`), by default `GROUP-publications`.
     It is created if it is missing, which needs the right to apply specs.
 
+    The group's asset `journal://CLUSTER/GROUP` is the task's outlet, unless you give `outlets`: DAGs that have it as
+    their schedule start when the task has succeeded. Give `outlets=[]` if a DAG watches the asset: otherwise it starts
+    twice. `cluster` is the name in its URI, by default the connection's id.
+
     Returns `{"writer_id", "messages", "published_at", "is_new", "heads"}`.
     """
 
@@ -52,9 +56,12 @@ class PublishOperator(BaseOperator):
         edition: str = "",
         ledger: str = "",
         accept_lost_ledger: bool = False,
+        cluster: str = "",
         conn_id: str = DEFAULT_CONNECTION,
         **kwargs: Any,
     ) -> None:
+        self.cluster = cluster or conn_id
+        declare(kwargs, self.cluster, outlets=[group])
         super().__init__(**kwargs)
         self.group = group
         self.rows = rows
@@ -72,7 +79,7 @@ class PublishOperator(BaseOperator):
 
     def _publish(self, context: Any, rows: Callable[[], Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
         from coranto.client.groups import JournalGroup
-        from coranto.client.positions import heads_of, positions_of
+        from coranto.client.positions import heads_of
         from coranto.messages import JsonLines
         from coranto.publication import publish_once
         from coranto.telemetry import progress
@@ -85,6 +92,7 @@ class PublishOperator(BaseOperator):
             group = JournalGroup(self.group)
             hook = CorantoHook(self.conn_id)
             with hook.get_conn() as client:
+                before = positions_in(client, [self.group])
                 journals = client.list(group.selector).names
                 with progress("Publishing", unit="rows", log=TaskLog(self.log)) as report:
                     done = publish_once(
@@ -98,7 +106,8 @@ class PublishOperator(BaseOperator):
                         accept_loss=self.accept_lost_ledger,
                         report=report,
                     )
-                heads = heads_of(positions_of(client.heads(group.selector)))
+                after = positions_in(client, [self.group])
+        tell_growth(context, self.outlets, self.cluster, before, after)
         if done.is_new:
             self.log.info("Published %d rows to %s/… as %s", done.messages, self.group, writer_id)
         else:
@@ -112,7 +121,7 @@ class PublishOperator(BaseOperator):
             "messages": done.messages,
             "published_at": done.time,
             "is_new": done.is_new,
-            "heads": heads,
+            "heads": heads_of(after[self.group]),
         }
 
     def _rows(self, context: Any) -> Iterable[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperat
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import TaskLog, airflow_errors
 from airflow_coranto.hook import CorantoHook
-from airflow_coranto.lineage import lineage
+from airflow_coranto.lineage import declare, lineage, positions_in, tell_growth
 from airflow_coranto.links import ReportLink
 from airflow_coranto.store import checked_store_url, store_url_of_connection
 from coranto_consumers.spark.consumer_options import ConsumerOptions
@@ -18,6 +18,7 @@ from coranto_consumers.spark.consumer_options import ConsumerOptions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_coranto.lineage import Positions
     from coranto_consumers.spark.application import Application
     from coranto_consumers.spark.consumer import SparkConsumer
     from coranto_consumers.spark.progress import ConsumeReport
@@ -39,6 +40,10 @@ class SparkConsumerOperator(BaseOperator):
 
     With `wait_for`, the name of the group that the application reads, the task first waits in the triggerer until there
     is something to consume.
+
+    `inputs` and `outputs` are the groups that the application reads and publishes to. Their assets
+    `journal://CLUSTER/GROUP` are the task's inlets and outlets, unless you give these. `cluster` is the name in their
+    URIs, by default the connection's id. Give `outlets=[]` if a DAG watches such an asset: otherwise it starts twice.
 
     Returns `{"transactions", "messages", "rows", "published", "misfits", "lost", "lag_bytes", "offsets", "heads",
     "fence"}`. `misfits` is the number of messages that do not fit, and `lost` says which content was gone and passed
@@ -70,10 +75,13 @@ class SparkConsumerOperator(BaseOperator):
         wait_interval: float = 5.0,
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
+        cluster: str = "",
         conn_id: str = DEFAULT_CONNECTION,
         **kwargs: Any,
     ) -> None:
+        self.cluster = cluster or conn_id
         kwargs.setdefault("max_active_tis_per_dag", 1)
+        declare(kwargs, self.cluster, inlets=inputs, outlets=outputs)
         super().__init__(**kwargs)
         if store_url and "{{" not in store_url:  # Before Airflow renders it, and keeps and shows that.
             checked_store_url(store_url)
@@ -97,14 +105,14 @@ class SparkConsumerOperator(BaseOperator):
         with airflow_errors():
             if self.wait_for:
                 self._wait()
-            return self._consume()
+            return self._consume(context)
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
         """Consume, now that there is something. Airflow calls this."""
         if "error" in event:
             raise AirflowFailException(event["error"])
         with airflow_errors():
-            return self._consume()
+            return self._consume(context)
 
     def on_kill(self) -> None:
         """Stop Spark's work. What was not committed will be consumed again."""
@@ -122,15 +130,17 @@ class SparkConsumerOperator(BaseOperator):
         trigger = JournalOffsetTrigger(self.wait_for, self.conn_id, beyond=beyond, interval=self.wait_interval)
         self.defer(trigger=trigger, method_name="execute_complete")
 
-    def _consume(self) -> dict[str, Any]:
+    def _consume(self, context: Any) -> dict[str, Any]:
         from coranto_consumers.spark.progress import catching_up
 
+        before = self._output_positions()
         with catching_up(TaskLog(self.log)) as show:
             try:
                 report = self._consumer(show).run_until_caught_up()
             finally:
                 if self._session is not None:
                     self._session.stop()
+        tell_growth(context, self.outlets, self.cluster, before, self._output_positions())
         self.log.info("Consumed %d messages in %d transactions", report.messages, report.transactions)
         if report.misfits:
             self.log.warning("%d messages do not fit the application's columns", report.misfits)
@@ -148,6 +158,12 @@ class SparkConsumerOperator(BaseOperator):
             "heads": dict(report.heads),
             "fence": report.fence,
         }
+
+    def _output_positions(self) -> Positions:
+        if not self.outputs:
+            return {}
+        with CorantoHook(self.conn_id).get_conn() as client:
+            return positions_in(client, self.outputs)
 
     def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
         from coranto_consumers.spark.consumer import SparkConsumer

@@ -15,8 +15,9 @@ from airflow_coranto.trigger import JournalOffsetTrigger
 
 
 class WaitForJournalsOperator(BaseOperator):
-    """Wait until a journal of the group is longer than `beyond` says, in the triggerer, without a worker.
+    """Wait until messages became committed in the group beyond offsets, in the triggerer, without a worker.
 
+    With `committed=False` any bytes end the wait. A group without journals is waited for, and the log says so once.
     `beyond` is an offset for each journal, for example `heads` of an earlier task's result; a journal that it does not
     name counts from 0. Without it, the heads at the task's start count: appends before that do not end the wait.
     `timeout` bounds the wait. Returns `{"heads", "bytes"}`.
@@ -31,6 +32,7 @@ class WaitForJournalsOperator(BaseOperator):
         group: str,
         beyond: Mapping[str, int] | str | None = None,
         interval: float = 5.0,
+        committed: bool = True,
         timeout: timedelta | None = None,
         conn_id: str = DEFAULT_CONNECTION,
         **kwargs: Any,
@@ -39,13 +41,16 @@ class WaitForJournalsOperator(BaseOperator):
         self.group = group
         self.beyond = beyond
         self.interval = interval
+        self.committed = committed
         self.timeout = timeout
         self.conn_id = conn_id
 
     def execute(self, context: Any) -> None:
         with airflow_errors():
             beyond = self._offsets()
-            trigger = JournalOffsetTrigger(self.group, self.conn_id, beyond=beyond, interval=self.interval)
+            trigger = JournalOffsetTrigger(
+                self.group, self.conn_id, beyond=beyond, interval=self.interval, committed=self.committed
+            )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=self.timeout)
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:

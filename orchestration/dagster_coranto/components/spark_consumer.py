@@ -36,7 +36,7 @@ class WindowsModel(dg.Model, dg.Resolvable):
     window_bytes: int = Field(default=DEFAULT_WINDOW_BYTES, gt=0, description="Stored bytes that fill a window.")
     max_windows: int = Field(default=DEFAULT_MAX_WINDOWS, gt=1, description="Beyond so many, old windows are merged.")
     sensor_seconds: int = Field(default=60, gt=0, description="Seconds between looks for new windows.")
-    launch: bool = Field(default=False, description="Request a run for each new window.")
+    launch: bool = Field(default=False, description="Request a run for each window that is not materialised.")
 
 
 def _resolve_spark(context: dg.ResolutionContext, model: Any) -> SparkResource:

@@ -18,8 +18,8 @@ from dagster_coranto.consumers.definition import (
     remember_consumer,
 )
 from dagster_coranto.consumers.left_out import LeftOut, report_left_out
-from dagster_coranto.instance.heartbeat import Heartbeat
 from dagster_coranto.instance.log import DagsterLog
+from dagster_coranto.instance.one_at_a_time import OneAtATime
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
@@ -72,9 +72,9 @@ def build_spark_consumer_assets(
     `report_seconds`. The consumer itself gives the exactly-once guarantees (`coranto_consumers.spark`), so a run may be
     killed and started again at any time.
 
-    At most one run should be under way. `build_journal_polling_sensor` ensures that. Runs that are launched by hand
-    wait for one another in the pool `coranto_` and the name, unless `pool` names another one. If two run nevertheless,
-    the SQL store's fence shuts out the earlier one, whose run fails without retries.
+    Runs wait for one another in the pool `coranto_` and the name, however they were launched. Its limit is one, unless
+    you set another one in Dagster; `pool` adds a pool of yours. If two run nevertheless, the SQL store's fence shuts
+    out the earlier one, whose run fails without retries.
 
     What the consumer goes on without is in the metadata and the run's log: dead letters, and content that was gone.
     `build_left_out_check` makes the check that tells of it until somebody accepts it.
@@ -108,9 +108,6 @@ def build_spark_consumer_assets(
         resource_key=resource_key,
         spark_resource_key=spark_resource_key,
     )
-    step = op_options(options)
-    if "pool" not in step:
-        step["pool"] = f"coranto_{name}"
 
     @dg.multi_asset(
         name=name,
@@ -122,19 +119,19 @@ def build_spark_consumer_assets(
             *resource_parameters(settings),
         },
         can_subset=False,
-        **step,
+        **op_options(options),
     )
     def consume(context: dg.AssetExecutionContext, config: ConsumerRun) -> Iterator[dg.MaterializeResult[None]]:
         chosen = config.mode_or(mode)
-        consumption = Consumption(
-            definition,
-            settings(context, **resource_arguments(settings, context.resources)),
-            resource_of(context.resources, resource_key, JournalResource),
-            resource_of(context.resources, spark_resource_key, SparkResource),
-            partial(_warn, context, definition),
-        )
         log = DagsterLog(context.log)
-        with Heartbeat(context.instance, context.run.run_id):
+        with OneAtATime(context.instance, context.run.run_id, f"coranto_{name}", context.log.info):
+            consumption = Consumption(
+                definition,
+                settings(context, **resource_arguments(settings, context.resources)),
+                resource_of(context.resources, resource_key, JournalResource),
+                resource_of(context.resources, spark_resource_key, SparkResource),
+                partial(_warn, context, definition),
+            )
             try:
                 if chosen is ConsumerMode.DRAIN:
                     report = consumption.drain(log)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import dagster as dg
+
+_RETRIES: Final = "*/10 * * * *"
 
 
 def on_new_content() -> dg.AutomationCondition[Any]:
     """Return the condition of a consumer: run when its journals have grown, one run at a time.
 
     Content that arrives after a run was requested starts another run when that one has ended.
-    `AutomationCondition.eager()` would count this content as processed by the first run. Let
-    `build_journal_observation_sensor` report the growth.
+    `AutomationCondition.eager()` would count this content as processed by the first run. A run that failed is followed
+    by another every ten minutes, until one succeeds. Let `build_journal_observation_sensor` report the growth.
     """
     condition = dg.AutomationCondition
     updated = condition.any_deps_updated()
     # An update that is seen together with the request came after it, and must outlast it.
     grown = updated.since(condition.newly_requested() & ~updated)
-    return (grown & ~condition.any_deps_missing() & ~condition.in_progress()).with_label("on_new_content")
+    again = condition.execution_failed() & condition.cron_tick_passed(_RETRIES)
+    return ((grown | again) & ~condition.any_deps_missing() & ~condition.in_progress()).with_label("on_new_content")

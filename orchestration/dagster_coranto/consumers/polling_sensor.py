@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,6 @@ from time import time
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
 from dagster._record import record
 from dagster._serdes import deserialize_value, serialize_value, whitelist_for_serdes
 
@@ -20,13 +18,19 @@ from coranto.client.positions import JournalPosition, grown_bytes, present_posit
 from coranto.errors import ClusterError, Unavailable
 from coranto.telemetry import amount
 from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS
-from dagster_coranto.instance.underway import Target, limit_pools, pools_of, runs_under_way
+from dagster_coranto.instance.requests import (
+    digest_of,
+    failed_at,
+    latest_run,
+    pause_after,
+    unused_run_key,
+)
+from dagster_coranto.instance.underway import Target, runs_under_way
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import bound
 
 _REVISION, _HEAD = 0, 1
 _PLAIN_JOURNALS = 100
-_MAX_BACKOFF_SECONDS = 1800.0
 
 
 @whitelist_for_serdes
@@ -85,7 +89,7 @@ class JournalPollingSensorCursor:
     @property
     def digest(self) -> str:
         """A text that is equal for equal heads of the same journals."""
-        return hashlib.sha256(json.dumps(self.positions, sort_keys=True).encode()).hexdigest()[:32]
+        return digest_of(json.dumps(self.positions, sort_keys=True))
 
 
 def build_journal_polling_sensor(
@@ -105,10 +109,11 @@ def build_journal_polling_sensor(
     `group` is the group that the consumer reads, or several. At most one run is under way at a time: while any run
     materialises the consumer's assets, queued or started, by whomever, journals grow and wait, and one run follows it
     and takes all that waits. A run that failed is followed by another after a while that doubles with each failure, up
-    to half an hour. A consumer that shows no sign of life for `presumed_dead_seconds` is marked as failed.
+    to half an hour. One that was deleted, or never created, is followed by another at once. So is any run after "Reset
+    cursor", if the journals have content. No run follows one that was canceled until journals grow. A consumer that
+    shows no sign of life for `presumed_dead_seconds` is marked as failed.
 
-    The sensor gives the pools of its consumers a limit of one, for users who launch runs by hand; a limit that somebody
-    has set stays. While the cluster does not answer, ticks are skipped. `tags` are tags of the runs.
+    While the cluster does not answer, ticks are skipped. `tags` are tags of the runs.
     """
     groups = [group] if isinstance(group, JournalGroup) else list(group)
     names = ", ".join(f"{each.name}/…" for each in groups)
@@ -131,12 +136,10 @@ def build_journal_polling_sensor(
             return dg.SkipReason(f"The cluster does not answer: {error}")
         grown = now.grown_bytes(before)
         if (repository := context.repository_def) is not None:
-            wanted = Target.of(repository, job, target)
-            limit_pools(context.instance, pools_of(repository, wanted.keys))
             under_way = runs_under_way(
                 context.instance,
                 repository,
-                wanted,
+                Target.of(repository, job, target),
                 presumed_dead_seconds=presumed_dead_seconds,
                 say=context.log.warning,
             )
@@ -144,18 +147,18 @@ def build_journal_polling_sensor(
                 first = under_way[0]
                 waiting = f"{amount(grown, 'bytes')} wait for it to end" if grown else "nothing waits for it"
                 return dg.SkipReason(f"Run {first.run_id} is under way ({first.status.value.lower()}); {waiting}.")
-        failed = _failure(context.instance, before.run_key, sensor_name)
+        latest = latest_run(context.instance, sensor_name, before.run_key) if before.run_key else None
+        failed = failed_at(latest) if latest is not None else None
         failures = before.failures + 1 if failed is not None else 0
         if failed is not None:
-            pause = min(_MAX_BACKOFF_SECONDS, minimum_interval_seconds * 2.0 ** (failures - 1))
-            left = failed + pause - time()
+            left = failed + pause_after(failures, minimum_interval_seconds) - time()
             if left > 0:
                 return dg.SkipReason(
                     f"The last runs have failed ({failures} in a row); the next one follows in {left:.0f} s."
                 )
-        elif not grown:
+        elif not grown and (latest is not None or not before.run_key):
             return dg.SkipReason(f"None of {len(now.positions)} journals {names} has grown.")
-        run_key = now.digest if not failures else f"{now.digest}:{failures}"
+        run_key = unused_run_key(context.instance, sensor_name, now.digest)
         following = JournalPollingSensorCursor(positions=now.positions, run_key=run_key, failures=failures)
         shown = ", ".join(resource.group(each).name for each in groups)
         request = dg.RunRequest(run_key=run_key, tags={"coranto/group": shown, **(tags or {})})
@@ -172,17 +175,3 @@ def _present(
     for heads in map(resource.heads, groups):
         found |= present_positions(heads, before.journals)
     return JournalPollingSensorCursor.of(found)
-
-
-def _failure(instance: dg.DagsterInstance, run_key: str, sensor: str) -> float | None:
-    """Return the time at which a sensor's run of a key failed, in seconds since 1970. None if it did not, or there is
-    none. The sensors of several consumers over the same journals have the same keys."""
-    if not run_key:
-        return None
-    tags = {RUN_KEY_TAG: run_key, SENSOR_NAME_TAG: sensor}
-    records = instance.get_run_records(dg.RunsFilter(tags=tags), limit=1)
-    if not records or records[0].dagster_run.status is not dg.DagsterRunStatus.FAILURE:
-        return None
-    if records[0].dagster_run.is_complete_and_waiting_to_retry:
-        return None  # Dagster itself retries it.
-    return records[0].end_time or records[0].update_timestamp.timestamp()

@@ -5,6 +5,8 @@ A run whose process was killed stays "started" for ever, as far as Dagster knows
 
 from __future__ import annotations
 
+import os
+import platform
 import threading
 import time
 from types import TracebackType
@@ -13,8 +15,12 @@ from typing import Final
 import dagster as dg
 import structlog
 
+from coranto.cluster.info import process_start
+
 ALIVE_TAG: Final = "coranto/alive"
 """The tag of a run that consumes: the time of its last sign of life, in seconds since 1970."""
+PROCESS_TAG: Final = "coranto/process"
+"""The tag of a run that consumes: the host, the id and the start of its process."""
 BEAT_SECONDS: Final = 30.0
 PRESUMED_DEAD_SECONDS: Final = 300.0
 """A run without a sign of life for so long is presumed dead."""
@@ -28,6 +34,7 @@ class Heartbeat:
     def __init__(self, instance: dg.DagsterInstance, run_id: str, *, every_seconds: float = BEAT_SECONDS) -> None:
         self._instance = instance
         self._run_id = run_id
+        self._process = _process(os.getpid())
         self._every_seconds = every_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="coranto-heartbeat", daemon=True)
@@ -51,7 +58,7 @@ class Heartbeat:
         from sqlalchemy.exc import SQLAlchemyError  # Imported here, so that loading definitions stays cheap.
 
         try:
-            self._instance.add_run_tags(self._run_id, {ALIVE_TAG: str(int(time.time()))})
+            self._instance.add_run_tags(self._run_id, {ALIVE_TAG: str(int(time.time())), PROCESS_TAG: self._process})
         except (dg.DagsterError, SQLAlchemyError, OSError) as error:
             # Consuming goes on without Dagster's database: the fence, not this tag, keeps consumers apart.
             _log.warning("dagster.heartbeat_not_stored", run=self._run_id, error=str(error))
@@ -61,3 +68,24 @@ def last_sign_of_life(run: dg.DagsterRun) -> float | None:
     """Return the time of a run's last sign of life, in seconds since 1970. None if it has shown none yet."""
     text = run.tags.get(ALIVE_TAG, "")
     return float(text) if text.isdecimal() else None
+
+
+def process_is_gone(run: dg.DagsterRun) -> bool:
+    """Return True if a run worked in a process of this machine that is gone. Of other machines nothing is known."""
+    known = run.tags.get(PROCESS_TAG, "")
+    host, _, rest = known.partition(" ")
+    pid = rest.partition(" ")[0]
+    return host == _host() and pid.isdecimal() and known != _process(int(pid))
+
+
+def _process(pid: int) -> str:
+    return f"{_host()} {pid} {process_start(pid)}"
+
+
+def _host() -> str:
+    """Return the machine and, of containers that share a host's name, the space of process ids."""
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        space = ""
+    return f"{platform.node()}/{space}"

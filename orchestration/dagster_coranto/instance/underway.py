@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Final
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, last_sign_of_life
@@ -97,24 +98,10 @@ def runs_under_way(
     return found
 
 
-def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
-    """Limit pools to one step at a time, unless somebody has given them another limit."""
-    wanted = set(pools)
-    if wanted and instance.event_log_storage.supports_global_concurrency_limits:
-        limited = {limit.name for limit in instance.event_log_storage.get_pool_limits() if not limit.from_default}
-        for pool in sorted(wanted - limited):
-            instance.event_log_storage.set_concurrency_slots(pool, 1)
-
-
-def pools_of(repository: dg.RepositoryDefinition, keys: Set[dg.AssetKey]) -> set[str]:
-    """Return the pools of the steps that materialise assets of consumers."""
-    graph = repository.asset_graph
-    return {
-        pool
-        for key in keys
-        if graph.has(key) and CONSUMER_TAG in graph.get(key).tags and graph.get(key).is_materializable
-        for pool in graph.get(key).assets_def.op.pools
-    }
+def backfill_under_way(instance: dg.DagsterInstance, keys: Set[dg.AssetKey]) -> bool:
+    """Return True if a backfill of any of the assets still launches runs, or waits for them."""
+    asked = BulkActionsFilter(statuses=[BulkActionStatus.REQUESTED])
+    return any(not keys.isdisjoint(each.asset_selection or ()) for each in instance.get_backfills(filters=asked))
 
 
 def _keys_of_job(job: dg.JobDefinition) -> Set[dg.AssetKey]:

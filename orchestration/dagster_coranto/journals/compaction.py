@@ -13,6 +13,7 @@ from coranto.client.loop import run_blocking
 from coranto.errors import JournalNotFound
 from coranto.telemetry import progress
 from dagster_coranto.instance.log import DagsterLog
+from dagster_coranto.instance.one_at_a_time import OneAtATime
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
 from dagster_coranto.translation.metadata import JournalRow, offsets_metadata, table, vector_version
@@ -46,8 +47,9 @@ def build_compaction_asset(
     Each run adds the files of fragments that were stored more than `older_than` ago. The arguments are those of
     `CompactionOptions` and `scan`. Retention should keep fragments for longer than `older_than` and the time between
     runs: content that is gone before it was compacted fails the run. The asset's key is that of the group, and
-    `compacted`. Runs wait for one another in a pool, unless `pool` names another one. Metadata: the number of new files
-    and rows, and for each journal the offset through which it is compacted, whose digest is the data version.
+    `compacted`. Runs wait for one another in the pool `coranto_` and the asset's name; `pool` adds a pool of yours.
+    Metadata: the number of new files and rows, and for each journal the offset through which it is compacted, whose
+    digest is the data version.
 
     Needs the extra `lake`.
     """
@@ -56,33 +58,32 @@ def build_compaction_asset(
     spec = filled(spec, {"kinds": {"parquet"}})
     spec = filled(spec, spec_options(options))
     spec = filled(spec, {"description": f"Committed messages of {group.name}/…, as Parquet files."})
-    step = op_options(options)
-    if "pool" not in step:
-        step["pool"] = f"coranto_{spec.key.to_python_identifier()}"
+    name = spec.key.to_python_identifier()
 
-    @dg.multi_asset(name=spec.key.to_python_identifier(), specs=[spec], required_resource_keys={resource_key}, **step)
+    @dg.multi_asset(name=name, specs=[spec], required_resource_keys={resource_key}, **op_options(options))
     def compacted_journals(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         from coranto.lake.compaction import CompactionOptions, compact, compacted_files
         from coranto.lake.scanning import ScanMisfits
 
         resource = resource_of(context.resources, resource_key, JournalResource)
         config, actual = resource.client_config(), resource.group(group)
-        manifest = run_blocking(_manifest(config, actual))
-        chosen = CompactionOptions(
-            time.time() - older_than.total_seconds(),
-            schema,
-            file_bytes,
-            partial,
-            ScanMisfits(misfits),
-            file_root=config.file_root,
-        )
-        rows = dict.fromkeys((part.journal for part in manifest.journals), 0)
-        files = 0
-        with progress("Compacting", unit="rows", log=DagsterLog(context.log)) as bar:
-            for each in compact(manifest, chosen):
-                files += 1
-                rows[each.journal] += each.rows or 0
-                bar.advance(each.rows or 0)
+        with OneAtATime(context.instance, context.run.run_id, f"coranto_{name}", context.log.info):
+            manifest = run_blocking(_manifest(config, actual))
+            chosen = CompactionOptions(
+                time.time() - older_than.total_seconds(),
+                schema,
+                file_bytes,
+                partial,
+                ScanMisfits(misfits),
+                file_root=config.file_root,
+            )
+            rows = dict.fromkeys((part.journal for part in manifest.journals), 0)
+            files = 0
+            with progress("Compacting", unit="rows", log=DagsterLog(context.log)) as bar:
+                for each in compact(manifest, chosen):
+                    files += 1
+                    rows[each.journal] += each.rows or 0
+                    bar.advance(each.rows or 0)
         there = compacted_files(manifest, config.file_root)
         through = {journal: spans[-1].end for journal, spans in there.items() if spans}
         shown: list[JournalRow] = [

@@ -5,6 +5,7 @@ The engine is `coranto.recovery`. This module has its jobs, and a sensor that st
 
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from time import time
 from typing import Any, Final, TypeVar
 
 import dagster as dg
@@ -14,6 +15,7 @@ from coranto.client.groups import JournalGroup
 from coranto.client.loop import run_blocking
 from coranto.errors import CorantoError
 from coranto.recovery import JournalsRecovery, MoreAudits, MoreDoctors, NotApproved, Plan, Recovery
+from dagster_coranto.instance.requests import Requests
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.translation.metadata import JournalRow, namespaced, table, verbatim
 
@@ -146,7 +148,9 @@ def build_recovery_sensor(
 ) -> dg.SensorDefinition:
     """Return a sensor that has a recovery planned, once for each failed evaluation of one of `checks`.
 
-    It launches only the planning job, which mends nothing. The recovery itself waits for a person with the plan's hash.
+    A planning run that failed is followed by another after a while that doubles with each failure, up to half an hour;
+    "Reset cursor" lets the sensor plan again. It launches only the planning job, which changes nothing. The recovery
+    itself waits for a person with the plan's hash.
     """
 
     @dg.sensor(
@@ -170,6 +174,12 @@ def build_recovery_sensor(
         if not failed:
             return dg.SkipReason("no audit has failed")
         evaluations = ",".join(f"{key}={record.id}" for key, record in sorted(failed.items()))
-        return dg.RunRequest(run_key=evaluations, tags={"coranto/failed_checks": ",".join(sorted(failed))[:250]})
+        requests = Requests(context, name)
+        due = requests.histories([evaluations])[evaluations].due(minimum_interval_seconds)
+        if due is None:
+            return dg.SkipReason("a recovery from these failures is planned")
+        if (left := due - time()) > 0:
+            return dg.SkipReason(f"the planning run has failed; the next one follows in {left:.0f} s")
+        return requests.request(evaluations, tags={"coranto/failed_checks": ",".join(sorted(failed))[:250]})
 
     return propose

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from time import time
 from typing import TYPE_CHECKING, Any, Unpack
 
 import dagster as dg
+from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from coranto.client.groups import JournalGroup
 from coranto.errors import CorantoError, Fenced, InvalidInput
 from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES, Window
 from dagster_coranto.consumers.definition import ConsumerSettings
+from dagster_coranto.instance.requests import Requests
+from dagster_coranto.instance.underway import Target, backfill_under_way, runs_under_way
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
@@ -131,12 +135,17 @@ def build_window_sensor(
     """Return a sensor that adds a partition when about `window_bytes` of content were stored, and merges old ones.
 
     There are at most `max_windows` partitions. A merged one, such as `00000009-00000016`, counts as materialised if all
-    of its parts are; the windows themselves are in the SQL store, so another Dagster home sees the same. With `launch`
-    a run is requested for each new window.
+    of its parts are; the windows themselves are in the SQL store, so another Dagster home sees the same.
+
+    With `launch` a run is requested for each window that is not materialised, the oldest first, while fewer than 16
+    runs of the consumer are under way and no backfill of it is. A run that failed is followed by another after a while
+    that doubles with each failure, up to half an hour; one that was never created, at once. No run follows one that was
+    canceled: materialise its window yourself, or reset the sensor's cursor.
     """
+    sensor_name = name or f"{consumer.name}__window_sensor"
 
     @dg.sensor(
-        name=name or f"{consumer.name}__window_sensor",
+        name=sensor_name,
         asset_selection=dg.AssetSelection.assets(consumer.assets),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
@@ -163,19 +172,52 @@ def build_window_sensor(
         for each in known:
             if each.materialised is not None and each.window.name not in there:
                 keep_offsets(url, consumer.name, each.window)
-        return partitions_result(consumer, known, there, launch=launch)
+        waiting = [each.window.name for each in known if each.materialised is None]
+        return partitions_result(
+            consumer,
+            known,
+            there,
+            requested_runs(context, consumer, sensor_name, waiting, minimum_interval_seconds) if launch else [],
+        )
 
     return keep_up
 
 
+def requested_runs(
+    context: dg.SensorEvaluationContext,
+    consumer: WindowedConsumer,
+    sensor: str,
+    windows: Iterable[str],
+    interval_seconds: float,
+) -> list[dg.RunRequest]:
+    """Return requests of runs for windows that are not materialised and have no run under way."""
+    from coranto_consumers.stores.window_growth import DEFAULT_NEW_WINDOWS
+
+    keys = {spec.key for spec in consumer.tables}
+    if backfill_under_way(context.instance, keys):
+        return []
+    repository = context.repository_def
+    runs = runs_under_way(context.instance, repository, Target(keys, None)) if repository is not None else []
+    busy = {run.tags.get(PARTITION_NAME_TAG) for run in runs}
+    purposes = {f"{consumer.name}/{window}": window for window in windows if window not in busy}
+    requests = Requests(context, sensor)
+    due = [
+        purpose
+        for purpose, history in requests.histories(purposes).items()
+        if (at := history.due(interval_seconds)) is not None and at <= time()
+    ]
+    free = max(0, DEFAULT_NEW_WINDOWS - len(runs))
+    return [requests.request(purpose, partition_key=purposes[purpose]) for purpose in due[:free]]
+
+
 def partitions_result(
-    consumer: WindowedConsumer, known: "Sequence[KnownWindow]", there: Set[str], *, launch: bool
+    consumer: WindowedConsumer, known: "Sequence[KnownWindow]", there: Set[str], runs: Sequence[dg.RunRequest]
 ) -> dg.SensorResult | dg.SkipReason:
     """Return what makes Dagster's partitions, `there`, those of the SQL store, whatever an earlier tick has left."""
     names = {each.window.name for each in known}
     added = [each for each in known if each.window.name not in there]
     gone = sorted(there - names)
-    if not added and not gone:
+    if not added and not gone and not runs:
         return dg.SkipReason("No window was added.")
     requests: list[Any] = []
     if added:
@@ -190,11 +232,7 @@ def partitions_result(
             if each.materialised is not None
             for spec in consumer.tables
         ],
-        run_requests=[
-            dg.RunRequest(run_key=f"{consumer.name}/{each.window.name}", partition_key=each.window.name)
-            for each in added
-            if launch and each.materialised is None
-        ],
+        run_requests=list(runs),
     )
 
 

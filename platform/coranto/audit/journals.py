@@ -7,6 +7,7 @@ records.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -32,6 +33,7 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.labels import label_set, parse_selector
 from coranto.telemetry import ProgressReport
 
+_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 DEFAULT_BUDGET: Final = 1 << 30
 """The bytes of stored content that a deep audit reads, unless told otherwise."""
 
@@ -51,6 +53,22 @@ class AuditOptions:
     memory: str = ""
     allow_empty: bool = False
     accept: str = ""
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.budget <= 0:
+            raise InvalidInput(
+                f"an audit cannot read {self.budget} bytes; give at least 1, or None for all", field="budget"
+            )
+
+
+def budget_of(text: str, field: str) -> int | None:
+    """Return the bytes of a budget such as 500000, 64M or 2GiB; None for `all`. Raises InvalidInput about `field`."""
+    if text.strip().lower() == "all":
+        return None
+    found = re.fullmatch(r"\s*([0-9]+)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if found is None or not int(found[1]):
+        raise InvalidInput(f"{text!r} is not a size: write a number of bytes, or 64M, or all", field=field)
+    return int(found[1]) * _UNITS[found[2].upper()]
 
 
 async def audit_journals(
@@ -107,8 +125,6 @@ class JournalsCheck:
         self._given = memory
         self._progress = progress
         self._peers = client.config if at_replicas else None
-        if options.depth is Depth.DEEP and options.budget is not None and options.budget <= 0:
-            raise InvalidInput(f"a deep audit cannot read {options.budget} bytes; give at least 1", field="budget")
 
     async def run(self) -> Result:
         gathered = await gather(self._client, self._stores, self._selector, self._clock, self._progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -12,20 +11,18 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from coranto.audit import AuditOptions, Depth, Report, Severity, audit_journals
-from coranto.audit.journals import DEFAULT_BUDGET
+from coranto.audit.journals import DEFAULT_BUDGET, budget_of
 from coranto.audit.signing import REPORT, sign_report, verify_report
 from coranto.cli.connect import Endpoint, find_cluster, with_client
 from coranto.cli.output import Format, note, print_table
 from coranto.cli.reports import print_report
 from coranto.cli.selectors import selector_of
 from coranto.client import JournalClient
-from coranto.errors import InvalidInput
 from coranto.fragments.stores import StoreRegistry
 from coranto.security.documents import environment_keys
 from coranto.telemetry import amount, progress
 
 DEFAULT_COMMAND: Final = "run"
-_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class _AuditGroup(TyperGroup):
@@ -44,16 +41,6 @@ app = typer.Typer(
     help="Compare journals with what was there before, and with their stores. "
     "`coranto audit SELECTOR` stands for `coranto audit run SELECTOR`.",
 )
-
-
-def size_of(text: str) -> int | None:
-    """Return the bytes of a size such as 500000, 64M or 2GiB; None for `all`. Raises InvalidInput."""
-    if text.strip().lower() == "all":
-        return None
-    found = re.fullmatch(r"\s*([0-9]+)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if found is None or not int(found[1]):
-        raise InvalidInput(f"{text!r} is not a size: write a number of bytes, or 64M, or all", field="--budget")
-    return int(found[1]) * _UNITS[found[2].upper()]
 
 
 @app.command(DEFAULT_COMMAND)
@@ -102,7 +89,11 @@ def run(
         raise typer.BadParameter("a report is a table or JSON", param_hint="--output")
     keys = environment_keys(REPORT) if sign else None
     options = AuditOptions(
-        Depth.DEEP if deep else Depth.CHEAP, size_of(budget), memory, allow_empty=allow_empty, accept=accept.strip()
+        Depth.DEEP if deep else Depth.CHEAP,
+        budget_of(budget, "--budget"),
+        memory,
+        allow_empty=allow_empty,
+        accept=accept.strip(),
     )
     stores = StoreRegistry(find_cluster(endpoint).file_root)
 

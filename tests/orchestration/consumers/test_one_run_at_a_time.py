@@ -62,7 +62,7 @@ class Shop:
         self.cursor: str | None = None
         spec = dg.AssetSpec("revenue", tags={CONSUMER_TAG: "c"})
 
-        @dg.multi_asset(name="consume", specs=[spec], pool="coranto_consume")
+        @dg.multi_asset(name="consume", specs=[spec])
         def consume() -> None: ...
 
         @dg.asset(deps=["revenue"])
@@ -158,8 +158,6 @@ def shop(cluster_dir: Path, tmp_path: Path, instance: dg.DagsterInstance) -> Ite
     """A shop with a store of its own, and an order that nobody has consumed."""
     for run in instance.get_runs():
         instance.delete_run(run.run_id)
-    for limit in instance.event_log_storage.get_pool_limits():
-        instance.event_log_storage.delete_concurrency_limit(limit.name)
     shop = Shop(cluster_dir, tmp_path, instance)
     if not shop.client.list(GROUP.selector).journals:
         shop.client.apply(parse_tree(SPEC))
@@ -220,7 +218,9 @@ def test_new_heads_wait_for_any_run_of_the_consumer(
     assert reason.startswith(f"Run {under_way.run_id} is under way ({status.value.lower()})")
     assert reason.endswith("wait for it to end.")
     shop.instance.report_run_failed(under_way)
-    assert isinstance(shop.tick(), dg.RunRequest), "the heads that waited start one run"
+    request = shop.tick()
+    assert isinstance(request, dg.RunRequest), "the heads that waited start one run"
+    shop.begin(request)
     assert isinstance(shop.tick(), str)
 
 
@@ -308,6 +308,29 @@ def test_a_failed_run_is_followed_by_another_without_new_heads(shop: Shop, monke
     assert len({*keys, request.run_key}) == 4
 
 
+def test_a_run_that_was_deleted_or_never_created_is_requested_again(shop: Shop) -> None:
+    request = shop.tick()
+    assert isinstance(request, dg.RunRequest)
+    assert shop.tick() == request, "Dagster has not created it"
+    begun = shop.begin(request)
+    shop.commit(begun)
+    assert "has grown" in str(shop.tick())
+    shop.instance.delete_run(begun.run.run_id)
+    assert isinstance(shop.tick(), dg.RunRequest)
+
+
+def test_a_reset_cursor_starts_a_run_whatever_became_of_earlier_ones(shop: Shop) -> None:
+    keys = []
+    for end in (shop.commit, lambda begun: shop.instance.report_run_canceled(begun.run), shop.commit):
+        request = shop.tick()
+        assert isinstance(request, dg.RunRequest)
+        keys.append(request.run_key)
+        end(shop.begin(request))
+        assert "has grown" in str(shop.tick())
+        shop.cursor = None
+    assert len(set(keys)) == 3, "Dagster launches one run for each key"
+
+
 def test_a_run_that_was_cancelled_is_followed_by_another_only_when_heads_have_moved(shop: Shop) -> None:
     request = shop.tick()
     assert isinstance(request, dg.RunRequest)
@@ -315,28 +338,6 @@ def test_a_run_that_was_cancelled_is_followed_by_another_only_when_heads_have_mo
     assert "has grown" in str(shop.tick())
     shop.write()
     assert isinstance(shop.tick(), dg.RunRequest)
-
-
-def test_the_sensor_limits_the_consumers_pool_and_keeps_a_limit_that_is_set(shop: Shop) -> None:
-    storage = shop.instance.event_log_storage
-    shop.tick()
-    assert {limit.name: limit.limit for limit in storage.get_pool_limits()} == {"coranto_consume": 1}
-    storage.set_concurrency_slots("coranto_consume", 3)
-    shop.tick()
-    assert {limit.name: limit.limit for limit in storage.get_pool_limits()} == {"coranto_consume": 3}
-
-
-def test_of_runs_that_are_launched_by_hand_the_pool_lets_one_step_work(shop: Shop) -> None:
-    shop.tick()
-    storage = shop.instance.event_log_storage
-    (pool,) = shop.repository.assets_defs_by_key[REVENUE].op.pools
-    first, second = shop.run(DagsterRunStatus.STARTED), shop.run(DagsterRunStatus.STARTED)
-    assert storage.claim_concurrency_slot(pool, first.run_id, "consume").is_claimed
-    assert not storage.claim_concurrency_slot(pool, second.run_id, "consume").is_claimed
-    # The first is killed, and its place becomes free with it.
-    shop.instance.add_run_tags(first.run_id, {ALIVE_TAG: "1"})
-    shop.tick()
-    assert storage.claim_concurrency_slot(pool, second.run_id, "consume").is_claimed
 
 
 def test_a_heartbeat_renews_the_sign_of_life_until_it_ends(shop: Shop) -> None:

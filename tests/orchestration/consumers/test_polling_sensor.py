@@ -1,7 +1,19 @@
 from __future__ import annotations
 
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
 import dagster as dg
 import pytest
+from dagster._core.remote_representation.external import RemoteSensor
+from dagster._core.scheduler.instigation import InstigatorState, SensorInstigatorData
+from dagster._core.storage.dagster_run import DagsterRunStatus
+from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
+from dagster._core.test_utils import create_test_daemon_workspace_context
+from dagster._core.workspace.load_target import PythonFileTarget
+from dagster._daemon.sensor import execute_sensor_iteration
 
 from coranto.client.loop import run_blocking
 from coranto.client.positions import JournalPosition
@@ -67,11 +79,18 @@ def test_a_cursor_of_many_journals_is_short_and_reads_back() -> None:
 def consume() -> None: ...
 
 
-def tick(journals: JournalResource, at: str | None) -> dg.SensorResult | dg.SkipReason:
+def tick(
+    journals: JournalResource, at: str | None, instance: dg.DagsterInstance | None = None
+) -> dg.SensorResult | dg.SkipReason:
+    """Evaluate the sensor. A run that it requests is created in `instance`, as the daemon does, and succeeds."""
     sensor = build_journal_polling_sensor(journals=journals, group=EVENTS, job=consume)
-    with dg.DagsterInstance.ephemeral() as instance:
-        result = sensor(dg.build_sensor_context(cursor=at, instance=instance))
+    with dg.DagsterInstance.ephemeral() as other:
+        result = sensor(dg.build_sensor_context(cursor=at, instance=instance or other))
     assert isinstance(result, dg.SensorResult | dg.SkipReason)
+    if instance is not None and isinstance(result, dg.SensorResult):
+        for request in result.run_requests or ():
+            tags = {**request.tags, RUN_KEY_TAG: request.run_key or "", SENSOR_NAME_TAG: sensor.name}
+            instance.create_run_for_job(job_def=consume, status=DagsterRunStatus.SUCCESS, tags=tags)
     return result
 
 
@@ -81,17 +100,18 @@ def test_a_run_is_requested_once_for_each_advance_of_the_heads(broker: FakeBroke
     assert isinstance(tick(journals, None), dg.SkipReason)
 
     run_blocking(broker.write(PART, b"one\n"))
-    first = tick(journals, None)
-    assert isinstance(first, dg.SensorResult)
-    assert first.cursor is not None
-    assert JournalPollingSensorCursor.parse(first.cursor).positions[PART][1] == 4
-    again = tick(journals, first.cursor)
-    assert isinstance(again, dg.SkipReason)
-    assert again.skip_message == "None of 1 journals flights/events/… has grown."
+    with dg.DagsterInstance.ephemeral() as instance:
+        first = tick(journals, None, instance)
+        assert isinstance(first, dg.SensorResult)
+        assert first.cursor is not None
+        assert JournalPollingSensorCursor.parse(first.cursor).positions[PART][1] == 4
+        again = tick(journals, first.cursor, instance)
+        assert isinstance(again, dg.SkipReason)
+        assert again.skip_message == "None of 1 journals flights/events/… has grown."
 
-    run_blocking(broker.write(PART, b"two\n"))
-    second = tick(journals, first.cursor)
-    assert isinstance(second, dg.SensorResult)
+        run_blocking(broker.write(PART, b"two\n"))
+        second = tick(journals, first.cursor, instance)
+        assert isinstance(second, dg.SensorResult)
     (one,), (two,) = first.run_requests or (), second.run_requests or ()
     assert one.run_key != two.run_key
     assert two.tags["coranto/group"] == "flights/events"
@@ -126,3 +146,88 @@ def test_names_and_status_follow_the_conventions_of_polling_sensors() -> None:
     assert sensor.name == "flights_late_ones__polling_sensor"
     assert sensor.minimum_interval_seconds == 30
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+
+
+DEFINITIONS = """
+import dagster as dg
+from dagster_coranto import *
+
+journals = JournalResource(endpoint={endpoint!r}, file_root={root!r})
+
+
+@dg.job
+def consume():
+    pass
+
+
+sensor = build_journal_polling_sensor(
+    journals=journals, group=JournalGroup("flights/events"), job=consume, minimum_interval_seconds=1
+)
+defs = dg.Definitions(jobs=[consume], sensors=[sensor])
+"""
+LAUNCH_AT_ONCE = {
+    "run_launcher": {
+        "module": "dagster._core.launcher.sync_in_memory_run_launcher",
+        "class": "SyncInMemoryRunLauncher",
+    },
+    "run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"},
+}
+
+
+def set_cursor(instance: dg.DagsterInstance, sensor: RemoteSensor, cursor: str | None) -> None:
+    """Set the cursor of a sensor as Dagster's UI does, and let its next tick be due."""
+    state: InstigatorState | None = instance.get_instigator_state(sensor.get_remote_origin_id(), sensor.selector_id)
+    assert state is not None
+    data = state.instigator_data
+    assert isinstance(data, SensorInstigatorData)
+    instance.update_instigator_state(
+        state.with_data(
+            SensorInstigatorData(
+                last_tick_timestamp=0.0,
+                last_run_key=data.last_run_key,
+                min_interval=data.min_interval,
+                cursor=cursor,
+                sensor_type=data.sensor_type,
+            )
+        )
+    )
+
+
+@pytest.mark.integration
+def test_dagsters_daemon_launches_a_run_after_the_cursor_was_reset_and_after_a_run_was_deleted(
+    broker: FakeBroker, journals: JournalResource, tmp_path: Path
+) -> None:
+    broker.create(PART)
+    run_blocking(broker.write(PART, b"one\n"))
+    source = tmp_path / "polling_definitions.py"
+    source.write_text(DEFINITIONS.format(endpoint=journals.endpoint, root=journals.file_root))
+    target = PythonFileTarget(str(source), None, str(tmp_path), "shop")
+    with (
+        dg.instance_for_test(overrides=LAUNCH_AT_ONCE) as instance,
+        create_test_daemon_workspace_context(target, instance) as workspace,
+    ):
+        location: Any = workspace.create_request_context().get_code_location("shop")
+        (sensor,) = location.get_repository("__repository__").get_sensors()
+
+        def cursor() -> str | None:
+            state = instance.get_instigator_state(sensor.get_remote_origin_id(), sensor.selector_id)
+            data = state.instigator_data if state is not None else None
+            return data.cursor if isinstance(data, SensorInstigatorData) else None
+
+        def evaluate(keep: bool = True) -> int:
+            """Let the daemon evaluate the sensor, and return the number of runs that there are then."""
+            if instance.all_instigator_state():
+                set_cursor(instance, sensor, cursor() if keep else None)
+            for problem in execute_sensor_iteration(workspace, logging.getLogger("sensors"), None, time.time()):
+                assert problem is None, problem
+            return instance.get_runs_count()
+
+        assert evaluate() == 1
+        assert evaluate() == 1, "nothing has grown"
+        assert evaluate(keep=False) == 2, "the cursor was reset"
+        assert evaluate() == 2
+        assert {run.status for run in instance.get_runs()} == {DagsterRunStatus.SUCCESS}
+        for run in instance.get_runs():
+            instance.delete_run(run.run_id)
+        assert evaluate() == 1, "the run that was requested is not there"
+        assert evaluate() == 1

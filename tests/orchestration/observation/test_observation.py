@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import time as time_of_day
 from typing import Any
@@ -229,6 +229,36 @@ def test_a_consumer_runs_by_declarative_automation_alone(shop: Shop, later: Any)
     assert {journal: source.read_through for journal, source in store.checkpoint.sources.items()} == {
         journal: shop.client.head(journal) for journal in JOURNALS
     }
+
+
+def test_a_failed_run_is_followed_by_another_by_declarative_automation(shop: Shop, later: Any) -> None:
+    fails = True
+
+    @dg.asset(deps=[build_group_spec(ORDERS)], automation_condition=on_new_content())
+    def revenue() -> None:
+        if fails:
+            raise RuntimeError("the store is away")
+
+    definitions = dg.Definitions(assets=[build_group_spec(ORDERS), revenue])
+    cursor = None
+    at = datetime(2030, 1, 1, 12, 1, tzinfo=UTC)
+
+    def evaluate(minutes: int) -> int:
+        nonlocal cursor
+        now = at + timedelta(minutes=minutes)
+        result = dg.evaluate_automation_conditions(definitions, shop.instance, cursor=cursor, evaluation_time=now)
+        cursor = result.cursor
+        if result.total_requested:
+            dg.materialize([revenue], instance=shop.instance, raise_on_error=False)
+        return result.total_requested
+
+    evaluate(0)
+    shop.client.append(JOURNALS[0], b"order\n")
+    later(61)
+    shop.tick()
+    assert [evaluate(minutes) for minutes in (1, 2, 3, 10, 11, 12)] == [1, 0, 0, 1, 0, 0]
+    fails = False
+    assert [evaluate(minutes) for minutes in (20, 21, 30, 40)] == [1, 0, 0, 0]
 
 
 def test_a_freshness_policy_sees_writes_from_outside(shop: Shop, later: Any) -> None:

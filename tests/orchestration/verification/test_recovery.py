@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
 
 from coranto.client import SyncJournalClient
 from coranto.fragments.fragment import Fragment
@@ -71,6 +72,48 @@ def test_definitions_load_and_schedules_are_of_both_depths() -> None:
         "deep_audit_shop__orders_schedule": "43 3 * * *",
     }
     assert {key.name for key in VERIFICATION.check_keys} == {"audit", "deep_audit"}
+
+
+def test_a_plan_whose_run_failed_or_was_never_created_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = 0.0
+    monkeypatch.setattr("dagster_coranto.verification.recovery.time", lambda: time.time() + passed)
+    check = VERIFICATION.check_keys[0]
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(asset_key=check.asset_key, check_name=check.name, passed=False)
+        )
+        cursor: str | None = None
+
+        def tick() -> dg.RunRequest | str:
+            nonlocal cursor
+            with dg.build_sensor_context(instance=instance, definitions=DEFINITIONS, cursor=cursor) as context:
+                result: Any = SENSOR(context)
+                cursor = context.cursor
+            return result if isinstance(result, dg.RunRequest) else str(result.skip_message)
+
+        def planned(request: dg.RunRequest | str) -> dg.DagsterRun:
+            assert isinstance(request, dg.RunRequest)
+            tags = {**request.tags, RUN_KEY_TAG: request.run_key or "", SENSOR_NAME_TAG: SENSOR.name}
+            job = DEFINITIONS.resolve_job_def("journal_recovery_plan")
+            return instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags)
+
+        first = tick()
+        assert tick() == first
+        run = planned(first)
+        assert tick() == "a recovery from these failures is planned"
+        instance.report_run_failed(run)
+        assert str(tick()).startswith("the planning run has failed; the next one follows in ")
+        passed = 61.0
+        second = tick()
+        assert isinstance(first, dg.RunRequest)
+        assert isinstance(second, dg.RunRequest)
+        assert second.run_key == f"{first.run_key}:1"
+        instance.report_run_canceled(planned(second))
+        assert tick() == "a recovery from these failures is planned"
+        cursor = None
+        third = tick()
+        assert isinstance(third, dg.RunRequest)
+        assert third.run_key == f"{first.run_key}:2"
 
 
 def test_from_a_failed_check_to_an_approved_recovery(cluster_dir: Path) -> None:

@@ -6,10 +6,14 @@ import datetime as dt
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from time import time as time_of_day
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._core.storage.dagster_run import DagsterRunStatus
+from dagster._core.storage.tags import PARTITION_NAME_TAG, RUN_KEY_TAG, SENSOR_NAME_TAG
 
 from coranto.client.loop import run_blocking
 from coranto.errors import InvalidInput
@@ -22,6 +26,7 @@ from dagster_coranto import (
     AsOf,
     ConsumerSettings,
     JournalResource,
+    SparkResource,
     SqlStoreResource,
     build_window_sensor,
     build_windowed_consumer,
@@ -56,7 +61,27 @@ class Shop:
         self.instance = instance
         self.folder = folder
         self.store = SqlStoreResource(url=f"sqlite:///{folder / 'store.db'}")
+        self.cursor: str | None = None
+        self.repository = dg.Definitions(
+            [windowed.assets], resources={"journals": journals, "spark": SparkResource(), "store": self.store}
+        ).get_repository_def()
         broker.create(JOURNAL)
+
+    def requests(self, **options: Any) -> list[dg.RunRequest]:
+        """Evaluate a sensor that launches runs, and return its requests."""
+        result = self.tick(launch=True, **options)
+        return list(result.run_requests or ()) if isinstance(result, dg.SensorResult) else []
+
+    def run(self, request: dg.RunRequest, status: DagsterRunStatus) -> dg.DagsterRun:
+        """Create a requested run as the daemon does, in a state that it is found in."""
+        tags = {
+            **request.tags,
+            RUN_KEY_TAG: request.run_key or "",
+            SENSOR_NAME_TAG: f"{windowed.name}__window_sensor",
+            PARTITION_NAME_TAG: request.partition_key or "",
+        }
+        job = self.repository.get_implicit_global_asset_job_def()
+        return self.instance.create_run_for_job(job, status=status, tags=tags, asset_selection={REVENUE})
 
     def order(self, cents: int) -> None:
         """Place an order, which becomes a stored fragment."""
@@ -68,7 +93,9 @@ class Shop:
         sensor = build_window_sensor(
             windowed, journals=self.journals, store=self.store, **{"window_bytes": 1, "max_windows": 3, **options}
         )
-        result: Any = sensor(dg.build_sensor_context(instance=instance))
+        context = dg.build_sensor_context(instance=instance, repository_def=self.repository, cursor=self.cursor)
+        result: Any = sensor(context)
+        self.cursor = context.cursor
         if isinstance(result, dg.SensorResult):
             for request in result.dynamic_partitions_requests or ():
                 if type(request).__name__.startswith("Add"):
@@ -120,6 +147,72 @@ def test_partitions_follow_the_windows_and_a_merged_one_keeps_its_state(shop: Sh
     assert shop.materialised() == {"00000001-00000002"}, "both of its parts were"
     assert isinstance(result, dg.SensorResult)
     assert [request.partition_key for request in result.run_requests or ()] == ["00000004"]
+
+
+def test_a_window_without_a_run_or_whose_run_failed_gets_another_one(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = 0.0
+    monkeypatch.setattr("dagster_coranto.windows.assets.time", lambda: time_of_day() + passed)
+    for cents in (1, 2):
+        shop.order(cents)
+    first = shop.requests()
+    assert [each.partition_key for each in first] == ["00000001", "00000002"]
+    assert shop.requests() == first, "Dagster has created none"
+
+    one, two = (shop.run(each, DagsterRunStatus.STARTED) for each in first)
+    assert shop.requests() == []
+    shop.instance.report_run_failed(one)
+    shop.instance.report_run_canceled(two)
+    assert shop.requests() == []
+    passed = 61.0
+    (again,) = shop.requests()
+    assert again.partition_key == "00000001", "no run follows a canceled one"
+    assert again.run_key not in {each.run_key for each in first}
+
+    shop.instance.report_run_failed(shop.run(again, DagsterRunStatus.STARTED))
+    assert shop.requests() == []
+    passed = 119.0
+    assert shop.requests() == []
+    passed = 122.0
+    assert len(shop.requests()) == 1
+
+    shop.cursor = None
+    renewed = shop.requests()
+    assert [each.partition_key for each in renewed] == ["00000001", "00000002"]
+    assert not {each.run_key for each in renewed} & {each.run_key for each in (*first, again)}
+    shop.claim()
+    shop.cursor = None
+    assert shop.requests() == []
+
+
+def test_a_sensor_requests_no_run_of_a_window_that_others_materialise(shop: Shop) -> None:
+    for cents in (1, 2):
+        shop.order(cents)
+    one, two = shop.requests()
+    by_hand = shop.run(dg.RunRequest(partition_key="00000001"), DagsterRunStatus.STARTED)
+    assert [each.run_key for each in shop.requests()] == [two.run_key]
+    shop.instance.report_run_failed(by_hand)
+    assert [each.run_key for each in shop.requests()] == [one.run_key, two.run_key]
+
+    graph = shop.repository.asset_graph
+    backfill = PartitionBackfill.from_asset_partitions(
+        backfill_id="backfill",
+        asset_graph=graph,
+        partition_names=["00000002"],
+        asset_selection=[REVENUE],
+        backfill_timestamp=1.0,
+        tags={},
+        dynamic_partitions_store=shop.instance,
+        all_partitions=False,
+        title=None,
+        description=None,
+        run_config=None,
+    )
+    shop.instance.add_backfill(backfill)
+    assert shop.requests() == []
+    shop.instance.update_backfill(backfill.with_status(BulkActionStatus.COMPLETED_SUCCESS))
+    assert len(shop.requests()) == 2
 
 
 def test_another_home_sees_the_same_windows(shop: Shop) -> None:

@@ -44,6 +44,7 @@ with DAG("flights", schedule=None, params={"limit": Param(0, type="integer", min
         options={"max_transaction_bytes": 8 << 20},
         inputs=[f"{PREFIX}flights/events"],
         outputs=[f"{PREFIX}flights/alerts"],
+        outlets=[],  # The asset below is watched, which adds its events.
     )
     audit = AuditOperator(task_id="audit", group=f"{PREFIX}flights", depth="deep")
     specs >> publish_flights() >> consumer >> audit

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
 from airflow.triggers.base import TriggerEvent
+from structlog.testing import capture_logs
 
 from airflow_coranto import trigger as module
 from airflow_coranto.offsets import settle
 from airflow_coranto.trigger import JournalOffsetTrigger
-from coranto.client import JournalClient
+from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.config import ClientConfig
+from coranto.client.publishing import publisher
+from coranto.labels import CONTENT_TYPE, JSON_LINES
+from coranto.messages import JsonLines
 from coranto.testing import SyncCluster
 
 pytestmark = pytest.mark.usefixtures("client")
@@ -165,3 +170,84 @@ async def test_a_waiting_task_is_told_what_waiting_will_not_cure(group: str, mon
     for conn_id in ("wrong", "absent"):
         async with aclosing(watcher(group, beyond={}, conn_id=conn_id).run()) as events:
             assert "error" in await next_event(events)
+
+
+async def json_group(broker: SyncCluster) -> str:
+    name = f"json-{os.urandom(4).hex()}/orders"
+    broker.create(f"{name}/part-000", labels={CONTENT_TYPE: JSON_LINES})
+    return name
+
+
+@asynccontextmanager
+async def next_event_of(of: JournalOffsetTrigger) -> AsyncIterator[asyncio.Future[dict[str, Any]]]:
+    """Wait for an event in the background."""
+    async with aclosing(of.run()) as events:
+        waiting = asyncio.ensure_future(next_event(events))
+        try:
+            yield waiting
+        finally:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+
+async def test_one_publication_is_one_event_and_a_killed_attempt_is_none(
+    variables: dict[str, str], broker: SyncCluster, client: SyncJournalClient
+) -> None:
+    group = await json_group(broker)
+    of, bytes_of = watcher(group), watcher(group, committed=False, name="bytes")
+
+    async def publish(*, commit: bool) -> None:
+        async with JournalClient.of(ClientConfig(broker.endpoint)) as writing:
+            publishing = publisher(writing, JsonLines())
+            for number in range(5):
+                await publishing.add(f"{group}/part-000", {"order": number})
+                await publishing.flush()
+            if commit:
+                await publishing.commit()
+
+    async with next_event_of(of) as waiting:
+        async with next_event_of(bytes_of) as raw:
+            await begun(variables, of)
+            await begun(variables, bytes_of)
+            await publish(commit=False)
+            assert (await raw)["bytes"] > 0
+        await asyncio.sleep(0.2)
+        assert not waiting.done(), "a killed attempt"
+        await publish(commit=True)
+        event = await waiting
+    assert event["heads"][f"{group}/part-000"] == client.head(f"{group}/part-000")
+    variables[of.variable] = settle(event, None)[1].to_json()
+    async with next_event_of(of) as more:
+        await asyncio.sleep(0.2)
+        assert not more.done(), "one event"
+
+
+async def test_a_task_waits_for_a_commit(broker: SyncCluster, client: SyncJournalClient) -> None:
+    group = await json_group(broker)
+    async with next_event_of(watcher(group, beyond={})) as waiting:
+        async with JournalClient.of(ClientConfig(broker.endpoint)) as writing:
+            publishing = publisher(writing, JsonLines())
+            await publishing.add(f"{group}/part-000", {"order": 1})
+            await publishing.flush()
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            await publishing.commit()
+        assert (await waiting)["heads"] == {f"{group}/part-000": client.head(f"{group}/part-000")}
+
+
+async def test_a_group_without_journals_is_named_once(broker: SyncCluster, client: SyncJournalClient) -> None:
+    group = f"later-{os.urandom(4).hex()}"
+    with capture_logs() as logs:
+        async with next_event_of(watcher(group, beyond={})) as waiting:
+
+            def said() -> list[Any]:
+                return [each for each in logs if "There is no journal" in str(each["event"])]
+
+            await until(lambda: bool(said()))
+            await asyncio.sleep(0.1)
+            broker.create(f"{group}/part-000")
+            client.append(f"{group}/part-000", b"x")
+            assert (await waiting)["bytes"] == 1
+    (once,) = said()
+    assert once["log_level"] == "warning"
+    assert group in str(once)

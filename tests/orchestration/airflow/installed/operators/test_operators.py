@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -295,3 +296,54 @@ def test_a_session_that_the_process_had_before_is_used_and_left_running(monkeypa
     assert consumer._start_session() is found
     consumer.on_kill()
     assert found.running
+
+
+def uris(assets: Any) -> list[str]:
+    return [each.uri for each in assets]
+
+
+def test_operators_declare_the_journals_that_they_read_and_write() -> None:
+    made = publishing("shop/orders")
+    assert (uris(made.inlets), uris(made.outlets)) == ([], ["journal://coranto_default/shop/orders"])
+    named = publishing("shop/orders", conn_id="other", cluster="prod")
+    assert uris(named.outlets) == ["journal://prod/shop/orders"]
+    assert publishing("shop/orders", outlets=[]).outlets == []
+    assert publishing("{{ params.group }}").outlets == []
+    consumer = SparkConsumerOperator(
+        task_id="task", application="m:C", store_url="sqlite:///x.db", inputs=["shop/orders"], outputs=["shop/late"]
+    )
+    assert uris(consumer.inlets) == ["journal://coranto_default/shop/orders"]
+    assert uris(consumer.outlets) == ["journal://coranto_default/shop/late"]
+
+
+def test_the_event_of_an_outlet_has_the_payload_of_a_watchers(client: SyncJournalClient, group: str) -> None:
+    operator = publishing(group)
+    (asset,) = operator.outlets
+    events = {asset: SimpleNamespace(extra={})}
+    told = operator.execute({**context(), "outlet_events": events})
+    payload = events[asset].extra["payload"]
+    assert payload["heads"] == told["heads"]
+    assert payload["since"] == dict.fromkeys(told["heads"], 0)
+    assert payload["bytes"] == sum(told["heads"].values()) > 0
+    assert payload["group"] == group
+
+
+@pytest.mark.parametrize("budget", [0, -1, "0", "many"])
+def test_a_budget_of_nothing_is_refused_as_by_the_command(client: SyncJournalClient, group: str, budget: Any) -> None:
+    with pytest.raises((InvalidInput, AirflowFailException), match=r"cannot read|is not a size"):
+        AuditOperator(task_id="audit", group=group, depth="deep", budget=budget).execute(context())
+
+
+def test_an_audit_has_the_budget_of_the_command(
+    client: SyncJournalClient, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets = []
+
+    async def audit(*arguments: Any, **options: Any) -> Report:
+        budgets.append(arguments[3].budget)
+        return Report("", Depth.CHEAP, 0.0, 0.0)
+
+    monkeypatch.setattr("coranto.audit.audit_journals", audit)
+    for each in ("", None, "all", "64M", 7, "7"):
+        AuditOperator(task_id="audit", group=group, budget=each).execute(context())
+    assert budgets == [1 << 30, None, None, 64 << 20, 7, 7]

@@ -1,0 +1,144 @@
+"""Commits in journals: whether messages became committed since a position. Knows no Airflow."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from coranto import labels
+
+if TYPE_CHECKING:
+    from coranto.client import Chunk, JournalClient
+    from coranto.client.positions import JournalPosition
+    from coranto.messages.framing import Envelope
+    from coranto.messages.uuids import ProducerId
+
+_LOOKBACK: Final = 1 << 20
+"""The bytes before a position that are read too, for what producers have done there."""
+_MOST_PRODUCERS: Final = 10_000
+
+
+class Producers:
+    """What is known of the producers of one journal. It decides by the rules of `coranto.messages.sequencer`.
+
+    `whole` says that all messages of the journal are seen. Otherwise an acknowledgement of an unknown producer counts
+    as a commit: its messages may lie before the content that was read.
+    """
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self._known: dict[ProducerId, tuple[int, int]] = {}
+        """The clock up to which a producer's messages are decided, and that of its first pending message, or 0."""
+
+    def commits(self, message: Envelope[Any]) -> bool:
+        """Take in a message, and return True if it commits itself or others."""
+        from coranto.messages.uuids import Flags
+
+        clock = message.clock
+        if not clock:
+            return True
+        known = self._known.pop(message.producer, None)
+        decided, pending = known or (clock - 1, 0)
+        if message.flags == Flags.CONTINUE_TXN:
+            commits, after = False, (decided, pending or (clock if clock > decided else 0))
+        elif message.flags == Flags.ACK_TXN:
+            commits = clock > decided and (0 < pending <= clock or (known is None and not self._whole))
+            after = (clock, 0)
+        else:
+            commits = clock > decided
+            after = (clock, 0) if commits else (decided, pending)
+        self._known[message.producer] = after
+        if len(self._known) > _MOST_PRODUCERS:  # The one that was silent longest is forgotten.
+            del self._known[next(iter(self._known))]
+            self._whole = False
+        return commits
+
+
+class Commits:
+    """Sees whether messages became committed in journals. It reads all content of those that have lines of JSON.
+
+    Of other journals it cannot tell, so any growth of them counts.
+    """
+
+    def __init__(self) -> None:
+        self._scans: dict[str, _Scan] = {}
+
+    async def since(
+        self, client: JournalClient, before: Mapping[str, JournalPosition], now: Mapping[str, JournalPosition]
+    ) -> bool:
+        """Return True if messages became committed in any journal between two vectors of positions.
+
+        Raises the errors of the client's reads.
+        """
+        found = False
+        for journal, at in now.items():
+            known = before.get(journal)
+            begin = known.head if known is not None and known.create_revision == at.create_revision else 0
+            if at.head > begin:
+                scan = await self._scan(client, journal, at, begin)
+                await scan.read(client, at.head)
+                found = found or scan.last_commit > begin
+        return found
+
+    async def _scan(self, client: JournalClient, journal: str, at: JournalPosition, begin: int) -> _Scan:
+        scan = self._scans.get(journal)
+        if scan is None or scan.create_revision != at.create_revision:
+            listed = (await client.list(labels.label_selector(include={labels.NAME: journal}))).journals
+            kind = labels.value_of(listed[0].spec.labels, labels.CONTENT_TYPE) if listed else ""
+            scan = self._scans[journal] = _Scan(journal, at.create_revision, begin, is_json=kind == labels.JSON_LINES)
+        return scan
+
+
+class _Scan:
+    """The content of one journal, read up to `offset`."""
+
+    def __init__(self, journal: str, create_revision: int, begin: int, *, is_json: bool) -> None:
+        self.journal = journal
+        self.create_revision = create_revision
+        self.offset = max(0, begin - _LOOKBACK)
+        self.last_commit = 0
+        """The end of the last message that committed itself or others."""
+        self._is_json = is_json
+        self._within_line = self.offset > 0
+        self._producers = Producers(whole=not self.offset)
+
+    async def read(self, client: JournalClient, end: int) -> None:
+        """Read on up to `end`. Content that is gone, or that is no message, counts as committed."""
+        from coranto.messages import JsonLines
+        from coranto.messages.reading import AsyncReadUncommitted
+
+        if not self._is_json:
+            self.offset = self.last_commit = end
+        if self.offset >= end:
+            return
+        chunks = self._whole_lines(client, end)
+        messages = AsyncReadUncommitted(
+            JsonLines(tolerant=True), self.journal, chunks, self.offset, on_corrupt=lambda _: self._gone(end)
+        )
+        async with contextlib.aclosing(messages):
+            async for message in messages:
+                if self._producers.commits(message):
+                    self.last_commit = max(self.last_commit, message.end)
+        self.offset = messages.offset
+
+    def _gone(self, through: int) -> None:
+        self.last_commit = max(self.last_commit, through)
+
+    async def _whole_lines(self, client: JournalClient, end: int) -> AsyncIterator[Chunk]:
+        """Yield content from `offset` on, without the rest of a line that began before it."""
+        from coranto.client import Chunk
+
+        at = self.offset
+        async with contextlib.aclosing(client.read(self.journal, self.offset, end_offset=end)) as chunks:
+            async for chunk in chunks:
+                if chunk.offset > at and not self._within_line:
+                    self._gone(chunk.offset)
+                at = chunk.offset + len(chunk.content)
+                content = chunk.content
+                if self._within_line:
+                    behind = content.find(b"\n") + 1
+                    content = content[behind:] if behind else b""
+                    self._within_line = not behind
+                if content:
+                    yield Chunk(at - len(content), content, end)

@@ -1,0 +1,121 @@
+"""One step of a name at a time, however its run was launched: by a sensor, automation, a backfill or a person."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Final
+
+import dagster as dg
+
+from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, Heartbeat, last_sign_of_life, process_is_gone
+
+_POLL_SECONDS: Final = 1.0
+_SAY_SECONDS: Final = 60.0
+
+
+class OneAtATime:
+    """The turn of a step in a pool of Dagster: entering waits until no other run has it, and leaving gives it back.
+
+    The pool gets a limit of one, unless it has another limit. So it needs no sensor and no configuration of Dagster,
+    and the pool's page shows which run works and which ones wait. While the step waits and works, its run shows signs
+    of life. The turn of a run that has ended, was killed or is silent is taken: otherwise no run could ever follow it.
+    If it works after all, the fence of its consumer keeps the two apart.
+
+    A storage without pools gives every step its turn at once. `say` is called once a minute while the step waits.
+    """
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        run_id: str,
+        pool: str,
+        say: Callable[[str], object],
+        *,
+        wait: Callable[[float], object] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._instance = instance
+        self._run_id = run_id
+        self._pool = pool
+        self._step = pool  # The executor claims places by its own names of steps, and gives these back itself.
+        self._say = say
+        self._wait = wait
+        self._monotonic = monotonic
+        self._wall = wall
+        self._heartbeat = Heartbeat(self._instance, self._run_id)
+        self._has_pools = self._instance.event_log_storage.supports_global_concurrency_limits
+
+    def __enter__(self) -> OneAtATime:
+        self._heartbeat.__enter__()
+        try:
+            if self._has_pools:
+                self._await_turn()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._has_pools:
+                self._instance.event_log_storage.free_concurrency_slot_for_step(self._run_id, self._step)
+        finally:
+            self._heartbeat.__exit__(kind, error, trace)
+
+    def _limit(self) -> None:
+        from sqlalchemy.exc import IntegrityError  # Imported here, so that loading definitions stays cheap.
+
+        storage = self._instance.event_log_storage
+        if not any(limit.name == self._pool and not limit.from_default for limit in storage.get_pool_limits()):
+            with suppress(IntegrityError):  # Another run has set it at this moment.
+                storage.set_concurrency_slots(self._pool, 1)
+
+    def _await_turn(self) -> None:
+        self._limit()
+        say_at = self._monotonic()
+        while not self._claim():
+            holders = self._holders()
+            if self._monotonic() >= say_at:
+                runs = ", ".join(sorted(holders)) or "none"
+                self._say(f"Waits for a place in the pool {self._pool}. Runs that have one: {runs}.")
+                say_at = self._monotonic() + _SAY_SECONDS
+            self._wait(_POLL_SECONDS)
+            self._limit()
+
+    def _claim(self) -> bool:
+        """Claim the turn. SQLite lets two processes claim at once; the second reading shows which one has it."""
+        storage = self._instance.event_log_storage
+        if not storage.claim_concurrency_slot(self._pool, self._run_id, self._step).is_claimed:
+            return False
+        return bool(storage.check_concurrency_claim(self._pool, self._run_id, self._step).is_claimed)
+
+    def _holders(self) -> set[str]:
+        """Return the runs that have a place, or were chosen for one, after removing those that are over.
+
+        Dagster chooses the next step when a place becomes free. A step that began to wait at that moment is never
+        chosen, so a step that sees neither holders nor chosen steps queues up again.
+        """
+        storage = self._instance.event_log_storage
+        info = storage.get_concurrency_info(self._pool)
+        chosen = [each for each in info.pending_steps if each.assigned_timestamp is not None]
+        found = {(each.run_id, each.step_key) for each in info.claimed_slots}
+        found |= {(each.run_id, each.step_key) for each in chosen}
+        over = {each for each in found if each[0] != self._run_id and self._is_over(each[0])}
+        for run_id, step_key in over:
+            storage.free_concurrency_slot_for_step(run_id, step_key)
+        if not found:
+            storage.free_concurrency_slot_for_step(self._run_id, self._step)
+        return {run_id for run_id, _ in found - over}
+
+    def _is_over(self, run_id: str) -> bool:
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished or process_is_gone(run):
+            return True
+        alive = last_sign_of_life(run)
+        return alive is not None and self._wall() - alive > PRESUMED_DEAD_SECONDS

@@ -1,0 +1,114 @@
+"""Runs that a sensor has requested, and whether it requests another one for the same purpose."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import dagster as dg
+from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
+
+REQUEST_TAG: Final = "coranto/request"
+"""The tag of a run that a sensor has requested: a digest of its purpose, and of the sensor's generation."""
+_MAX_BACKOFF_SECONDS: Final = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunHistory:
+    """The runs that a sensor has requested for one purpose, the newest first."""
+
+    records: Sequence[dg.RunRecord]
+
+    def due(self, interval_seconds: float) -> float | None:
+        """Return the time from which another run is requested, in seconds since 1970. None if none is needed.
+
+        A run that was never created, or that was deleted, is requested again at once (0). One that failed is followed
+        by another after `pause_after`. No run follows one that is under way, has succeeded or was canceled.
+        """
+        if not self.records:
+            return 0.0
+        failed = failed_at(self.records[0])
+        return None if failed is None else failed + pause_after(self.failures, interval_seconds)
+
+    @property
+    def failures(self) -> int:
+        """The number of runs that have failed one after another."""
+        failed = [record.dagster_run.status is dg.DagsterRunStatus.FAILURE for record in self.records]
+        return failed.index(False) if False in failed else len(failed)
+
+
+class Requests:
+    """The runs that a sensor requests, each for a purpose, found again by their tags.
+
+    The sensor's cursor is its generation. "Reset cursor" begins a new one, in which every purpose gets a run again.
+    """
+
+    def __init__(self, context: dg.SensorEvaluationContext, sensor: str) -> None:
+        self._instance = context.instance
+        self._sensor = sensor
+        self._generation = context.cursor or str(time.time_ns())
+        if not context.cursor:
+            context.update_cursor(self._generation)
+
+    def histories(self, purposes: Iterable[str]) -> dict[str, RunHistory]:
+        """Return the runs of this generation for each purpose, by one query."""
+        tags = {purpose: self._tag(purpose) for purpose in purposes}
+        found: dict[str, list[dg.RunRecord]] = defaultdict(list)
+        if tags:
+            asked = dg.RunsFilter(tags={REQUEST_TAG: list(tags.values()), SENSOR_NAME_TAG: self._sensor})
+            for record in self._instance.get_run_records(asked):
+                found[record.dagster_run.tags[REQUEST_TAG]].append(record)
+        return {purpose: RunHistory(found[tag]) for purpose, tag in tags.items()}
+
+    def request(
+        self, purpose: str, *, partition_key: str | None = None, tags: Mapping[str, str] | None = None
+    ) -> dg.RunRequest:
+        """Return the request of a run for a purpose."""
+        return dg.RunRequest(
+            run_key=unused_run_key(self._instance, self._sensor, purpose),
+            partition_key=partition_key,
+            tags={**(tags or {}), REQUEST_TAG: self._tag(purpose)},
+        )
+
+    def _tag(self, purpose: str) -> str:
+        return digest_of(f"{self._generation}/{purpose}")
+
+
+def unused_run_key(instance: dg.DagsterInstance, sensor: str, purpose: str) -> str:
+    """Return the purpose, or the purpose and a number, as a run key that none of the sensor's runs has.
+
+    Dagster launches no run for a key that has one, however it ended.
+    """
+    number, key = 0, purpose
+    while latest_run(instance, sensor, key) is not None:
+        number += 1
+        key = f"{purpose}:{number}"
+    return key
+
+
+def latest_run(instance: dg.DagsterInstance, sensor: str, run_key: str) -> dg.RunRecord | None:
+    """Return a sensor's run of a key. Sensors of several consumers over the same journals have the same keys."""
+    records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: run_key, SENSOR_NAME_TAG: sensor}), limit=1)
+    return records[0] if records else None
+
+
+def failed_at(record: dg.RunRecord) -> float | None:
+    """Return the time at which a run failed, in seconds since 1970. None if it has not, or if Dagster retries it."""
+    run = record.dagster_run
+    if run.status is not dg.DagsterRunStatus.FAILURE or run.is_complete_and_waiting_to_retry:
+        return None
+    return record.end_time or record.update_timestamp.timestamp()
+
+
+def pause_after(failures: int, interval_seconds: float) -> float:
+    """Return the seconds between a failed run and the next one: they double with each failure, up to half an hour."""
+    return float(min(_MAX_BACKOFF_SECONDS, interval_seconds * 2.0 ** min(failures - 1, 30)))
+
+
+def digest_of(text: str) -> str:
+    """Return a short text that is equal for equal texts."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
