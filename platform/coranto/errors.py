@@ -40,6 +40,7 @@
     │   ├── StoreDenied                 the credentials don't allow it
     │   └── FragmentNotFound            the store has no such fragment
     ├── SqlStoreError                   a consumer's SQL store refused or failed; nothing was committed
+    │   └── RejectedRow                 it refused a row because of its values
     ├── CommitOutcomeUnknown            the connection broke at a commit, and reading back failed too
     ├── Fenced                          a later owner has raised the fence: stop, do not retry
     ├── CoordinationError               etcd refused a call, or contradicts an earlier answer
@@ -285,6 +286,26 @@ class SqlStoreError(CorantoError):
     """A consumer's SQL store refused or failed. The transaction was not committed."""
 
     retriable = True
+
+
+class RejectedRow(SqlStoreError):
+    """A database does not take a row because of its values. Nothing was committed, and a retry fails in the same way.
+
+    `problem` has no values of rows. `journal` and `offset` are those of the message that the row comes from; `journal`
+    is "" and `offset` -1 until the message is found.
+    """
+
+    retriable = False
+
+    def __init__(self, problem: str, *, journal: str = "", offset: int = -1) -> None:
+        super().__init__(f"journal {journal} at offset {offset}: {problem}" if journal else problem)
+        self.problem = problem
+        self.journal = journal
+        self.offset = offset
+
+    def at(self, journal: str, offset: int) -> RejectedRow:
+        """Return the same error for the message at an offset of a journal."""
+        return RejectedRow(self.problem, journal=journal, offset=offset)
 
 
 class CommitOutcomeUnknown(CorantoError):

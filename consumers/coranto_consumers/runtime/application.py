@@ -12,6 +12,7 @@ from coranto.labels import CONTENT_TYPE, JSON_LINES, value_of
 from coranto.messages import Envelope, Framing, JsonLines
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy
 from coranto_consumers.recoverylog import Recorder
 from coranto_consumers.runtime.columns import Columns, MessageBatch
 from coranto_consumers.runtime.publishing import ShardPublisher
@@ -68,6 +69,10 @@ class Application(ABC, Generic[StoreT]):
     An error that a method raises fails the shard, unless the store considers it transient. Then the shard starts anew
     from its last checkpoint.
     """
+
+    misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL
+    """The way with messages, taken one by one, whose rows the store rejects: they fail the shard, or become
+    `DeadLetters`. For sources in columns, `Columns.misfits` says so."""
 
     @abstractmethod
     def new_store(self, shard: Shard) -> StoreT | Awaitable[StoreT]:

@@ -11,9 +11,10 @@ from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.batches import POSITION, UNREADABLE
 from coranto.messages.column_parser import LineParser, is_text
 from coranto.messages.columnar import Mask
-from coranto_consumers.outputs.dead_letters import MisfitPolicy
+from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy
 from coranto_consumers.runtime.column_intake import CommittedRows
 from coranto_consumers.runtime.columns import Columns, MessageBatch
+from coranto_consumers.runtime.rejections import Treatments
 
 _POSITIONS = [name for name in POSITION.names if name != "journal"]
 
@@ -30,23 +31,50 @@ class Misfit(NamedTuple):
 class BatchReader:
     """Decodes the committed lines of one source."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, treatments: Treatments | None = None) -> None:
+        """`treatments` are those of messages whose rows the store rejects."""
         self._columns = columns
-        self._parser = LineParser(columns.schema)
+        self._treatments: Treatments = {} if treatments is None else treatments
+        self._schema = pa.schema([field.with_nullable(True) for field in columns.schema])
+        self._required = [field.name for field in columns.schema if not field.nullable]
+        self._parser = LineParser(self._schema)
 
     def read(self, committed: CommittedRows) -> tuple[MessageBatch, list[Misfit]]:
         """Return the batch of the messages that fit, and the others. Raises CorruptMessage as the columns say."""
         rows = committed.rows
         table, doubtful = self._parser.parse(rows.column("content"))
+        for name in self._required:
+            doubtful |= table.column(name).is_null().to_numpy()
         unreadable = self._unreadable(rows)
         if unreadable is not None:
             doubtful |= unreadable
         misfits: list[Misfit] = []
         if doubtful.any():
             rows, table, misfits = self._decided(committed.journal, rows, table, doubtful, unreadable)
+        if self._treatments:
+            rows, table = self._treated(committed.journal, rows, table, misfits)
         columns = [table.column(name).combine_chunks() for name in self._columns.schema.names]
         whole = pa.RecordBatch.from_arrays(columns, schema=self._columns.schema)
         return MessageBatch(committed.journal, whole, rows.select(_POSITIONS)), misfits
+
+    def _treated(self, journal: str, rows: Any, table: Any, misfits: list[Misfit]) -> tuple[Any, Any]:
+        """Return rows and their table without those that are left out, which are added to misfits, and with nulls."""
+        kept: Mask = np.ones(rows.num_rows, dtype=np.bool_)
+        for row, offset in enumerate(rows.column("offset").to_pylist()):
+            if (journal, offset) not in self._treatments:
+                continue
+            nulls = self._treatments[journal, offset]
+            if nulls is None:
+                kept[row] = False
+                misfits.append(Misfit(journal, offset, rows.column("content")[row].as_py()[:-1]))
+                continue
+            for name in nulls:
+                at, others = table.schema.get_field_index(name), np.arange(rows.num_rows) != row
+                column = table.column(name).combine_chunks()
+                place = pa.array(np.arange(rows.num_rows), mask=~others)
+                table = table.set_column(at, table.schema.field(at), column.take(place))
+        chosen = pa.array(kept)
+        return rows.filter(chosen), table.filter(chosen)
 
     def _decided(
         self, journal: str, rows: pa.RecordBatch, table: Any, doubtful: Mask, unreadable: Mask | None
@@ -64,7 +92,7 @@ class BatchReader:
             if parsed is None and self._columns.misfits is MisfitPolicy.NULLS:
                 parsed = self._parts(line if readable else b"{}")
             if parsed is None:
-                if self._columns.misfits is MisfitPolicy.FAIL:
+                if not isinstance(self._columns.misfits, DeadLetters):
                     wanted = ", ".join(f"{each.name} {each.type}" for each in self._columns.schema)
                     raise CorruptMessage(journal, offset, f"it does not fit the columns {wanted}")
                 misfits.append(Misfit(journal, offset, line))
@@ -81,15 +109,21 @@ class BatchReader:
             self._columns.lines.unmarshal(line)
         except InvalidInput:
             return None
-        return self._parser.parse_one(line) if is_text(line) else None
+        parsed = self._parser.parse_one(line) if is_text(line) else None
+        return None if parsed is None or self._lacks(parsed) else parsed
 
-    def _parts(self, line: bytes) -> Any:
-        """Return a table of those values of a line that fit, with nulls for the others."""
+    def _lacks(self, parsed: Any) -> bool:
+        """Return True if a line's table has no value in a column that must not be null."""
+        return any(parsed.column(name).null_count for name in self._required)
+
+    def _parts(self, line: bytes) -> Any | None:
+        """Return a table of those values of a line that fit, with nulls for the others. None if these must not be."""
         values = []
-        for each in self._columns.schema:
+        for each in self._schema:
             alone = LineParser(pa.schema([each])).parse_one(line) if self._is_object(line) else None
             values.append(pa.nulls(1, each.type) if alone is None else alone.column(0))
-        return pa.table(values, schema=self._columns.schema)
+        parts = pa.table(values, schema=self._schema)
+        return None if self._lacks(parts) else parts
 
     def _is_object(self, line: bytes) -> bool:
         try:

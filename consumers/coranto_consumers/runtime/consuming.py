@@ -15,6 +15,7 @@ from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.columns import Columns
 from coranto_consumers.runtime.inputs import BatchInput, Feed, MessageInput, SourceInput
 from coranto_consumers.runtime.publishing import ShardPublisher
+from coranto_consumers.runtime.rejections import RejectionSearch, Subject
 from coranto_consumers.runtime.transaction import DeferToNextTransaction, Transactions
 from coranto_consumers.stores.base import Store
 
@@ -38,6 +39,7 @@ class Consuming:
         monotonic: Callable[[], float],
         in_thread: Callable[..., Awaitable[Any]],
         sources: Mapping[str, Source],
+        search: RejectionSearch,
     ) -> None:
         """`in_thread` calls a function on the shard's thread."""
         self._app = app
@@ -47,7 +49,9 @@ class Consuming:
         self._now = monotonic
         self._in_thread = in_thread
         self._sources = sources
-        self._messages = MessageInput(app, shard, publisher, sources, shard.spec.ring_buffer_size or DEFAULT_RING_SIZE)
+        self._search = search
+        ring_size = shard.spec.ring_buffer_size or DEFAULT_RING_SIZE
+        self._messages = MessageInput(app, shard, publisher, sources, ring_size, search.treatments)
         self._batches: BatchInput | None = None
         self._inputs: list[SourceInput] = [self._messages]
         self._arrived: list[tuple[SourceInput, str, Any]] = []
@@ -55,16 +59,21 @@ class Consuming:
         self._arrived_bytes = 0
         self._replays: dict[SourceInput, RangeReading] = {}
         self._passed_over: dict[str, int] = {}
+        self._last: tuple[SourceInput, Any] | None = None
+        self.in_hand = 0
+        """The number of messages that the application is consuming, and that do not count as consumed yet."""
         self.aborted = False
         """Set it to have a slice end as soon as possible."""
 
     def add_source(self, journal: str, framing: Framing[Any] | Columns, store: Store) -> SourceInput:
         """Return the input of a source with a framing."""
         if not isinstance(framing, Columns):
-            self._messages.add_source(journal, framing)
+            self._messages.add_source(journal, framing, store)
             return self._messages
         if self._batches is None:
-            self._batches = BatchInput(self._app, self._shard, self._publisher, self._sources, self._in_thread)
+            self._batches = BatchInput(
+                self._app, self._shard, self._publisher, self._sources, self._in_thread, self._search.treatments
+            )
             self._inputs.append(self._batches)
         self._batches.add_source(journal, framing, store)
         return self._batches
@@ -122,8 +131,15 @@ class Consuming:
         self._arrived_counts[of] += messages
         self._arrived_bytes += size
 
+    @property
+    def last(self) -> Subject | None:
+        """The message that was handed out last, if one was, and nothing else with it."""
+        return None if self._last is None else self._last[0].subject(self._last[1])
+
     async def consume(self, store: Store) -> None:
         """Let the application consume what is there, for a while."""
+        if self._batches is not None:
+            self._batches.limit(self._transactions.limits.max_messages)
         for of, journal, decoded in self._arrived:
             of.add(journal, decoded)
         self._arrived.clear()
@@ -164,6 +180,7 @@ class Consuming:
         """Count messages that were consumed. Returns the time."""
         now = self._now()
         messages, size = of.weigh(pulled)
+        self.in_hand = 0
         self._transactions.consumed(now, size, messages)
         return now
 
@@ -171,9 +188,13 @@ class Consuming:
         """Return what is consumed next. None when there is nothing, or when the slice has to end."""
         if self.aborted or now >= until or self._publisher.staged_bytes >= STAGED_BYTES:
             return None
-        return of.intake.pull() if self._transactions.reads(now) else None
+        pulled = of.intake.pull() if self._transactions.reads(now) else None
+        if pulled is not None:
+            self._last, self.in_hand = (of, pulled), of.weigh(pulled)[0]
+        return pulled
 
     def _defer(self, of: SourceInput, pulled: Any) -> None:
+        self.in_hand = 0
         self._transactions.deferred()
         of.intake.put_back(pulled)
 

@@ -16,16 +16,17 @@ from coranto.client import Chunk
 from coranto.errors import InvalidInput
 from coranto.messages import Envelope, Flags, Framing, Pruning, ReplayRange, Source
 from coranto.messages.mapping import rendezvous
-from coranto_consumers.outputs.dead_letters import DeadLetters
+from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, policy_of
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.columns import Columns
 from coranto_consumers.runtime.intake import Intake
 from coranto_consumers.runtime.publishing import ShardPublisher
+from coranto_consumers.runtime.rejections import Subject, Treatments
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.sql_shard import SqlShardStore
 
 if TYPE_CHECKING:
-    from coranto_consumers.runtime.batch_reading import BatchReader, Misfit
+    from coranto_consumers.runtime.batch_reading import BatchReader
 
 Feed = Callable[[Chunk], Any]
 """Decodes the next content of a journal; empty or None if it completes no message."""
@@ -67,6 +68,10 @@ class SourceInput(ABC):
     def checkpoint(self, pruning: Pruning | None) -> Mapping[str, Source]:
         """Return the states of this input's sources."""
 
+    @abstractmethod
+    def subject(self, pulled: Any) -> Subject | None:
+        """Return the one message that was pulled, in case its rows are rejected. None if it is an acknowledgement."""
+
     def add_replayed(self, decoded: Any) -> None:
         self.intake.add_replayed(decoded)
 
@@ -86,16 +91,25 @@ class MessageInput(SourceInput):
         publisher: ShardPublisher,
         sources: Mapping[str, Source],
         ring_size: int,
+        treatments: Treatments,
     ) -> None:
         self._app = app
         self._shard = shard
         self._publisher = publisher
+        self._treatments = treatments
         self._framings: dict[str, Framing[Any]] = {}
         self.intake: Intake[Any] = Intake(sources, ring_size)
         self.is_async = inspect.iscoroutinefunction(getattr(app, "consume_message", None))
 
-    def add_source(self, journal: str, framing: Framing[Any]) -> None:
-        """Note the framing of a source."""
+    def add_source(self, journal: str, framing: Framing[Any], store: Store) -> None:
+        """Note the framing of a source. Raises InvalidInput for `misfits` of the application that cannot be."""
+        if policy_of(self._app.misfits) is MisfitPolicy.NULLS:
+            raise InvalidInput(
+                "an application that takes messages one by one decides itself what is null: choose DeadLetters or "
+                "MisfitPolicy.FAIL, or take messages in Columns",
+                field="misfits",
+            )
+        _require_place(self._app.misfits, store)
         self._framings[journal] = framing
 
     def feed(self, journal: str, offset: int) -> Feed:
@@ -112,17 +126,27 @@ class MessageInput(SourceInput):
         return 1, pulled.end - pulled.begin
 
     def consume(self, store: Store, pulled: Envelope[Any]) -> None:
-        if not _is_ack(pulled):
+        if not _is_ack(pulled) and not self._leaves_out(store, pulled):
             self._app.consume_message(self._shard, store, pulled, self._publisher)
 
     async def consume_async(self, store: Store, pulled: Envelope[Any]) -> None:
-        if not _is_ack(pulled):
+        if not _is_ack(pulled) and not self._leaves_out(store, pulled):
             outcome = self._app.consume_message(self._shard, store, pulled, self._publisher)
             assert outcome is not None
             await outcome
 
     def checkpoint(self, pruning: Pruning | None) -> Mapping[str, Source]:
         return self.intake.checkpoint(pruning)
+
+    def subject(self, pulled: Envelope[Any]) -> Subject | None:
+        return None if _is_ack(pulled) else Subject(pulled.journal, pulled.begin, self._app.misfits)
+
+    def _leaves_out(self, store: Store, pulled: Envelope[Any]) -> bool:
+        """Keep a message whose rows the store rejects as a dead letter. Return False for other messages."""
+        if not self._treatments or (pulled.journal, pulled.begin) not in self._treatments:
+            return False
+        _keep(self._app.misfits, store, self._publisher, [(pulled.journal, pulled.begin, pulled.content)])
+        return True
 
 
 class BatchInput(SourceInput):
@@ -135,6 +159,7 @@ class BatchInput(SourceInput):
         publisher: ShardPublisher,
         sources: Mapping[str, Source],
         in_thread: Callable[..., Awaitable[Any]],
+        treatments: Treatments,
     ) -> None:
         """`in_thread` calls a function on the shard's thread."""
         from coranto_consumers.runtime.column_intake import ColumnIntake
@@ -144,6 +169,7 @@ class BatchInput(SourceInput):
         self._shard = shard
         self._publisher = publisher
         self._in_thread = in_thread
+        self._treatments = treatments
         self._columns: dict[str, Columns] = {}
         self._readers: dict[str, BatchReader] = {}
         self.intake = ColumnIntake(sources, **rows)
@@ -153,14 +179,15 @@ class BatchInput(SourceInput):
         """Note the columns of a source. Raises InvalidInput if the store cannot take its dead letters."""
         from coranto_consumers.runtime.batch_reading import BatchReader
 
-        in_table = isinstance(columns.misfits, DeadLetters) and columns.misfits.table is not None
-        if in_table and not isinstance(store, SqlShardStore):
-            raise InvalidInput(
-                f"a {type(store).__name__} has no table for dead letters: use a SqlShardStore, or name journals",
-                field="misfits",
-            )
+        _require_place(columns.misfits, store)
         self._columns[journal] = columns
-        self._readers[journal] = BatchReader(columns)
+        self._readers[journal] = BatchReader(columns, self._treatments)
+
+    def limit(self, most_rows: int | None) -> None:
+        """Hand out at most so many messages at once. None: as many as usual."""
+        from coranto_consumers.runtime.column_intake import MOST_ROWS
+
+        self.intake.most_rows = MOST_ROWS if most_rows is None else min(most_rows, MOST_ROWS)
 
     def feed(self, journal: str, offset: int) -> Feed:
         from coranto.messages.line_batches import LineBatchDecoder
@@ -184,7 +211,7 @@ class BatchInput(SourceInput):
         if len(batch):
             self._app.consume_batch(self._shard, store, batch, self._publisher)
         # Only now: a batch that is deferred comes again, and its dead letters with it.
-        self._keep(pulled.journal, store, misfits)
+        _keep(self._columns[pulled.journal].misfits, store, self._publisher, misfits)
 
     async def consume_async(self, store: Store, pulled: Any) -> None:
         if not pulled.rows.num_rows:
@@ -194,23 +221,48 @@ class BatchInput(SourceInput):
             outcome = self._app.consume_batch(self._shard, store, batch, self._publisher)
             assert outcome is not None
             await outcome
-        self._keep(pulled.journal, store, misfits)
+        _keep(self._columns[pulled.journal].misfits, store, self._publisher, misfits)
 
     def checkpoint(self, pruning: Pruning | None) -> Mapping[str, Source]:
         sources: Mapping[str, Source] = self.intake.checkpoint(pruning)
         return sources
 
-    def _keep(self, source: str, store: Store, misfits: Sequence[Misfit]) -> None:
-        """Keep dead letters with the transaction."""
-        letters = self._columns[source].misfits
-        for journal, offset, line in misfits:
-            assert isinstance(letters, DeadLetters)
-            if letters.table is not None:
-                assert isinstance(store, SqlShardStore)
-                store.insert(letters.table, {"journal": journal, "offset": offset, "line": line})
-            else:
-                message = {"journal": journal, "offset": offset, "line": b64encode(line).decode()}
-                self._publisher.publish(rendezvous(journal.encode(), letters.journals), message)
+    def subject(self, pulled: Any) -> Subject | None:
+        if pulled.rows.num_rows != 1:
+            return None
+        columns = self._columns[pulled.journal]
+        nullable = tuple(field.name for field in columns.schema if field.nullable)
+        return Subject(pulled.journal, pulled.rows.column("offset")[0].as_py(), columns.misfits, nullable)
+
+
+def _require_place(misfits: MisfitPolicy | DeadLetters, store: Store) -> None:
+    """Raise InvalidInput if a store, or a shard, cannot keep dead letters in their place."""
+    if not isinstance(misfits, DeadLetters):
+        return
+    if misfits.table is not None and not isinstance(store, SqlShardStore):
+        raise InvalidInput(
+            f"a {type(store).__name__} has no table for dead letters: use a SqlShardStore, or name journals",
+            field="misfits",
+        )
+    if isinstance(misfits.journals, str):
+        raise InvalidInput("name the journals of dead letters in a list: a shard does not list them", field="misfits")
+
+
+def _keep(
+    letters: MisfitPolicy | DeadLetters,
+    store: Store,
+    publisher: ShardPublisher,
+    misfits: Sequence[tuple[str, int, bytes]],
+) -> None:
+    """Keep dead letters with the transaction."""
+    for journal, offset, line in misfits:
+        assert isinstance(letters, DeadLetters)
+        if letters.table is not None:
+            assert isinstance(store, SqlShardStore)
+            store.insert(letters.table, {"journal": journal, "offset": offset, "line": line})
+        else:
+            message = {"journal": journal, "offset": offset, "line": b64encode(line).decode()}
+            publisher.publish(rendezvous(journal.encode(), letters.journals), message)
 
 
 def _is_ack(message: Envelope[Any]) -> bool:

@@ -19,7 +19,7 @@ import structlog
 from coranto import labels
 from coranto.client import AppendResult, JournalClient
 from coranto.effects import Clock
-from coranto.errors import CorantoError, InvalidInput, JournalNotFound
+from coranto.errors import CorantoError, InvalidInput, JournalNotFound, RejectedRow
 from coranto.fragments import forks
 from coranto.messages import Checkpoint, ProducerClock, ProducerId, Source
 from coranto.specs.validation import duration_seconds
@@ -32,6 +32,7 @@ from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.producers import ProducerWatch
 from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.publishing import ShardPublisher
+from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.transaction import Limits, NextStep, Prior, Transactions
 from coranto_consumers.stores.base import Store
 
@@ -49,12 +50,13 @@ _FOREVER: Final = 10.0 * 365 * 24 * 3600
 _NO_LIMIT: Final = 1 << 62
 
 
-def limits_of(spec: pc.ShardSpec) -> Limits:
-    """The limits of a shard's transactions."""
+def limits_of(spec: pc.ShardSpec, max_messages: int | None = None) -> Limits:
+    """The limits of a shard's transactions, with a number of messages while a rejected one is looked for."""
     return Limits(
         duration_seconds(spec.min_txn_duration),
         duration_seconds(spec.max_txn_duration),
         wait_for_acks=not spec.disable_wait_for_ack,
+        max_messages=max_messages,
     )
 
 
@@ -71,8 +73,13 @@ class Primary:
         progress: Progress,
         metrics: ConsumerMetrics,
         restored: Callable[[], Awaitable[None]] | None = None,
+        search: RejectionSearch | None = None,
     ) -> None:
-        """`restored` is awaited once the store has restored its checkpoint."""
+        """`restored` is awaited once the store has restored its checkpoint.
+
+        `search` goes on over several runs of a shard's primary.
+        """
+        self._search = RejectionSearch() if search is None else search
         self._app = app
         self._shard = shard
         self._client: JournalClient = shard.client
@@ -84,7 +91,7 @@ class Primary:
         self._appends = OrderedAppends(self._append)
         self._published: list[asyncio.Future[int]] = []
         """Appends of the current transaction that are not known to have succeeded."""
-        self._transactions = Transactions(limits_of(shard.spec))
+        self._transactions = Transactions(limits_of(shard.spec, self._search.most_messages))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"shard {shard.id}")
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
@@ -130,8 +137,10 @@ class Primary:
                 self._spawn(self._read(source.journal, max(source.min_offset, offsets.get(source.journal, 0))))
             self._spawn(self._producers.run())
             await self._steps()
-        except Exception:
+        except Exception as error:
             await self._finish_acknowledging()
+            if (rejected := self._rejection(error)) is not None:
+                raise rejected from None  # The error itself may quote values of rows.
             raise
         finally:
             await self._close()
@@ -140,6 +149,16 @@ class Primary:
         """Consume nothing more, complete the transactions, and end `run`. Returns at once."""
         self._transactions.ended()
         self._wake.set()
+
+    def _rejection(self, error: Exception) -> RejectedRow | None:
+        """Return the error of a row that the store rejected. None for other errors."""
+        rejected = self.store.rejection_of(error) if isinstance(self.store, Store) else None
+        if rejected is None:
+            return None
+        # While one is looked for, only one transaction is under way.
+        looking = self._search.most_messages is not None
+        messages = self._transactions.messages_under_way(only_one=looking) + self._input.in_hand
+        return self._search.met(rejected, messages, self._input.last)
 
     async def _finish_acknowledging(self) -> None:
         """Wait a bounded time for acknowledgements of a committed transaction, after any failure.
@@ -169,7 +188,7 @@ class Primary:
         while True:
             self._wake.clear()
             self._raise_failures()
-            transactions.limits = limits_of(self._shard.spec)
+            transactions.limits = limits_of(self._shard.spec, self._search.most_messages)
             now = self._clock.monotonic()
             match transactions.next_step(now, ready=self._input.is_ready, pending=self._input.has_pending):
                 case NextStep.CONSUME:
@@ -260,6 +279,7 @@ class Primary:
             gate.cancel()
             raise
         self._transactions.committed(self._now())
+        self._search.completed()
         self._acknowledging = True
         gate.set_result(None)
         ends = await self._acknowledged(acknowledged)
@@ -347,7 +367,14 @@ class Primary:
     def _consuming(self, sources: Mapping[str, Source]) -> Consuming:
         """Return the shard's input, from restored states of its sources on."""
         return Consuming(
-            self._app, self._shard, self._publisher, self._transactions, self._now, self._in_thread, sources
+            self._app,
+            self._shard,
+            self._publisher,
+            self._transactions,
+            self._now,
+            self._in_thread,
+            sources,
+            self._search,
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -33,6 +33,7 @@ from coranto.errors import (
     Fenced,
     IndexHasGreaterOffset,
     InvalidInput,
+    RejectedRow,
     StoreUnhealthy,
     TxnOutcomeUnknown,
     Unavailable,
@@ -44,6 +45,7 @@ from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.primary import Primary
 from coranto_consumers.runtime.progress import Progress
+from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.specs import exclusive, hint_keys, recovery_log
 
 _log = structlog.get_logger(__name__)
@@ -123,6 +125,7 @@ class ShardReplica:
         self._promoted = asyncio.Event()
         self._serving = asyncio.Event()
         self._stopping = False
+        self._search = RejectionSearch()
         self._primary: Primary | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -206,6 +209,14 @@ class ShardReplica:
             except Exception as error:
                 if self.progress.read_through != completed:
                     failures, away = 0, None
+                if isinstance(error, RejectedRow) and self._search.may_continue():
+                    if error.journal:
+                        _log.warning("shard.row_rejected", shard=self.spec.id, error=_cut(str(error)))
+                    else:
+                        most = self._search.most_messages
+                        _log.info("shard.looks_for_rejected_row", shard=self.spec.id, max_messages=most)
+                    self._metrics.restarts.labels(self.spec.id).inc()
+                    continue
                 now = self._clock.monotonic()
                 if isinstance(error, IndexHasGreaterOffset):
                     away = now if away is None else away
@@ -289,6 +300,7 @@ class ShardReplica:
             progress=self.progress,
             metrics=self._metrics,
             restored=restored,
+            search=self._search,
         )
         announcing = asyncio.create_task(self._announce(primary))
         try:

@@ -61,6 +61,9 @@ class Limits:
     min_seconds: float = 0.0
     max_seconds: float = 1.0
     wait_for_acks: bool = True
+    max_messages: int | None = None
+    """The most messages of a transaction while a rejected one is looked for. Then none begins before the prior one is
+    done, so that a failure is of one of them."""
 
     def __post_init__(self) -> None:
         if self.min_seconds < 0 or self.max_seconds <= 0:
@@ -102,9 +105,21 @@ class Transactions:
         """True if the current transaction has messages."""
         return self.current.messages > 0
 
+    def messages_under_way(self, *, only_one: bool) -> int:
+        """Return the messages of the transaction that is open or commits: the larger one, if it is not the `only_one`.
+
+        Those of a transaction that has committed do not count if it is the only one.
+        """
+        if not only_one:
+            return max(self.current.messages, self.completing.messages)
+        return self.completing.messages if self.prior is Prior.COMMITTING else self.current.messages
+
     def reads(self, now: float) -> bool:
         """Return True if the current transaction takes further messages."""
         if self._deferred or self._ended:
+            return False
+        most = self.limits.max_messages
+        if most is not None and (self.current.messages >= most or (not self.is_open and self.prior is not Prior.DONE)):
             return False
         return not self.is_open or now < self.current.began + self.limits.max_seconds
 

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from coranto.client import ClientConfig
 from coranto.client.routes import KnownRoute
@@ -129,6 +129,28 @@ def planned_rows(
     asked = StructType([*needed, *schema.fields])
     reader = JournalDataSource(options).reader(asked)
     return PlannedRows(ReadTask(reader, tuple(reader.partitions())), asked, plan.places)
+
+
+def read_lines(client: ClientConfig, plan: ReadPlan, framing: ReadFraming, zone: str) -> dict[tuple[str, int], bytes]:
+    """Return the lines that begin in a plan's ranges, by journal and offset, read by this process."""
+    options = {
+        **client_options(client),
+        "isolation": Isolation.SEQUENCED.value,
+        "slices": plan.dumps(),
+        "parse": name_of(framing),
+        **options_of(framing),
+        "timeZone": zone,
+    }
+    names = [PARSED_PREFIX + name for name in ("journal", "offset", "value")]
+    kinds = (StringType(), LongType(), BinaryType())
+    asked = StructType([*map(StructField, names, kinds), StructField(_PIECE, LongType())])
+    reader = JournalDataSource(options).reader(asked)
+    found: dict[tuple[str, int], bytes] = {}
+    for batch in ReadTask(reader, tuple(reader.partitions())).read():
+        for row in batch.to_pylist():
+            if row[_PIECE] != SUMMARY_PIECE:
+                found[row[names[0]], row[names[1]]] = row[names[2]]
+    return found
 
 
 def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSummary]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from py4j.protocol import Py4JError
@@ -34,6 +34,7 @@ from coranto_consumers.spark.frames import (
     packed_summaries,
     parsed_values,
     planned_rows,
+    read_lines,
     summaries_in,
     take_in,
 )
@@ -73,6 +74,10 @@ class Input:
     """The number of messages that do not fit."""
     packed: PackedInput | None = None
     """The messages as packed rows, if they are kept as such."""
+    required: frozenset[str] = frozenset()
+    """The application's columns that are declared NOT NULL."""
+    lines_at: Callable[[Sequence[tuple[str, int]]], list[bytes]] | None = None
+    """Reads the lines of messages again, which are given by journal and offset."""
 
 
 class MetLongTransactions(Exception):
@@ -110,6 +115,7 @@ class InputReader:
         self._client = client
         self._commits = COMMITTED_AT in schema.names
         self._schema = StructType([field for field in schema.fields if field.name != COMMITTED_AT])
+        self._required = frozenset(field.name for field in self._schema.fields if not field.nullable)
         parser_of(self._framing, self._schema)  # Raises InvalidInput.
         self._zone = str(spark.conf.get("spark.sql.session.timeZone"))
         self._max_partition_bytes = max_partition_bytes
@@ -187,7 +193,7 @@ class InputReader:
         self._watch(results, sources, pruning)
         messages = sum(result.messages or 0 for result in results.values())
         count = sum(summary.rows for summary in summaries.values())
-        return Input(expected.committed, messages, count, _after(sources, results)), written
+        return self._input(expected.committed, messages, count, _after(sources, results)), written
 
     def _inputs(
         self,
@@ -210,12 +216,21 @@ class InputReader:
                 taken = take_in(chosen, self._schema, fails=self._misfits is MisfitPolicy.FAIL)
             committed, messages, misfits = taken.all, taken.messages, taken.misfits
             if self._misfits is MisfitPolicy.DEAD_LETTERS and misfits:
-                yield Input(taken.fitting, messages - misfits, count, after, taken.dead, misfits)
+                yield self._input(taken.fitting, messages - misfits, count, after, dead=taken.dead, misfits=misfits)
                 return
         else:
             committed, messages = parsed_values(chosen, self._schema), sum(each or 0 for each in counts)
         found = None if packed is None else packed_input(packed, committed, limits, commits)
-        yield Input(committed, messages, count, after, misfits=misfits, packed=found)
+        yield self._input(committed, messages, count, after, misfits=misfits, packed=found)
+
+    def _input(self, committed: DataFrame, messages: int, rows: int, after: dict[str, Source], **others: Any) -> Input:
+        def lines_at(places: Sequence[tuple[str, int]]) -> list[bytes]:
+            ranges = [Range(journal, offset, offset + 1, after[journal].read_through) for journal, offset in places]
+            plan = ReadPlan((tuple(sorted(ranges)),))
+            found = read_lines(self._client, plan, self._framing, self._zone)
+            return [found[place] for place in places]
+
+        return Input(committed, messages, rows, after, required=self._required, lines_at=lines_at, **others)
 
     def advance(
         self,

@@ -13,12 +13,13 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, RejectedRow
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application import Outputs, SqlOutput, TableOutput
 from coranto_consumers.spark.frames import ExpectedRows
 from coranto_consumers.spark.outputs import Staged, stage_sql_output, stage_table_output
 from coranto_consumers.spark.packed import PackedInput
+from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.sql import Restored, SqlStore
 from coranto_consumers.stores.staged_sql import StagedSql
@@ -83,6 +84,13 @@ class OutputStore(ABC, Generic[W]):
         """
         return self.write_all([made], shard, fence)
 
+    def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
+        """Write the rows of outputs in a transaction that is rolled back. Return what the store rejects of them.
+
+        Raises as `commit` does for other errors. Only stores that raise RejectedRow are asked.
+        """
+        raise InvalidInput(f"{self.name} rejects no rows", field="store")
+
     @abstractmethod
     def commit(
         self, shard: str, fence: int, written: Sequence[W], checkpoint: Checkpoint, merged: Callable[[], None]
@@ -129,6 +137,19 @@ class SqlOutputs(OutputStore[Staged]):
 
     def write_sql(self, output: SqlOutput, shard: str, fence: int) -> Staged:
         return stage_sql_output(output, self._store, shard, fence)
+
+    def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
+        try:
+            with errors_of_tasks():
+                written = self.write_all([made], shard, fence)
+            with self._store.transaction(shard, fence) as transaction:
+                for each in written:
+                    each.merge(transaction.connection)
+                if self._store.is_postgresql:  # Some may be deferred to the commit.
+                    transaction.connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+        except RejectedRow as rejected:
+            return rejected
+        return None
 
     def commit(
         self, shard: str, fence: int, written: Sequence[Staged], checkpoint: Checkpoint, merged: Callable[[], None]

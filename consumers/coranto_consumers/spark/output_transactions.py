@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import structlog
+
 from coranto.client import SyncJournalClient
+from coranto.errors import RejectedRow
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application, Outputs
@@ -20,6 +23,10 @@ from coranto_consumers.spark.output_stores import OutputStore
 from coranto_consumers.spark.outputs import Published, publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, PhaseTimes, Step
+from coranto_consumers.spark.rejected import Rejections
+from coranto_consumers.spark.task_errors import errors_of_tasks
+
+_log = structlog.get_logger(__name__)
 
 AtOnce = Callable[[Callable[[Outputs, ExpectedRows], list[Any]]], tuple[Input, list[Any]] | None]
 """Reads an input, and gives what an application makes of it to the function that writes it, in one job.
@@ -58,27 +65,51 @@ class OutputTransactions:
             done = at_once(
                 lambda made, rows: self.store.write_expected(made, self.application.name, report.fence, rows)
             )
-        with reading if done is None else nullcontext(done[0]) as read:
-            if done is None:
-                times.ended("reading")
-            self.hooks.reached(Step.SEQUENCED)
-            staged, published = self._write(client, read, report.fence, None if done is None else done[1])
-            times.ended("writing")
-            with rolled_back_on_failure(client, published) as committing:
-                written(read.sources)
+        if done is not None:
+            try:
+                return self._finish(client, done[0], report, written, times, done[1])
+            except RejectedRow as rejected:
+                _log.info("transaction.read_again", consumer=self.application.name, error=rejected.problem)
+        with reading as read:
+            times.ended("reading")
+            try:
+                return self._finish(client, read, report, written, times)
+            except RejectedRow as rejected:
+                settled = Rejections(self.application, self.store, self.misfits).settled(read, report.fence, rejected)
+            return self._finish(client, settled, report, written, times)
 
-                def merged() -> None:
-                    self.hooks.reached(Step.MERGED)
-                    committing()
+    def _finish(
+        self,
+        client: SyncJournalClient,
+        read: Input,
+        report: ConsumeReport,
+        written: Callable[[Mapping[str, Source]], None],
+        times: PhaseTimes,
+        staged: list[Any] | None = None,
+    ) -> tuple[ConsumeReport, dict[str, Source]]:
+        """Run steps 4 to 6 for an input, whose rows are `staged` already if that is given.
 
-                checkpoint = Checkpoint(read.sources, published.intents)
-                self.store.commit(self.application.name, report.fence, staged, checkpoint, merged)
-            times.ended("committing")
-            self.hooks.reached(Step.COMMITTED)
-            if not acknowledge(client, published.intents).may_repeat:
-                self.ids.settle(published.uses)
-            times.ended("acknowledging")
-            self.hooks.reached(Step.ACKNOWLEDGED)
+        Raises RejectedRow, before anything is committed, for rows that the store does not take.
+        """
+        self.hooks.reached(Step.SEQUENCED)
+        with errors_of_tasks():
+            staged, published = self._write(client, read, report.fence, staged)
+        times.ended("writing")
+        with rolled_back_on_failure(client, published) as committing:
+            written(read.sources)
+
+            def merged() -> None:
+                self.hooks.reached(Step.MERGED)
+                committing()
+
+            checkpoint = Checkpoint(read.sources, published.intents)
+            self.store.commit(self.application.name, report.fence, staged, checkpoint, merged)
+        times.ended("committing")
+        self.hooks.reached(Step.COMMITTED)
+        if not acknowledge(client, published.intents).may_repeat:
+            self.ids.settle(published.uses)
+        times.ended("acknowledging")
+        self.hooks.reached(Step.ACKNOWLEDGED)
         report = replace(
             report,
             transactions=report.transactions + 1,

@@ -154,7 +154,7 @@ def _staged(
     """Let tasks stage rows, or carry them, at most `most` bytes each."""
     read = None if expected is None else expected.batches_of(rows)
     given, choose = read or (rows, None)
-    task = StageTask(store.url, stage, shard, fence, most, store.is_postgresql, choose)
+    task = StageTask(store.url, stage, shard, fence, most, choose)
     with described(rows.sparkSession, f"{shard}: writes rows for table {plan.table.name}"):
         told = given.mapInArrow(task, STAGED).collect()
     if expected is not None and choose is not None:

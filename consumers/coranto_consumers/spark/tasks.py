@@ -27,7 +27,7 @@ from coranto_consumers.spark.producer_ids import IdPool
 from coranto_consumers.spark.sink.publishing import PendingPublisher
 from coranto_consumers.spark.sink.rows import ColumnRows, ObjectTextRows
 from coranto_consumers.spark.task_errors import told_to_driver
-from coranto_consumers.stores.staging import StageWriter, can_copy_all
+from coranto_consumers.stores.staging import StageWriter
 
 Batches = Iterator[Any]
 """Arrow record batches (pyarrow has no types)."""
@@ -52,8 +52,6 @@ class StageTask:
     shard: str
     fence: int
     carried_bytes: int = 0
-    copied: bool = False
-    """True if the driver copies rows as text, so that rows that cannot be copied are not carried."""
     choose: ChooseTask | None = None
     """Reads the rows, and meets summaries, if the partition does not have the rows themselves."""
 
@@ -69,8 +67,6 @@ class StageTask:
         if first is None:
             return
         held, left = [first], share_of(self.carried_bytes, partition_number()) - first.nbytes
-        if self.copied and not can_copy_all(first, self.stage):
-            left = -1
         while left >= 0:
             batch = next(batches, None)
             if batch is None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 
-from coranto.errors import CorantoError
+from coranto.errors import CorantoError, RejectedRow
 from coranto.messages.checkpoints import Checkpoint
 
 
@@ -57,6 +57,14 @@ class Store(ABC):
     @abstractmethod
     async def destroy(self) -> None:
         """Release the store's connections and files. Uncommitted changes are dropped. Never raises."""
+
+    def rejection_of(self, error: BaseException) -> RejectedRow | None:
+        """Return what an error says of a row that the store does not take because of its values.
+
+        None for other errors. The error is one of this store, or of the application's own use of it. The result has no
+        values of the row.
+        """
+        return error if isinstance(error, RejectedRow) else None
 
     def is_transient(self, error: BaseException) -> bool:
         """Return True if an error, like a lost connection, may not occur again once the shard starts anew from its

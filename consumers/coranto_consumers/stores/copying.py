@@ -7,25 +7,30 @@ import stores do without.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Column, Connection, Table
+from sqlalchemy import Column, Connection, Dialect, Table
 from sqlalchemy.exc import DBAPIError
 
+from coranto_consumers.stores.binding import is_plain
+
 if TYPE_CHECKING:
-    from psycopg import sql
+    from psycopg import Copy, sql
 
 _NULL: Final = r"\N"
 _ESCAPES: Final = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 
 
-def can_copy(kind: Any, column: Column[Any]) -> bool:
+def can_copy(kind: Any, column: Column[Any], dialect: Dialect) -> bool:
     """Return True if values of an Arrow type can be written here as text that means the same in a table's column."""
     import pyarrow as pa
 
     types = pa.types
+    if not is_plain(column, dialect):
+        return False
     try:
         stored = column.type.python_type
     except NotImplementedError:
@@ -72,15 +77,16 @@ def copy_statement(table: Table, names: Sequence[str]) -> sql.Composed:
     return sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(*place), listed)
 
 
-def copy_into(connection: Connection, table: Table, names: Sequence[str], text: Any) -> None:
-    """Write rows of `copy_text` within a transaction of PostgreSQL. Raises its errors as SQLAlchemy does."""
+@contextmanager
+def copying(connection: Connection, table: Table, names: Sequence[str]) -> Iterator[Copy]:
+    """Copy rows into columns of a table within a transaction of PostgreSQL. Raises its errors as SQLAlchemy does."""
     import psycopg
 
     driver: Any = connection.connection.driver_connection
     statement = copy_statement(table, names)
     try:
         with driver.cursor() as cursor, cursor.copy(statement) as copy:
-            copy.write(memoryview(text))
+            yield copy
     except psycopg.Error as error:
         lost = bool(driver.closed)
         raise DBAPIError.instance(  # As for any other statement of the transaction.

@@ -16,7 +16,8 @@ from typing import Any
 from pymysql.constants import ER
 from sqlalchemy import URL, Connection, DateTime, Dialect, Engine, create_engine, event
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from coranto_consumers.stores import mysql
@@ -83,6 +84,7 @@ def _postgresql_engine(url: URL) -> Engine:
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
+            "client_encoding": "utf8",  # COPY's text is in it, whatever the database's own encoding.
             "options": f"-c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_MS} -c timezone=UTC",
         },
     )
@@ -109,6 +111,12 @@ def _sqlite_engine(url: URL) -> Engine:
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()
+
+    @event.listens_for(engine, "handle_error")
+    def as_error_of_the_driver(context: ExceptionContext) -> None:
+        # The driver raises Python's own error for a number that SQLite does not keep.
+        if isinstance(original := context.original_exception, OverflowError):
+            raise DataError(context.statement, None, original, hide_parameters=True)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

@@ -6,13 +6,14 @@ before another statement of the transaction, at its commit, and once they are ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sqlalchemy import Column, Connection, Table, TypeDecorator, insert
+from sqlalchemy import Column, Connection, Dialect, Table, insert
 
 from coranto.errors import InvalidInput
-from coranto_consumers.stores.copying import can_copy, copy_into, copy_text
+from coranto_consumers.stores.binding import Row, cleaned, rows_of
+from coranto_consumers.stores.copying import can_copy, copy_text, copying
 from coranto_consumers.stores.staging import write_in_transaction
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ MOST_ROWS: Final = 10_000
 _LEAST_TO_COPY: Final = 64
 """Fewer rows go by INSERT: COPY's own cost would not pay."""
 
-Row: TypeAlias = Mapping[str, Any]
 _Place: TypeAlias = tuple[Table, tuple[str, ...]]
 
 
@@ -85,7 +85,7 @@ class GatheredRows:
                     if not isinstance(part, list):
                         _write_batch(connection, table, part)
                     elif not _copied(connection, table, names, part):
-                        connection.execute(insert(table), part)
+                        connection.execute(insert(table), [cleaned(row) for row in part])
         except Exception as error:
             self._failure = error
             raise
@@ -93,21 +93,23 @@ class GatheredRows:
 
 def _write_batch(connection: Connection, table: Table, batch: pa.RecordBatch) -> None:
     """Write the rows of a batch, without a Python object for each value where COPY or the driver mean the same."""
-    fields = [(field.type, table.c[field.name]) for field in batch.schema]
-    named = zip(batch.schema.names, fields, strict=True)
-    is_plain = _has_no_others(table, batch.schema.names) and all(
-        can_copy(kind, column) and not _is_made(column) for kind, column in fields
-    )
-    if connection.dialect.name == "postgresql" and is_plain:
+    names = batch.schema.names
+    is_all = _has_no_others(table, names) and not any(_is_made(table.c[name]) for name in names)
+    if is_all and connection.dialect.name == "postgresql":
         write_in_transaction(connection, table, batch)
-    elif is_plain and all(name.isidentifier() and _is_same_to_drivers(kind) for name, (kind, _) in named):
-        statement = insert(table).values(dict.fromkeys(batch.schema.names)).compile(dialect=connection.dialect)
+    elif is_all and all(
+        each.name.isidentifier()
+        and _is_same_to_drivers(each.type)
+        and can_copy(each.type, table.c[each.name], connection.dialect)
+        for each in batch.schema
+    ):
+        statement = insert(table).values(dict.fromkeys(names)).compile(dialect=connection.dialect)
         rows: Any = batch.to_pylist()
         if statement.positiontup is not None:
             rows = list(zip(*(batch.column(name).to_pylist() for name in statement.positiontup), strict=True))
         connection.exec_driver_sql(str(statement), rows)
     else:
-        connection.execute(insert(table), batch.to_pylist())
+        connection.execute(insert(table), rows_of(batch, table, connection.dialect))
 
 
 def _is_same_to_drivers(kind: Any) -> bool:
@@ -123,8 +125,8 @@ def _has_no_others(table: Table, names: Sequence[str]) -> bool:
 
 
 def _is_made(column: Column[Any]) -> bool:
-    """Return True if SQLAlchemy or the database make a column's values, or what is stored of them."""
-    return isinstance(column.type, TypeDecorator) or column.identity is not None or column.computed is not None
+    """Return True if the database makes a column's values."""
+    return column.identity is not None or column.computed is not None
 
 
 def _copied(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Row]) -> bool:
@@ -133,14 +135,15 @@ def _copied(connection: Connection, table: Table, names: Sequence[str], rows: Se
         return False
     if not _has_no_others(table, names):
         return False
-    columns = [_column([row[name] for row in rows], table.c[name]) for name in names]
+    columns = [_column([row[name] for row in rows], table.c[name], connection.dialect) for name in names]
     if any(column is None for column in columns):
         return False
-    copy_into(connection, table, names, copy_text((), columns))
+    with copying(connection, table, names) as copy:
+        copy.write(memoryview(copy_text((), columns)))
     return True
 
 
-def _column(values: list[Any], column: Column[Any]) -> Any | None:
+def _column(values: list[Any], column: Column[Any], dialect: Dialect) -> Any | None:
     """Return the values of a column as an Arrow array; None if their text might not mean the same to COPY."""
     if _is_made(column):
         return None
@@ -156,4 +159,4 @@ def _column(values: list[Any], column: Column[Any]) -> Any | None:
     plain = pa.types.is_string(kind) or pa.types.is_int64(kind) or pa.types.is_boolean(kind)
     if not plain and not (pa.types.is_float64(kind) and column.type.python_type is float):
         return None
-    return array if can_copy(kind, column) else None
+    return array if can_copy(kind, column, dialect) else None

@@ -153,7 +153,12 @@ def code_of(error: BaseException | None) -> int:
 
 def is_mysql(error: DBAPIError) -> bool:
     """Return True if the error comes from the driver of these servers."""
-    return isinstance(error.orig, MySQLError)
+    return is_error(error.orig)
+
+
+def is_error(original: BaseException | None) -> bool:
+    """Return True for an error of the driver of these servers itself."""
+    return isinstance(original, MySQLError)
 
 
 def was_rolled_back(error: DBAPIError) -> bool:

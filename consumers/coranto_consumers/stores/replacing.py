@@ -24,7 +24,7 @@ def refuse_repeated_keys(
     ).one_or_none()
     if repeated is not None:
         raise InvalidInput(
-            f"key {tuple(repeated)!r} was staged more than once, and Replace() cannot tell which row is meant; "
+            f"a key ({', '.join(keys)}) was staged more than once, and Replace() cannot tell which row is meant; "
             "aggregate the rows by key first",
             field=f"table {table.name}",
         )

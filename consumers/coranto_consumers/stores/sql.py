@@ -33,11 +33,12 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, SqlStoreError
+from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.durability import RELAXED, commit_durably, risks
 from coranto_consumers.stores.engines import READS_ONLY, open_engine, was_rolled_back
 from coranto_consumers.stores.mysql import GUARDED, NAME, create_tables
+from coranto_consumers.stores.rejections import SHOW_VALUES, described, rejection_of
 from coranto_consumers.stores.retired import checkpoint_of
 from coranto_consumers.stores.urls import display_url, parse_store_url
 
@@ -97,6 +98,8 @@ class StoreTransaction:
             # Locks that the connection still holds must not block the lookup.
             with suppress(SQLAlchemyError):
                 self.connection.invalidate()
+            if rejection_of(error) is not None:  # By a constraint that is checked at the end: it was not applied.
+                raise self._store.failure("the commit failed", error) from self._store.cause(error)
             self._store.resolve_commit(self._shard, self._fence, payload, error)
         self.committed = True
 
@@ -116,11 +119,13 @@ class SqlStore:
     ) -> None:
         parsed = parse_store_url(url)
         self._may_lose = RELAXED in parsed.query
+        self.shows_values = SHOW_VALUES in parsed.query
+        """True if errors quote values of rows."""
         self.url = parsed.render_as_string(hide_password=False)
         """The URL with its password, to pass to executors. Never print it."""
         self.name = display_url(parsed)
         """The URL without its password, for people to read."""
-        self.engine: Engine = open_engine(parsed.difference_update_query([RELAXED]))
+        self.engine: Engine = open_engine(parsed.difference_update_query([RELAXED, SHOW_VALUES]))
         self.do_commit = commit
         self._sleep = sleep
 
@@ -226,7 +231,7 @@ class SqlStore:
                     raise Fenced(f"consumer {shard}: fence {fence} was raised by a later owner; stop this one")
                 yield StoreTransaction(self, connection, shard, fence)
         except SQLAlchemyError as error:
-            raise self.failure(f"a transaction of {shard} failed", error) from error
+            raise self.failure(f"a transaction of {shard} failed", error) from self.cause(error)
 
     def resolve_commit(self, shard: str, fence: int, payload: bytes, cause: SQLAlchemyError) -> None:
         """Find out if `payload` was committed, and return if it was.
@@ -246,8 +251,9 @@ class SqlStore:
             except DBAPIError as error:
                 if wait is None:
                     raise CommitOutcomeUnknown(
-                        f"store {self.name}: the commit of {shard} broke ({_brief(cause)}) and the store does not "
-                        f"answer since ({_brief(error)}). Start the consumer again: it continues after the last commit."
+                        f"store {self.name}: the commit of {shard} broke ({described(cause)}) and the store does not "
+                        f"answer since ({described(error)}). Start the consumer again: it continues after the last "
+                        "commit."
                     ) from cause
                 self._sleep(wait)
                 continue
@@ -255,13 +261,23 @@ class SqlStore:
                 return
             if row.fence != fence:
                 raise Fenced(
-                    f"consumer {shard}: the commit broke ({_brief(cause)}) and fence {fence} was raised by a later "
+                    f"consumer {shard}: the commit broke ({described(cause)}) and fence {fence} was raised by a later "
                     "owner meanwhile; stop this one"
                 ) from cause
             raise self.failure(f"the commit of {shard} was not applied", cause) from cause
 
     def failure(self, what: str, error: SQLAlchemyError) -> SqlStoreError:
-        return SqlStoreError(f"store {self.name}: {what}: {_brief(error)}")
+        """Return an error of the database as one of ours: RejectedRow for a row that it rejected.
+
+        It has no values of rows, unless the URL says `show_row_values=true`.
+        """
+        if (rejected := rejection_of(error, shows_values=self.shows_values)) is not None:
+            return RejectedRow(f"store {self.name}: {rejected.problem}")
+        return SqlStoreError(f"store {self.name}: {what}: {described(error, shows_values=self.shows_values)}")
+
+    def cause(self, error: BaseException) -> BaseException | None:
+        """Return an error as the cause of a `failure`: None if it may quote values of rows, which tracebacks print."""
+        return None if rejection_of(error) is not None and not self.shows_values else error
 
 
 def _raised(connection: Connection, shard: str) -> Restored:
@@ -288,9 +304,3 @@ def _row(connection: Connection, shard: str) -> Restored | None:
         select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(CHECKPOINTS.c.shard_fqn == shard)
     ).one_or_none()
     return None if row is None else Restored(int(row.fence), checkpoint_of(shard, bytes(row.checkpoint)))
-
-
-def _brief(error: SQLAlchemyError) -> str:
-    """Return the database's message in one line, never the statement's parameters."""
-    original = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    return " ".join(str(original).split()) or type(original).__name__

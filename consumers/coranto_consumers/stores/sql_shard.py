@@ -6,17 +6,19 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Table, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from coranto.errors import InvalidInput, SqlStoreError
+from coranto.errors import InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.base import Store
+from coranto_consumers.stores.binding import Row, without_halves
 from coranto_consumers.stores.engines import is_transient
-from coranto_consumers.stores.gathering import MOST_ROWS, GatheredRows, Row
+from coranto_consumers.stores.gathering import MOST_ROWS, GatheredRows
 from coranto_consumers.stores.merge import MergePlan, MergeRule, plan_merge
+from coranto_consumers.stores.rejections import rejection_of
 from coranto_consumers.stores.sql import SqlStore, StoreTransaction
 from coranto_consumers.stores.staging import merge_in_transaction
 
@@ -141,6 +143,13 @@ class SqlShardStore(Store):
         exits, self._open, self._exits, self._rows = self._exits, None, ExitStack(), GatheredRows()
         await asyncio.to_thread(_roll_back, exits)
 
+    def rejection_of(self, error: BaseException) -> RejectedRow | None:
+        if isinstance(error, SQLAlchemyError) and rejection_of(error) is not None:
+            failure = self.database.failure("", error)
+            assert isinstance(failure, RejectedRow)
+            return failure
+        return super().rejection_of(error)
+
     def is_transient(self, error: BaseException) -> bool:
         if isinstance(error, DBAPIError):
             return is_transient(error)
@@ -154,10 +163,13 @@ class SqlShardStore(Store):
         self._open = exits.enter_context(self.database.transaction(self._shard, self._fence))
         self._exits = exits
 
-        def written_first(connection: Connection, *_: object) -> None:
+        def written_first(
+            connection: Connection, _cursor: object, statement: str, parameters: Any, *_: object
+        ) -> tuple[str, Any]:
             rows.write(connection)  # A statement of the application may read them.
+            return statement, without_halves(parameters)
 
-        event.listen(self._open.connection, "before_cursor_execute", written_first)
+        event.listen(self._open.connection, "before_cursor_execute", written_first, retval=True)
 
     async def _complete(
         self,

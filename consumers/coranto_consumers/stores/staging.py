@@ -7,9 +7,10 @@ owner of the consumer deletes them by fence.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +19,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateTable
 
-from coranto_consumers.stores.copying import can_copy, copy_into, copy_statement, copy_text
+from coranto_consumers.stores.binding import bound_rows, can_bind, cleaned, require_times, rows_of
+from coranto_consumers.stores.copying import can_copy, copy_text, copying
 from coranto_consumers.stores.engines import is_denied
 from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, merge_staged, stage_table
 from coranto_consumers.stores.sql import SqlStore
@@ -104,27 +106,49 @@ def _in_stages(store: SqlStore, connection: Connection, work: Callable[[Table], 
                 raise
 
 
-def can_copy_all(batch: Any, table: Table) -> bool:
-    """Return True if all columns of an Arrow record batch can be copied into those of a table as text."""
-    return all(can_copy(field.type, table.c[field.name]) for field in batch.schema)
-
-
 def write_in_transaction(connection: Connection, table: Table, batch: Any, owner: Sequence[object] = ()) -> None:
     """Write the rows of an Arrow record batch into a table, as part of a transaction.
 
-    `owner` has the values of `STAGE_COLUMNS` if the table is a stage. PostgreSQL has to be able to copy all columns
-    (`can_copy_all`). Raises the database's errors as SQLAlchemy does.
+    `owner` has the values of `STAGE_COLUMNS` if the table is a stage. Raises the database's errors as SQLAlchemy does,
+    InvalidInput for nested values in a column that keeps none, and RejectedRow for values that are bound to no column.
     """
     if not batch.num_rows:
         return
-    owners = dict(zip(STAGE_COLUMNS, owner, strict=True)) if owner else {}
-    if connection.dialect.name != "postgresql":
-        connection.execute(insert(table), [{**owners, **row} for row in batch.to_pylist()])
-        return
     names = batch.schema.names
-    for part in _parts(batch):
-        columns = [part.column(name) for name in names]
-        copy_into(connection, table, (*owners, *names), copy_text(owner, columns))
+    if (way := _way(connection.dialect, table, batch)) is not _Way.INSERTED:
+        with copying(connection, table, (*STAGE_COLUMNS, *names) if owner else names) as copy:
+            _copy_batch(copy, table, batch, owner, way, connection.dialect)
+    else:
+        owners = dict(zip(STAGE_COLUMNS, owner, strict=True)) if owner else {}
+        connection.execute(insert(table), [{**owners, **row} for row in rows_of(batch, table, connection.dialect)])
+
+
+class _Way(enum.Enum):
+    """The way of a batch's rows into a table."""
+
+    TEXT = "COPY, of text that is made of whole columns"
+    BOUND = "COPY, of values that the columns' types have bound"
+    INSERTED = "INSERT"
+
+
+def _way(dialect: Dialect, table: Table, batch: Any) -> _Way:
+    if dialect.name != "postgresql":
+        return _Way.INSERTED
+    fields = [(field.type, table.c[field.name]) for field in batch.schema]
+    if all(can_copy(kind, column, dialect) for kind, column in fields):
+        return _Way.TEXT
+    return _Way.BOUND if all(can_bind(kind, column, dialect) for kind, column in fields) else _Way.INSERTED
+
+
+def _copy_batch(copy: Copy, table: Table, batch: Any, owner: Sequence[object], way: _Way, dialect: Dialect) -> None:
+    if way is _Way.TEXT:
+        require_times(batch, table)
+        for part in _parts(batch):
+            copy.write(memoryview(copy_text(owner, part.columns)))
+        return
+    columns = [table.c[name] for name in batch.schema.names]
+    for row in bound_rows(rows_of(batch, table, dialect), columns, dialect):
+        copy.write_row((*owner, *row))
 
 
 def merge_in_transaction(connection: Connection, plan: MergePlan, *batches: Any) -> None:
@@ -140,11 +164,7 @@ def merge_in_transaction(connection: Connection, plan: MergePlan, *batches: Any)
     connection.execute(CreateTable(stage, if_not_exists=True))
     owner = ("", 0, "")
     for batch in batches:
-        if connection.dialect.name != "postgresql" or can_copy_all(batch, stage):
-            write_in_transaction(connection, stage, batch, owner)
-        else:
-            owners = dict(zip(STAGE_COLUMNS, owner, strict=True))
-            connection.execute(insert(stage), [{**owners, **row} for row in batch.to_pylist()])
+        write_in_transaction(connection, stage, batch, owner)
     merge_staged(connection, plan, stage, (owner[-1],), sum(batch.num_rows for batch in batches))
     connection.execute(delete(stage))
 
@@ -171,49 +191,60 @@ class StageWriter:
         self._store = SqlStore(url)
         self._stage = stage
         self._owner = (shard, fence, attempt)
-        self._columns = [name for name in stage.c.keys() if name not in STAGE_COLUMNS]  # noqa: SIM118
         self._exit = ExitStack()
-        self._copy: Copy | None = None
+        self._connection: Connection | None = None
+        self._copy: tuple[Copy, _Way] | None = None
 
     def __enter__(self) -> Self:
         if self._store.is_postgresql:
-            connection = self._store.engine.raw_connection()
-            self._exit.callback(connection.close)
-            driver: Any = connection.driver_connection
-            self._exit.enter_context(driver.transaction())
-            cursor = self._exit.enter_context(driver.cursor())
-            statement = copy_statement(self._stage, (*STAGE_COLUMNS, *self._columns))
-            self._copy = self._exit.enter_context(cursor.copy(statement))
+            self._connection = self._exit.enter_context(self._store.engine.begin())
         return self
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> int:
-        """Stage rows, given by column name, and return their number. Raises SqlStoreError."""
-        if self._copy is not None:
-            for row in rows:
-                self._copy.write_row((*self._owner, *(row[name] for name in self._columns)))
-        elif rows:
-            owner = dict(zip(STAGE_COLUMNS, self._owner, strict=True))
-            try:
-                with self._store.engine.begin() as connection:
-                    connection.execute(insert(self._stage), [{**owner, **row} for row in rows])
-            except SQLAlchemyError as error:
-                raise self._store.failure(f"rows for {self._stage.name} could not be staged", error) from error
+        """Stage rows, given by column name, and return their number. Raises SqlStoreError; RejectedRow for one row."""
+        owner = dict(zip(STAGE_COLUMNS, self._owner, strict=True))
+        if rows:
+            with self._failures(), self._writing() as connection:
+                connection.execute(insert(self._stage), [{**owner, **cleaned(row)} for row in rows])
         return len(rows)
 
     def write_batch(self, batch: Any) -> int:
-        """Stage the rows of an Arrow record batch, and return their number. Raises SqlStoreError.
+        """Stage the rows of an Arrow record batch, and return their number.
 
-        Where COPY and the columns' types allow it, no Python object is made of any value.
+        All batches have one schema. Where COPY and the columns' types allow it, no Python object is made of any value.
+        Raises SqlStoreError, RejectedRow for a row that the database rejects, and InvalidInput for nested values in a
+        column that keeps none.
         """
         if not batch.num_rows:
             return 0
-        if self._copy is None or not can_copy_all(batch, self._stage):
-            return self.write(batch.to_pylist())
-        for part in _parts(batch):
-            self._copy.write(memoryview(copy_text(self._owner, [part.column(name) for name in self._columns])))
+        dialect = self._store.engine.dialect
+        with self._failures():
+            if self._copy is None and (way := _way(dialect, self._stage, batch)) is not _Way.INSERTED:
+                assert self._connection is not None
+                names = (*STAGE_COLUMNS, *batch.schema.names)
+                copy = self._exit.enter_context(copying(self._connection, self._stage, names))
+                self._copy = copy, way
+            if self._copy is not None:
+                copy, way = self._copy
+                _copy_batch(copy, self._stage, batch, self._owner, way, dialect)
+            else:
+                with self._writing() as connection:
+                    write_in_transaction(connection, self._stage, batch, self._owner)
         return int(batch.num_rows)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return self._exit.__exit__(kind, error, trace)
+        with self._failures():
+            return self._exit.__exit__(kind, error, trace)
+
+    def _writing(self) -> AbstractContextManager[Connection]:
+        return self._store.engine.begin() if self._connection is None else nullcontext(self._connection)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            what = f"rows for {self._stage.name} could not be staged"
+            raise self._store.failure(what, error) from self._store.cause(error)

@@ -10,6 +10,7 @@ from sqlalchemy.exc import ArgumentError
 
 from coranto.errors import InvalidInput
 from coranto_consumers.stores.durability import RELAXED
+from coranto_consumers.stores.rejections import SHOW_VALUES
 
 _SECRET = re.compile("pass|secret|token|key", re.IGNORECASE)
 """Matches names of drivers' secret options: `password`, `sslpassword`, `passwd`, `scram_client_key` and so on."""
@@ -29,8 +30,9 @@ def parse_store_url(text: str) -> URL:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
         raise InvalidInput(f"not a URL; a store URL is {ACCEPTED}", field="store_url") from error
-    if url.query.get(RELAXED, "true") != "true":
-        raise InvalidInput(f"{RELAXED} is not 'true': say that, or leave it out", field="store_url")
+    for option in (RELAXED, SHOW_VALUES):
+        if url.query.get(option, "true") != "true":
+            raise InvalidInput(f"{option} is not 'true': say that, or leave it out", field="store_url")
     backend, _, driver = url.drivername.partition("+")
     match backend:
         case "sqlite":

@@ -1,0 +1,73 @@
+"""Finding the messages whose rows a store rejects, by trying parts of a transaction. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from coranto.errors import RejectedRow
+
+MOST_REJECTED: Final = 1000
+"""The most messages of one transaction that are left out, or given nulls. Each one takes some tries to find."""
+
+Attempt = Callable[[Collection[int], int], RejectedRow | None]
+"""Tries so many of the first messages of a transaction, without those of some numbers. Returns what was rejected."""
+
+
+class TooManyRejected(Exception):
+    """A store rejects more messages than are to be looked for. It never leaves a consumer."""
+
+    def __init__(self, found: dict[int, RejectedRow]) -> None:
+        super().__init__(f"{len(found)} rejected messages")
+        self.found = found
+
+
+def find_rejected(
+    count: int, attempt: Attempt, problem: RejectedRow, most: int = MOST_REJECTED
+) -> dict[int, RejectedRow]:
+    """Return the messages, by number, without which the store takes the others of a transaction of `count`.
+
+    `problem` is what it rejected of all. In their order, each of the messages is one that the store does not take with
+    those before it; and no one of them is taken with all the others. Raises `problem` if no message is to blame for it,
+    and TooManyRejected for more than `most`.
+    """
+    found: dict[int, RejectedRow] = {}
+    low = 0  # The store takes [0, low) without those that were found.
+    failure: RejectedRow | None = problem
+    while failure is not None:
+        if low >= count:
+            raise failure
+        if len(found) >= most:
+            raise TooManyRejected(found)
+        high = count
+        while high - low > 1:
+            middle = (low + high) // 2
+            earlier = attempt(found.keys(), middle)
+            if earlier is None:
+                low = middle
+            else:
+                high, failure = middle, earlier
+        found[high - 1] = failure
+        low = high
+        failure = attempt(found.keys(), count)
+    for number in list(found) if len(found) > 1 else []:
+        # It may have lacked a row that a later message brings.
+        if attempt(found.keys() - {number}, count) is None:
+            del found[number]
+    return found
+
+
+def find_nulls(
+    columns: Sequence[str], attempt: Callable[[Collection[str]], RejectedRow | None]
+) -> frozenset[str] | None:
+    """Return columns of a message that have to be null for the store to take it. None if it takes it in no case.
+
+    No value of the columns can be kept beside the others' nulls. `attempt` tries the message with some columns null.
+    """
+    nulls = frozenset(columns)
+    if not nulls or attempt(nulls) is not None:
+        return None
+    for column in columns:
+        if attempt(nulls - {column}) is None:
+            nulls -= {column}
+    return nulls

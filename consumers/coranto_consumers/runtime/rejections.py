@@ -1,0 +1,95 @@
+"""The search for messages of a shard whose rows the store rejects. Pure.
+
+A store tells that a transaction has a row which it does not take, and not which message the row comes from. The shard
+starts anew from its checkpoint then, with transactions of half as many messages, until one message is alone in its
+transaction. Transactions without it commit meanwhile. Transactions that commit get larger again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from coranto.errors import RejectedRow
+from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy
+
+Treatment = frozenset[str] | None
+"""The columns of a message that are null instead. None: the message is left out, and becomes a dead letter."""
+Treatments = Mapping[tuple[str, int], Treatment]
+"""The ways with messages, by journal and offset."""
+
+_UNLIMITED: Final = 1 << 16
+_MOST_KEPT: Final = 10_000
+
+
+class Subject(NamedTuple):
+    """A message that was consumed, and the way with it if its rows are rejected."""
+
+    journal: str
+    offset: int
+    misfits: MisfitPolicy | DeadLetters
+    columns: tuple[str, ...] = ()
+    """Its columns that may be null."""
+
+
+class RejectionSearch:
+    """What is known of the rejected messages of one shard in this process, over all runs of its primary."""
+
+    def __init__(self) -> None:
+        self.most_messages: int | None = None
+        """The most messages of a transaction while a rejected message is looked for. None: there is no such limit."""
+        self.treatments: dict[tuple[str, int], Treatment] = {}
+        """The ways with messages that were found, by journal and offset."""
+        self._may_continue = False
+
+    def completed(self) -> None:
+        """Note that a transaction has committed."""
+        if self.most_messages is not None:
+            more = 2 * self.most_messages
+            self.most_messages = more if more < _UNLIMITED else None
+
+    def met(self, problem: RejectedRow, messages: int, last: Subject | None) -> RejectedRow:
+        """Note that the store has rejected a row of a transaction of so many messages, whose last one is given.
+
+        Returns the error, with journal and offset if the message is found.
+        """
+        self._may_continue = True
+        if self.most_messages is None or messages > 1:
+            self.most_messages = max(1, messages // 2)
+            return problem
+        if last is None:
+            self._may_continue = False
+            return problem
+        found = problem.at(last.journal, last.offset)
+        self._may_continue = self._treat(last)
+        return found
+
+    def may_continue(self) -> bool:
+        """Return True if the shard may start anew after the error of the last `met`. It counts once."""
+        may, self._may_continue = self._may_continue, False
+        return may
+
+    def _treat(self, found: Subject) -> bool:
+        """Choose the next way with a message. Return False if there is none."""
+        place = (found.journal, found.offset)
+        if isinstance(found.misfits, DeadLetters):
+            if place in self.treatments:
+                return False  # The store does not take the dead letter either.
+            self._keep(place, None)
+            return True
+        if found.misfits is not MisfitPolicy.NULLS or not found.columns:
+            return False
+        # Each column alone, and then all: what a store takes is committed, so the fewest nulls come first.
+        ways = [frozenset({name}) for name in found.columns]
+        ways += [frozenset(found.columns)] if len(ways) > 1 else []
+        before = self.treatments.get(place)
+        following = 0 if before is None else ways.index(before) + 1
+        if following == len(ways):
+            return False
+        self._keep(place, ways[following])
+        return True
+
+    def _keep(self, place: tuple[str, int], treatment: Treatment) -> None:
+        self.treatments[place] = treatment
+        if len(self.treatments) > _MOST_KEPT:  # Those that were found first were consumed long ago.
+            del self.treatments[next(iter(self.treatments))]

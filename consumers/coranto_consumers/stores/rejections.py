@@ -1,0 +1,160 @@
+"""Errors of databases that reject rows because of their values, and what may be said of an error.
+
+Databases quote values of rows in their messages. So the text of such an error is made here: of the kind of error, and
+the names of the table, column and constraint. Its own message is added only where a store's URL says
+`show_row_values=true`.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import sys
+from typing import Any, Final, TypeGuard
+
+from pymysql.err import DataError as MySQLDataError
+from pymysql.err import IntegrityError as MySQLIntegrityError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
+
+from coranto.errors import RejectedRow
+from coranto_consumers.stores import mysql
+
+SHOW_VALUES: Final = "show_row_values"
+"""The option of a store's URL with which errors quote what the database says, values of rows included."""
+
+_KINDS: Final = {
+    "22001": "a text is too long for its column",
+    "22003": "a number is out of its column's range",
+    "22007": "a text is not a date or time",
+    "22008": "a date or time is out of range",
+    "22021": "a text has a character that the database does not keep, such as NUL",
+    "22P02": "a value is not of its column's type",
+    "22P05": "a text has a character that the database does not keep, such as NUL",
+    "23502": "a column that must not be null has no value",
+    "23503": "a foreign key refers to no row",
+    "23505": "another row has the same unique key",
+    "23514": "a check constraint does not hold",
+    "23P01": "an exclusion constraint does not hold",
+    "44000": "a row is outside of its view",
+    "54000": "a row is too large for the database",
+    "P0001": "a trigger or function refused it",
+}
+"""Errors by their SQLSTATE."""
+_ROW_CLASSES: Final = ("22", "23")
+_MYSQL: Final = {
+    1048: "23502",
+    1062: "23505",
+    1216: "23503",
+    1217: "23503",
+    1264: "22003",
+    1265: "22P02",
+    1292: "22007",
+    1300: "22021",
+    1364: "23502",
+    1366: "22P02",
+    1406: "22001",
+    1451: "23503",
+    1452: "23503",
+    1586: "23505",
+    1644: "P0001",
+    1690: "22003",
+    3819: "23514",
+    3988: "22P05",
+    4025: "23514",
+}
+"""Errors of MariaDB and MySQL, by those of PostgreSQL. 1366 is also that of a character that a column does not keep."""
+_COPIED: Final = re.compile(r"COPY .*?, line [0-9]+, column ([^:]{1,63}):")
+_MYSQL_NAMES: Final = re.compile(
+    r"for key '([^']+)'|(?:for column|Column|Field) (?:[`\w]*\.)*[`']?([^`'\s]+)[`']?|CONSTRAINT `([^`]+)`"
+)
+_BOUND: Final = (ArithmeticError, LookupError, TypeError, ValueError)
+"""Errors of SQLAlchemy's types, which are given a value that they do not bind."""
+
+
+def rejection_of(error: BaseException, *, shows_values: bool = False) -> RejectedRow | None:
+    """Return what an error says of a row that a database rejected because of its values. None: it says no such thing.
+
+    The result has no values of the row, unless it `shows_values`.
+    """
+    if isinstance(error, RejectedRow):
+        return error
+    original = error.orig if isinstance(error, StatementError) else error
+    problem = _problem(error, original)
+    if problem is None:
+        return None
+    return RejectedRow(f"{problem}: {_one_line(original)}" if shows_values else problem)
+
+
+def described(error: SQLAlchemyError, *, shows_values: bool = False) -> str:
+    """Return the database's message in one line. It has no values of rows, unless it `shows_values`."""
+    original = error.orig if isinstance(error, StatementError) and error.orig is not None else error
+    if shows_values:
+        return _one_line(original) or type(original).__name__
+    if (rejected := rejection_of(error)) is not None:
+        return rejected.problem
+    if _is_postgresql(original) and original.diag.message_primary:
+        # What is behind the message (DETAIL, CONTEXT) may quote values.
+        return " ".join(original.diag.message_primary.split())
+    return _one_line(original) or type(original).__name__
+
+
+def _problem(error: BaseException, original: BaseException | None) -> str | None:
+    if _is_postgresql(original):
+        return _of_postgresql(original)
+    match original:
+        case sqlite3.IntegrityError():
+            # Such as `UNIQUE constraint failed: orders.id`. A trigger's RAISE may have any text.
+            text = _one_line(original)
+            return text if " constraint failed" in text else _KINDS["P0001"]
+        case sqlite3.DataError():
+            return _KINDS["54000"]
+        case OverflowError() if isinstance(error, DBAPIError):
+            return _KINDS["22003"]
+        case MySQLDataError() | MySQLIntegrityError():
+            return _of_mysql(original)
+    if (state := _MYSQL.get(mysql.code_of(original))) is not None and mysql.is_error(original):
+        return _of_mysql(original, state)
+    if isinstance(error, StatementError) and not isinstance(error, DBAPIError) and isinstance(original, _BOUND):
+        return f"a column's type does not take a value ({type(original).__name__})"
+    return None
+
+
+def _is_postgresql(error: BaseException | None) -> TypeGuard[Any]:
+    driver = sys.modules.get("psycopg")  # It takes a while to import, and has raised nothing before.
+    return driver is not None and isinstance(error, driver.Error)
+
+
+def _of_postgresql(error: Any) -> str | None:
+    state = error.sqlstate or ""
+    if not state and isinstance(error, sys.modules["psycopg"].DataError):
+        return _KINDS["22021"]  # The driver itself refuses NUL.
+    if state not in _KINDS and not state.startswith(_ROW_CLASSES):
+        return None
+    names = [
+        f"{what} {name}"
+        for what, name in (
+            ("table", error.diag.table_name),
+            ("column", error.diag.column_name or _copied_column(error)),
+            ("constraint", error.diag.constraint_name),
+        )
+        if name
+    ]
+    return f"{_KINDS.get(state, type(error).__name__)} ({', '.join([*names, f'SQLSTATE {state}'])})"
+
+
+def _copied_column(error: Any) -> str | None:
+    found = _COPIED.search(error.diag.context or "")
+    return found[1] if found else None
+
+
+def _of_mysql(error: Any, state: str = "") -> str:
+    code = mysql.code_of(error)
+    kind = _KINDS[state or _MYSQL.get(code, "22P02")]
+    named = list(_MYSQL_NAMES.finditer(str(error.args[-1])))
+    # Values come first, so the last name is one.
+    name = next((each for each in named[-1].groups() if each), "") if named else ""
+    return f"{kind} ({name}, error {code})" if name else f"{kind} (error {code})"
+
+
+def _one_line(error: BaseException | None) -> str:
+    return " ".join(str(error).split())
