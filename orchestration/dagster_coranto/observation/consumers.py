@@ -127,7 +127,7 @@ def build_consumer_observation_sensor(
         events: list[dg.AssetMaterialization | dg.AssetObservation] = []
         for each in consumers:
             before = seen.get(each.name)
-            if before is not None and wall() - before.at < report_seconds:
+            if before is not None and 0 <= wall() - before.at < report_seconds:
                 continue
             try:
                 offsets = bound(each.offsets).offsets(each.name)

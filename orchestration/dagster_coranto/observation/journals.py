@@ -221,7 +221,7 @@ def _lag(heads: Sequence[JournalHead], offsets: Mapping[str, int]) -> int:
 
 
 def _is_due(seen: GroupSeen | None, report_seconds: float) -> bool:
-    return seen is None or time() - seen.at >= report_seconds
+    return seen is None or not 0 <= time() - seen.at < report_seconds  # A time ahead is of a clock that was corrected.
 
 
 def _reported(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:

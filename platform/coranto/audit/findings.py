@@ -122,6 +122,8 @@ class Kind(enum.StrEnum):
     """The place of the records of earlier audits cannot be reached."""
     MEMORY_UNWITNESSED = "memory_unwitnessed"
     """Brokers know nothing of the records of earlier audits, so nobody notices if newer ones are deleted."""
+    CLOCK_DIFFERS = "clock_differs"
+    """The audit's clock differs from the brokers' clock. The audit used the brokers' time."""
     NOT_EXAMINED = "not_examined"
     """Something should have been examined and was not."""
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from coranto.audit.clocks import CorrectedClock, seconds_ahead
 from coranto.audit.present import Present
 from coranto.client import JournalClient
 from coranto.client.heads import Heads, JournalHead
@@ -30,11 +31,15 @@ _PAUSE_SECONDS: Final = 0.1
 class Gathered:
     """The present state of the selected journals, and the cluster's id in hexadecimal.
 
-    If nothing is selected, `stores` are the URLs of all journals' stores: what was selected before may have used them.
+    `clock` is the one that the state was gathered by: the audit's own clock was `ahead` seconds ahead of it
+    (`coranto.audit.clocks`). If nothing is selected, `stores` are the URLs of all journals' stores: what was selected
+    before may have used them.
     `others` are the journals that are not selected, as far as the token covers them.
     """
 
     cluster: str
+    clock: Clock
+    ahead: float = 0.0
     journals: list[Present] = field(default_factory=list)
     stores: Sequence[str] = ()
     others: Sequence[JournalInfo] = ()
@@ -49,9 +54,13 @@ async def gather(
 ) -> Gathered:
     """Gather the present state of the journals that a selector matches. Raises the client's errors.
 
-    `progress` counts journals.
+    `progress` counts journals. A `clock` that differs from the brokers' clock is corrected.
     """
+    asked = clock.now()
     heads = await client.heads(selector)
+    ahead = seconds_ahead(asked, clock.now(), heads.broker_time)
+    if ahead:
+        clock = CorrectedClock(clock, ahead)
     listing = await client.list(selector)
     everything = listing if not selector else await client.list("")
     names = everything.names
@@ -72,7 +81,7 @@ async def gather(
     urls = {url for info in everything.journals for url in info.spec.fragment.stores}
     selected = set(listing.names)
     others = [info for info in everything.journals if info.name not in selected]
-    return Gathered(cluster, journals, sorted(urls) if not journals else (), others)
+    return Gathered(cluster, clock, ahead, journals, sorted(urls) if not journals else (), others)
 
 
 def _head(heads: Heads, info: JournalInfo) -> JournalHead:

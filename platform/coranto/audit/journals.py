@@ -15,12 +15,12 @@ from typing import Final
 from coranto import labels
 from coranto.audit import deep
 from coranto.audit.check import Check, Result, run_checks
+from coranto.audit.clocks import CLOCK_SECONDS, difference
 from coranto.audit.compared import shown_time
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
 from coranto.audit.forks import fork_findings
 from coranto.audit.gathering import CONCURRENCY, gather
 from coranto.audit.judgement import Judged, judge
-from coranto.audit.losses import CLOCK_SECONDS
 from coranto.audit.memory import AuditMemory
 from coranto.audit.present import Present
 from coranto.audit.record_places import RecordPlaces
@@ -128,9 +128,9 @@ class JournalsCheck:
 
     async def run(self) -> Result:
         gathered = await gather(self._client, self._stores, self._selector, self._clock, self._progress)
-        result = Result(cluster=gathered.cluster)
-        journals = gathered.journals
         subject = Subject.selector(self._selector or "all journals")
+        result = Result(difference(subject.name, gathered.ahead), cluster=gathered.cluster)
+        journals, clock = gathered.journals, gathered.clock
         if not journals and not self._options.allow_empty:
             result.findings.append(
                 Finding(
@@ -143,24 +143,24 @@ class JournalsCheck:
             )
         places = RecordPlaces(self._client, self._stores, self._options.memory, self._given)
         await places.load(journals, gathered.stores)
-        records = places.records
         # Without journals, these places only may have records.
         weight = Severity.ERROR if journals or self._options.memory else Severity.WARNING
         result.findings += places.findings(weight)
-        result.findings += self._from_the_future(records)
+        result.findings += _dated_ahead(places.records, clock.now())
+        records = {name: record.dated_until(clock.now()) for name, record in places.records.items()}
         result.findings += self._gone(journals, records, gathered.cluster)
         result.findings += fork_findings(
             (present.info.spec for present in journals), (info.spec for info in gathered.others)
         )
         if self._options.depth is Depth.DEEP:
-            journals = await self._deepen(journals, records, result)
+            journals = await self._deepen(journals, records, clock, result)
         judged = await self._judge(journals, records)
         for present in journals:
             each = judged[present.journal]
             result.findings += each.findings
             result.subjects[present.journal] = each.facts
         accepted_places = places.covered(gathered.others) if self._options.accept else set()
-        await self._save(journals, records, judged, places, accepted_places, result)
+        await self._save(journals, records, judged, places, accepted_places, clock, result)
         known = sum(1 for present in journals if present.complete)
         result.coverage.insert(
             0,
@@ -189,12 +189,10 @@ class JournalsCheck:
         return {present.journal: each for present, each in zip(journals, found, strict=True)}
 
     async def _deepen(
-        self, journals: list[Present], records: Mapping[str, JournalRecord], result: Result
+        self, journals: list[Present], records: Mapping[str, JournalRecord], clock: Clock, result: Result
     ) -> list[Present]:
         """Read content, and return the journals with the results."""
-        stored = await deep.read_stored(
-            self._stores, journals, records, self._options.budget, self._clock, self._progress
-        )
+        stored = await deep.read_stored(self._stores, journals, records, self._options.budget, clock, self._progress)
         spools = await deep.read_spools(self._peers, self._client, journals)
         result.findings += [*stored.findings, *spools.findings]
         left = "the budget of this audit was used up; the next ones go on" if stored.left_bytes else ""
@@ -211,22 +209,6 @@ class JournalsCheck:
         ]
 
     # -- The memory ----------------------------------------------------------------------------------------------------
-
-    def _from_the_future(self, records: Mapping[str, JournalRecord]) -> list[Finding]:
-        """Return a finding for each record that hides those of later audits, because of its time."""
-        return [
-            Finding(
-                Kind.MEMORY_DAMAGED,
-                Severity.ERROR,
-                Subject.journal(name),
-                f"its record of earlier audits is dated {shown_time(record.at)}, in the future, so audits until then "
-                "are not remembered. A clock is wrong, or somebody made the record: remove the files of that time from "
-                "the place of the records",
-                {"at": record.at},
-            )
-            for name, record in sorted(records.items())
-            if record.at > self._clock.now() + CLOCK_SECONDS
-        ]
 
     def _gone(self, journals: Sequence[Present], records: Mapping[str, JournalRecord], cluster: str) -> list[Finding]:
         """Return a finding for each remembered journal that the selector matches and that is gone."""
@@ -258,9 +240,10 @@ class JournalsCheck:
         judged: Mapping[str, Judged],
         places: RecordPlaces,
         accepted_places: set[str],
+        clock: Clock,
         result: Result,
     ) -> None:
-        now = self._clock.now()
+        now = clock.now()
         reason = self._options.accept
         new: dict[str, dict[str, JournalRecord]] = {}
         for present in journals:
@@ -273,6 +256,24 @@ class JournalsCheck:
                 verified = {each.key: each for each in record.fragments if not each.lost_since}
                 plain = replace(plain, fragments=[verified.get(each.key, each) for each in plain.fragments])
                 record = accepted(records.get(present.journal, plain), plain, reason, losses, now)
+            before = records.get(present.journal)
+            record = replace(record, sequence=before.sequence + 1 if before is not None else 1)
             new.setdefault(places.place_of(present), {})[present.journal] = record
         gone = {each.subject.name for each in result.findings if each.kind is Kind.JOURNAL_GONE} if reason else set()
         result.findings += await places.save(new, gone, now, accepted_places)
+
+
+def _dated_ahead(records: Mapping[str, JournalRecord], now: float) -> list[Finding]:
+    """Return a finding for each record whose time is not over. It hides no later ones: those have higher sequences."""
+    return [
+        Finding(
+            Kind.MEMORY_DAMAGED,
+            Severity.WARNING,
+            Subject.journal(name),
+            f"its record of earlier audits is dated {shown_time(record.at)}, in the future: the clock of that audit "
+            "was wrong, or somebody made the record. The next complete audit replaces it",
+            {"at": record.at},
+        )
+        for name, record in sorted(records.items())
+        if record.at > now + CLOCK_SECONDS
+    ]

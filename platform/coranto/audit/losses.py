@@ -17,13 +17,10 @@ import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
+from coranto.audit.clocks import CLOCK_SECONDS
 from coranto.audit.content import uncovered
 from coranto.audit.remembered import KnownFragment
-
-CLOCK_SECONDS: Final = 10.0
-"""The tolerated difference between the clocks of the store, the brokers and the audit."""
 
 Spans = list[tuple[int, int]]
 

@@ -1,9 +1,9 @@
 """The memory of audits: where records are kept, so that other processes and later ones find them.
 
 By default they are in a journal's first fragment store, below `.coranto-audit/`: each audit of some journals writes one
-file of all records that it knows. Files have names that rise with time, and the latest few are kept. So audits that run
-at once do not overwrite each other's records: the latest record of each journal counts. With keys, files are signed.
-Where there is a witness, only files that it knows are believed (`coranto.audit.witness`).
+file of all records that it knows. Each file's name is above those before it, and the last few are kept. So audits that
+run at once do not overwrite each other's records: the latest record of each journal counts. With keys, files are
+signed. Where there is a witness, only files that it knows are believed (`coranto.audit.witness`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from coranto.fragments.stores import FragmentStore
 FOLDER: Final = ".coranto-audit"
 KEPT_FILES: Final = 8
 """The number of files that are read and kept. Without a witness, no more audits than that may overlap in time."""
-_LATE_SECONDS: Final = 3600.0
-"""The time after which an announced file that was not confirmed belongs to an audit that died."""
+_KEPT_ANNOUNCED: Final = 32
+"""The number of announced files that are kept although they were not confirmed. Older ones are of audits that died."""
 _LOOKS: Final = 5
 
 
@@ -187,18 +187,19 @@ class StoreMemory:
         # Files that stay would bring back what is forgotten.
         stay = [] if forget or mend else sorted(loaded.names.difference(loaded.unsigned), key=_age)[1 - KEPT_FILES :]
         doomed = loaded.names.difference(stay)
+        last = max(map(_number_of, loaded.names), default=0)
         if loaded.statement is None:
-            name = _new_name("", at)
+            name = _new_name("", at, last)
             await self._put(name, await self._sealed(name, text))
         else:
             folder = loaded.statement.folder or uuid.uuid4().hex[:8]
-            if not await self._put_witnessed(_new_name(f"{folder}/", at), text, at, doomed):
+            if not await self._put_witnessed(_new_name(f"{folder}/", at, last), text, doomed):
                 return False
         for old in sorted(doomed):
             await self._store.remove_note(f"{FOLDER}/{old}")
         return True
 
-    async def _put_witnessed(self, name: str, text: bytes, at: float, doomed: frozenset[str]) -> bool:
+    async def _put_witnessed(self, name: str, text: bytes, doomed: frozenset[str]) -> bool:
         """Write a file of which the witness knows. Return False, and write none, if its folder is another one."""
         assert self._witness is not None
         content = await self._sealed(name, text)
@@ -212,8 +213,8 @@ class StoreMemory:
         await self._put(name, content)
 
         def confirm(now: Statement) -> Statement:
-            late = {each.name for each in now.files if not each.written and at - _time_of(each.name) > _LATE_SECONDS}
-            return now.confirmed(file, doomed | late)
+            announced = [each.name for each in now.files if not each.written]
+            return now.confirmed(file, doomed.union(announced[:-_KEPT_ANNOUNCED]))
 
         await change(self._witness, confirm)
         return True
@@ -225,14 +226,16 @@ class StoreMemory:
         await self._store.put_note(f"{FOLDER}/{name}", content)
 
 
-def _new_name(folder: str, at: float) -> str:
-    return f"{folder}{int(at * 1000):015d}-{uuid.uuid4().hex[:8]}.json.gz"
+def _new_name(folder: str, at: float, last: int) -> str:
+    """Return the name of a file written at `at`, above that of number `last` whatever the clocks say."""
+    return f"{folder}{max(int(at * 1000), last + 1):015d}-{uuid.uuid4().hex[:8]}.json.gz"
 
 
-def _age(name: str) -> str:
+def _age(name: str) -> tuple[int, str]:
     """Return the key by which files are sorted, oldest first."""
-    return name.rpartition("/")[2]
+    return _number_of(name), name.rpartition("/")[2]
 
 
-def _time_of(name: str) -> float:
-    return int(_age(name).partition("-")[0]) / 1000
+def _number_of(name: str) -> int:
+    digits = name.rpartition("/")[2].partition("-")[0]
+    return int(digits) if digits.isdecimal() else 0

@@ -80,12 +80,23 @@ class JournalRecord:
     accepted: list[Acceptance] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """Spans [begin, end) without content between fragments that were accepted as lost."""
+    sequence: int = 0
+    """The number of records of this journal up to this one. An audit's clock may be wrong, so this orders them."""
     lost_at_change: bool = False
     """True if the spec changed between the audits of which the second one first missed what is missed now."""
 
     @property
     def digest(self) -> str:
         return digest_of(self.fragments)
+
+    def dated_until(self, now: float) -> JournalRecord:
+        """Return it with all times of audits at most `now`: a clock that was wrong must not outlast its correction."""
+        fragments = [
+            each._replace(verified_at=min(each.verified_at, now), lost_since=min(each.lost_since, now))
+            for each in self.fragments
+        ]
+        since = {kind: min(time, now) for kind, time in self.since.items()}
+        return replace(self, at=min(self.at, now), fragments=fragments, since=since)
 
     @property
     def stored_end(self) -> int:
@@ -135,13 +146,20 @@ def digest_of_registers(registers: pb.LabelSet) -> str:
 
 
 def newest(files: Iterable[Mapping[str, JournalRecord]]) -> dict[str, JournalRecord]:
-    """Return the latest record of each journal."""
+    """Return the latest record of each journal: the one with the highest sequence.
+
+    Of records of audits that ran at once, the time decides.
+    """
     found: dict[str, JournalRecord] = {}
     for records in files:
         for name, record in records.items():
-            if name not in found or found[name].at < record.at:
+            if name not in found or _rank(found[name]) < _rank(record):
                 found[name] = record
     return found
+
+
+def _rank(record: JournalRecord) -> tuple[int, float]:
+    return record.sequence, record.at
 
 
 def accepted(record: JournalRecord, now: JournalRecord, reason: str, losses: list[str], at: float) -> JournalRecord:

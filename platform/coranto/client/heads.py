@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -189,7 +189,8 @@ async def complete(client: JournalClient, selector: str | pb.LabelSelector, head
 
     single = await asyncio.gather(*(one(info) for info in listing.journals if info.name not in told))
     told.update((each.journal, each) for each in single)
-    return Heads(heads.header if heads is not None else listing.header, tuple(told[name] for name in sorted(told)))
+    journals = tuple(told[name] for name in sorted(told))
+    return Heads(listing.header, journals) if heads is None else replace(heads, journals=journals)
 
 
 async def _single(client: JournalClient, info: JournalInfo) -> JournalHead:

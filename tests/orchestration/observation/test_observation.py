@@ -30,7 +30,7 @@ from dagster_coranto import (
     build_journal_observation_sensor,
     on_new_content,
 )
-from dagster_coranto.observation.journals import ObservedGroup
+from dagster_coranto.observation.journals import GroupSeen, ObservedGroup, _is_due
 from dagster_coranto.translation.metadata import vector_version
 
 ORDERS = JournalGroup("shop/orders")
@@ -146,6 +146,12 @@ def test_what_a_run_has_reported_is_not_reported_again(shop: Shop, later: Any) -
     assert all(isinstance(event, dg.AssetObservation) for event in shop.tick())
     later(61)
     assert shop.tick() == []
+
+
+def test_a_time_ahead_of_the_clock_does_not_silence_reports() -> None:
+    """The cursor was written by a machine whose clock was a day ahead."""
+    assert _is_due(GroupSeen(at=time.time() + 86_400, version="1", head=0), 60.0)
+    assert not _is_due(GroupSeen(at=time.time(), version="1", head=0), 60.0)
 
 
 def test_a_head_that_nobody_can_tell_is_said_and_makes_nothing_grow() -> None:

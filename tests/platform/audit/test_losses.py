@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coranto.audit.losses import CLOCK_SECONDS, Expected, lost, merged, shortest
+from coranto.audit.clocks import CLOCK_SECONDS
+from coranto.audit.losses import Expected, lost, merged, shortest
 from coranto.audit.remembered import KnownFragment
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.fragments.retention import expired
