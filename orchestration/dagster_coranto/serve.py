@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Annotated
 
 import dagster as dg
@@ -21,6 +22,7 @@ from dagster._core.workspace.autodiscovery import loadable_targets_from_python_m
 from prometheus_client import CollectorRegistry, start_http_server
 from sqlalchemy.exc import SQLAlchemyError
 
+from coranto.client.retry import Retry, RetryPolicy
 from coranto.errors import ClusterError, CommitOutcomeUnknown, CorantoError, Fenced
 from coranto.telemetry import configure_logging
 from coranto_consumers.spark import SparkConsumerMetrics, StopOnSignals
@@ -33,8 +35,6 @@ from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.resources.typed import resource_arguments, resource_of
 
 _IDLE_SECONDS = 1.0
-_FIRST_PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 60.0
 
 _log = structlog.get_logger(__name__)
 
@@ -61,20 +61,26 @@ def serve(
     required = assets[definition.keys[0]].required_resource_keys - {"io_manager"}
     metrics = SparkConsumerMetrics(definition.name, registry)
     resources = {key: value for key, value in repository.get_top_level_resources().items() if key in required}
-    pause = _FIRST_PAUSE_SECONDS
+    retry = Retry(RetryPolicy(seed=int.from_bytes(os.urandom(8))))
     with dg.build_resources(resources, instance=instance) as bound:
         while not stop():
             try:
                 _serve_once(definition, bound, instance, stop, metrics)
-                pause = _FIRST_PAUSE_SECONDS
+                retry.progressed()
             except CorantoError as error:
                 if not (error.retriable or isinstance(error, CommitOutcomeUnknown | ClusterError)):
                     raise
-                _log.warning(
-                    "dagster.consuming_interrupted", consumer=definition.name, error=str(error), again_in=pause
-                )
+                now = time.monotonic()
+                pause = retry.failed(now)
+                assert pause is not None  # It has no timeout.
+                if retry.is_report_due(now):
+                    _log.warning(
+                        "dagster.consuming_interrupted",
+                        consumer=definition.name,
+                        error=str(error),
+                        failures=retry.failures,
+                    )
                 stop.wait(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _serve_once(

@@ -96,7 +96,7 @@ class Outcome(enum.Enum):
 class CorantoError(Exception):
     """The base of every error that Coranto raises on purpose."""
 
-    retriable: ClassVar[bool] = False
+    retriable: bool = False
     outcome: Outcome = Outcome.NOT_APPLIED
 
     @property
@@ -283,9 +283,16 @@ class FragmentNotFound(StoreError):
 
 
 class SqlStoreError(CorantoError):
-    """A consumer's SQL store refused or failed. The transaction was not committed."""
+    """A consumer's SQL store refused or failed. The transaction was not committed.
+
+    `retriable` is True for a conflict of transactions and for a store that is unavailable or read-only at the moment.
+    """
 
     retriable = True
+
+    def __init__(self, message: str, *, retriable: bool = True) -> None:
+        super().__init__(message)
+        self.retriable = retriable
 
 
 class RejectedRow(SqlStoreError):
@@ -295,10 +302,8 @@ class RejectedRow(SqlStoreError):
     is "" and `offset` -1 until the message is found.
     """
 
-    retriable = False
-
     def __init__(self, problem: str, *, journal: str = "", offset: int = -1) -> None:
-        super().__init__(f"journal {journal} at offset {offset}: {problem}" if journal else problem)
+        super().__init__(f"journal {journal} at offset {offset}: {problem}" if journal else problem, retriable=False)
         self.problem = problem
         self.journal = journal
         self.offset = offset

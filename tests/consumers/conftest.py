@@ -90,6 +90,13 @@ class Broker:
         else:
             self.fake.create(spec.name, flags=spec.flags, labels=spec.labels)
 
+    def refuse(self) -> None:
+        """Break all connections and refuse new ones, until `accept`."""
+        self._loop.run(self.fake.refuse())
+
+    def accept(self) -> None:
+        self._loop.run(self.fake.accept())
+
     def delete(self, journal: str) -> None:
         del self.fake.journals[journal]
 

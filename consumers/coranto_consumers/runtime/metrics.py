@@ -38,7 +38,11 @@ class ConsumerMetrics:
             "Status of the local replica: 0 idle, 100 backfill, 200 standby, 300 primary, 400 failed.",
         )
         self.restarts = counter(
-            "coranto_shard_restarts", "Times that a shard started anew from its checkpoint after an error."
+            "coranto_shard_restarts", "Times that a shard started again from its checkpoint after an error."
+        )
+        self.outage = gauge(
+            "coranto_shard_outage_seconds",
+            "Time since a store, a broker or etcd failed; 0 once the shard has restored its checkpoint.",
         )
         self.resets = counter(
             "coranto_sequencer_resets",
@@ -64,6 +68,11 @@ class ConsumerMetrics:
         for phase, begin, end in zip(PHASES, reached[:-1], reached[1:], strict=True):
             self._phases.labels(shard, phase).inc(max(0.0, end - begin))
 
+    def failed(self, shard: str, seconds: float) -> None:
+        """Count a restart after an error. `seconds` is the time since the first of those in a row."""
+        self.restarts.labels(shard).inc()
+        self.outage.labels(shard).set(seconds)
+
     def read_through(self, shard: str, offsets: dict[str, int]) -> None:
         self._journals[shard].update(offsets)
         for journal, offset in offsets.items():
@@ -77,6 +86,7 @@ class ConsumerMetrics:
             self._bytes,
             self.status,
             self.restarts,
+            self.outage,
             self.resets,
             self.open_transactions,
         ):

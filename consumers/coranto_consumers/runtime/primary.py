@@ -18,8 +18,10 @@ import structlog
 
 from coranto import labels
 from coranto.client import AppendResult, JournalClient
+from coranto.client.reader import TRANSIENT
+from coranto.client.retry import REPORT_SECONDS
 from coranto.effects import Clock
-from coranto.errors import CorantoError, InvalidInput, JournalNotFound, RejectedRow
+from coranto.errors import AppendOutcomeUnknown, CorantoError, InvalidInput, JournalNotFound, RejectedRow
 from coranto.fragments import forks
 from coranto.messages import Checkpoint, ProducerClock, ProducerId, Source
 from coranto.specs.validation import duration_seconds
@@ -46,7 +48,6 @@ READ_AHEAD_BYTES: Final = 64 << 20
 ACKNOWLEDGE_SECONDS: Final = 10.0
 """The time for which a failed shard goes on to acknowledge what it has committed."""
 
-_FOREVER: Final = 10.0 * 365 * 24 * 3600
 _NO_LIMIT: Final = 1 << 62
 
 
@@ -385,9 +386,26 @@ class Primary:
     async def _append(self, journal: str, pieces: Any) -> AppendResult:
         # Messages carry UUIDs, so one that is appended twice is read once. Brokers that cannot be reached are waited
         # for, because committed messages must be acknowledged.
-        result = await self._client.append(journal, pieces, retry_unknown=True, patience=_FOREVER)
-        self._may_repeat |= result.may_repeat
-        return result
+        begun, waited = self._now(), False
+        while True:
+            try:
+                result = await self._client.append(journal, pieces, retry_unknown=True, patience=REPORT_SECONDS)
+            except (AppendOutcomeUnknown, *TRANSIENT) as error:
+                waited = self._may_repeat = True  # An attempt whose outcome is unknown may come late.
+                seconds = self._now() - begun
+                self._metrics.outage.labels(self._shard.id).set(seconds)
+                _log.warning(
+                    "shard.waiting_for_brokers",
+                    shard=self._shard.id,
+                    journal=journal,
+                    error=str(error),
+                    seconds=round(seconds, 1),
+                )
+            else:
+                self._may_repeat |= result.may_repeat
+                if waited:
+                    self._metrics.outage.labels(self._shard.id).set(0)
+                return result
 
     async def _read(self, journal: str, offset: int) -> None:
         """Read a source for as long as the shard lives, with a bounded number of messages ahead."""

@@ -6,10 +6,10 @@
       └──────────┴───────────┴────────────────────┴──> FAILED
 
 A shard with a recovery log plays the log, and follows it as a standby until it is promoted. A shard without one has
-nothing to play, and is STANDBY at once. A primary starts anew from its checkpoint in three cases: after a transient
-error, when it was fenced off although the shard is still assigned to it, and when it appends to a journal while the
-brokers that know the journal's end are away. A primary that makes no progress, or meets any other error, is FAILED
-until it is unassigned. The status is kept in the assignment's value, where the allocator and everybody else see it.
+nothing to play, and is STANDBY at once. A primary starts again from its checkpoint after a transient error of a store,
+of brokers or of etcd, without a limit. It also does when it was fenced off although the shard is still assigned to it.
+A primary that meets any other error is FAILED until it is unassigned. The status is kept in the assignment's value,
+where the allocator and everybody else see it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from coranto.client import JournalClient
-from coranto.client.retry import backoff
+from coranto.client.retry import REPORT_SECONDS, Retry, RetryPolicy
 from coranto.coordination.etcd import Compare, CompareTarget, Coordinator, KeyValue
 from coranto.effects import Clock, Entropy
 from coranto.errors import (
@@ -34,7 +34,6 @@ from coranto.errors import (
     IndexHasGreaterOffset,
     InvalidInput,
     RejectedRow,
-    StoreUnhealthy,
     TxnOutcomeUnknown,
     Unavailable,
 )
@@ -47,18 +46,13 @@ from coranto_consumers.runtime.primary import Primary
 from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.specs import exclusive, hint_keys, recovery_log
+from coranto_consumers.stores.engines import is_transient
 
 _log = structlog.get_logger(__name__)
 
-RESTARTS: Final = 5
-"""The most restarts of a primary before it counts as failed: restarts without a completed transaction in between, or
-restarts because it was fenced off."""
-
-AWAY_SECONDS: Final = 60.0
-"""The time for which a primary without progress waits for the brokers that alone know where a journal ends, before it
-counts as failed. The client repeats calls that brokers refuse for other reasons; this one may need an operator."""
-
-AWAY_PAUSE_SECONDS: Final = 2.0
+FENCINGS: Final = 5
+"""The most times that an assigned primary may be fenced off before it counts as failed: another consumer uses its row,
+such as one of a copied cluster."""
 
 STOP_SECONDS: Final = 5.0
 """The time in which a primary may complete its transactions, once the shard is no longer assigned to it."""
@@ -113,7 +107,9 @@ class ShardReplica:
         *,
         clock: Clock,
         metrics: ConsumerMetrics,
+        policy: RetryPolicy | None = None,
     ) -> None:
+        """`policy` is that of starts after transient errors. Without one they have no limit."""
         self.shard = Shard(spec, client, host.fqn_of(spec.id))
         self.progress = Progress()
         self.stopped = asyncio.Event()
@@ -122,6 +118,7 @@ class ShardReplica:
         self._host = host
         self._clock = clock
         self._metrics = metrics
+        self._policy = policy or RetryPolicy(seed=int.from_bytes(host.entropy(8)))
         self._promoted = asyncio.Event()
         self._serving = asyncio.Event()
         self._stopping = False
@@ -198,17 +195,14 @@ class ShardReplica:
             self.stopped.set()
 
     async def _keep_running(self) -> None:
-        """Run the shard. Start anew after transient errors, and when the process that fenced it off does not own it."""
-        failures = fencings = 0
-        away: float | None = None  # The time since when brokers are away that appends need.
+        """Run the shard. Start again after transient errors, and when it was fenced off although it is assigned."""
+        retry, fencings = Retry(self._policy), 0
         while not self._stopping:
-            completed = dict(self.progress.read_through)
+            completed, begun = dict(self.progress.read_through), self._clock.monotonic()
             self._primary = None
             try:
                 await self._run_once()
             except Exception as error:
-                if self.progress.read_through != completed:
-                    failures, away = 0, None
                 if isinstance(error, RejectedRow) and self._search.may_continue():
                     if error.journal:
                         _log.warning("shard.row_rejected", shard=self.spec.id, error=_cut(str(error)))
@@ -218,26 +212,23 @@ class ShardReplica:
                     self._metrics.restarts.labels(self.spec.id).inc()
                     continue
                 now = self._clock.monotonic()
-                if isinstance(error, IndexHasGreaterOffset):
-                    away = now if away is None else away
-                    if now - away >= AWAY_SECONDS:
-                        raise
-                    pause = AWAY_PAUSE_SECONDS
-                    _log.warning("shard.waiting_for_brokers", shard=self.spec.id, error=_cut(str(error)))
-                elif isinstance(error, StoreUnhealthy):
-                    pause = (
-                        AWAY_PAUSE_SECONDS  # However long it takes: brokers go on by themselves once the store does.
+                if self.progress.read_through != completed or now - begun >= REPORT_SECONDS:
+                    retry.progressed()
+                fencings += isinstance(error, Fenced)
+                if fencings > FENCINGS or not await self._may_start_again(error):
+                    raise
+                pause = retry.failed(now)
+                if pause is None:
+                    raise
+                self._metrics.failed(self.spec.id, retry.seconds(now))
+                if retry.is_report_due(now):
+                    _log.warning(
+                        "shard.restarting",
+                        shard=self.spec.id,
+                        error=_cut(str(error)),
+                        failures=retry.failures,
+                        seconds=round(retry.seconds(now), 1),
                     )
-                    _log.warning("shard.waiting_for_store", shard=self.spec.id, error=_cut(str(error)))
-                else:
-                    failures += 1
-                    fencings += isinstance(error, Fenced)
-                    if max(failures, fencings) > RESTARTS or not await self._may_start_anew(error):
-                        raise
-                    pause = backoff(failures)
-                    facts = {"failures": failures, "pause_seconds": pause}
-                    _log.warning("shard.restarting", shard=self.spec.id, error=_cut(str(error)), **facts)
-                self._metrics.restarts.labels(self.spec.id).inc()
                 await self._clock.sleep(pause)
 
     async def _run_once(self) -> None:
@@ -308,10 +299,14 @@ class ShardReplica:
         finally:
             announcing.cancel()
 
-    async def _may_start_anew(self, error: Exception) -> bool:
+    async def _may_start_again(self, error: Exception) -> bool:
         if isinstance(error, Fenced):
             return await self._is_assigned()
-        return self._is_transient(self._primary, error)
+        # Brokers that know where a journal ends may come back, or an operator may reset its head.
+        if isinstance(error, IndexHasGreaterOffset) or (isinstance(error, CorantoError) and error.retriable):
+            return True
+        store = self._primary.store if self._primary is not None else None
+        return is_transient(error) if store is None else store.is_transient(error)
 
     async def _is_assigned(self) -> bool:
         """Return True if the shard is still assigned to this process. Asks etcd, and returns True if it is unavailable.
@@ -328,14 +323,9 @@ class ShardReplica:
         except (Unavailable, TxnOutcomeUnknown):
             return True
 
-    @staticmethod
-    def _is_transient(primary: Primary | None, error: Exception) -> bool:
-        if primary is not None and primary.store is not None:
-            return primary.store.is_transient(error)
-        return isinstance(error, CorantoError) and error.retriable
-
     async def _announce(self, primary: Primary) -> None:
         await primary.ready.wait()
+        self._metrics.outage.labels(self.spec.id).set(0)
         self._serving.set()
         await self._status(pc.ReplicaStatus.PRIMARY)
 

@@ -32,6 +32,7 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.retry import JOB_SECONDS, RetryPolicy
 from coranto.client.routes import KnownRoute
 from coranto.errors import OffsetJump
 from coranto.messages.checkpoints import Source
@@ -62,9 +63,10 @@ from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactio
 from coranto_consumers.spark.long_transactions import LongTransaction
 from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by, warn_of
 from coranto_consumers.spark.open_transactions import LastingTransactions, tell_of_long
+from coranto_consumers.spark.outages import Outages
 from coranto_consumers.spark.output_stores import OutputStore, output_store
 from coranto_consumers.spark.output_transactions import OutputTransactions, offsets_of
-from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
+from coranto_consumers.spark.progress import NOTHING, ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.spark.reading_ahead import InputAhead, NextInput, PlannedInput
 from coranto_consumers.spark.segments import gone_segments, not_read
@@ -92,6 +94,10 @@ class SparkConsumer:
     begins, and stays that of the instance. Use an instance from one thread only. Instances with the same application
     name fence each other off, on any machine.
 
+    A store, broker or fragment store may be unavailable, or a transaction may conflict with another one. The consumer
+    then continues from its last commit, under the same fence: a run until it has caught up for `retry_timeout` seconds
+    since the first failure after the last progress, a service without a limit.
+
     Messages that do not fit the application's columns, or whose UUID cannot be read, are `misfits`. They end the run;
     or the application gets them, with nulls for what does not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters`
     in the same transaction.
@@ -111,6 +117,7 @@ class SparkConsumer:
         max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES,
         max_transaction_messages: int | None = None,
         min_transaction_seconds: float = 0.0,
+        retry_timeout: float = JOB_SECONDS,
         max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
         on_progress: Callable[[ConsumeReport], None] | None = None,
         hooks: Hooks | None = None,
@@ -124,6 +131,7 @@ class SparkConsumer:
             max_transaction_bytes=max_transaction_bytes,
             max_transaction_messages=max_transaction_messages,
             min_transaction_seconds=min_transaction_seconds,
+            retry_timeout=retry_timeout,
             max_partition_bytes=max_partition_bytes,
             misfits=misfits,
             fail_on_data_loss=fail_on_data_loss,
@@ -142,6 +150,7 @@ class SparkConsumer:
         self._max_transaction_bytes = max_transaction_bytes
         self._bound = MessageBound(max_transaction_bytes, max_transaction_messages)
         self._min_transaction_seconds = min_transaction_seconds
+        self._retry_timeout = retry_timeout
         self._on_progress = on_progress or (lambda report: None)
         self._reader: InputReader | None = None
         self._routes: Mapping[str, KnownRoute] = {}
@@ -149,6 +158,7 @@ class SparkConsumer:
         self._transactions = OutputTransactions(
             application, self._store, self._hooks, misfits, LastingTransactions(max_transaction_bytes)
         )
+        self._outages = Outages(application.name, RetryPolicy(), self._hooks, self._on_progress)
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
         """Process the present content of the journals, in at most `max_transactions` transactions.
@@ -160,18 +170,24 @@ class SparkConsumer:
           otherwise,
         * InvalidInput for outputs that do not fit a table or journal, and for a source that is a fork of a journal in
           the checkpoint which is no source any more,
-        * SqlStoreError or CommitOutcomeUnknown for a failing store,
+        * SqlStoreError or CommitOutcomeUnknown for a store that fails for longer than `retry_timeout`, or for good,
         * OffsetJump for content that is gone, StreamTruncated for a segment of a stream, and CorruptData when a journal
           is not the one that was processed before, unless `fail_on_data_loss` is False,
-        * errors of the client for unreachable brokers.
+        * errors of the client for brokers that are unreachable for as long.
 
         After any of them, the next run goes on from the last commit.
         """
-        with SyncJournalClient.of(self._config) as client, errors_of_tasks(), InputAhead[Input]() as ahead:
-            report, sources = self._begin(client)
-            report, _ = self._catch_up(client, ahead, report, sources, self._present(client), most=max_transactions)
-            heads = heads_of(self._present(client))
-            return replace(report, heads={journal: heads[journal] for journal in report.heads if journal in heads})
+
+        def catch_up() -> ConsumeReport:
+            with SyncJournalClient.of(self._config) as client, InputAhead[Input]() as ahead:
+                report, sources = self._begin(client)
+                report, _ = self._catch_up(client, ahead, report, sources, self._present(client), most=max_transactions)
+                heads = heads_of(self._present(client))
+                return replace(report, heads={journal: heads[journal] for journal in report.heads if journal in heads})
+
+        report = self._run(RetryPolicy(self._retry_timeout)).run(catch_up, self._progress)
+        assert report is not None  # Nothing stops it.
+        return report
 
     def run_until_stopped(
         self, stop: Callable[[], bool], *, wait: Callable[[], object] = lambda: time.sleep(1.0)
@@ -179,27 +195,49 @@ class SparkConsumer:
         """Process content as it is written, under one fence, until `stop` returns True.
 
         `stop` is asked before each transaction, and `wait` is called when there is nothing to read. Journals that the
-        application's selector matches only later are read, too. Raises as `run_until_caught_up` does.
+        application's selector matches only later are read, too. Stores and brokers that are unavailable are waited for
+        without a limit. Raises other errors as `run_until_caught_up` does.
         """
-        with SyncJournalClient.of(self._config) as client, errors_of_tasks(), InputAhead[Input]() as ahead:
-            report, sources = self._begin(client)
-            caught_up: Mapping[str, object] | None = None
-            pace = Pace(self._min_transaction_seconds)
-            while not stop():
-                if not pace.is_due:
-                    wait()
-                    continue
-                # What there is may have been looked at already, and read, while the last transaction committed.
-                present = ahead.extents()
-                if present is None or ends_of(present) == caught_up:
-                    present = self._present(client)
-                if ends_of(present) == caught_up:
-                    wait()
-                    continue
-                pace.took()
-                report, sources = self._catch_up(client, ahead, report, sources, present, stop)
-                caught_up = ends_of(present)
-            return report
+        pace = Pace(self._min_transaction_seconds)
+        outages = self._run(RetryPolicy())
+
+        def serve() -> ConsumeReport:
+            with SyncJournalClient.of(self._config) as client, InputAhead[Input]() as ahead:
+                report, sources = self._begin(client)
+                caught_up: Mapping[str, object] | None = None
+                while not stop():
+                    if not pace.is_due:
+                        wait()
+                        continue
+                    # What there is may have been looked at already, and read, while the last transaction committed.
+                    present = ahead.extents()
+                    if present is None or ends_of(present) == caught_up:
+                        present = self._present(client)
+                    if ends_of(present) == caught_up:
+                        self._progressed(report)
+                        wait()
+                        continue
+                    pace.took()
+                    report, sources = self._catch_up(client, ahead, report, sources, present, stop)
+                    caught_up = ends_of(present)
+                return report
+
+        return outages.run(serve, self._progress, stop) or self._progress()
+
+    def _run(self, policy: RetryPolicy) -> Outages:
+        """Begin a run, whose attempts follow a policy."""
+        self._transactions.commits.forget()
+        self._outages = Outages(self._application.name, policy, self._hooks, self._on_progress)
+        return self._outages
+
+    def _progress(self) -> ConsumeReport:
+        """Return the progress of the run as of its last commit."""
+        return self._transactions.commits.report or NOTHING
+
+    def _progressed(self, report: ConsumeReport) -> None:
+        """Note that the run makes progress, and show it if that ends an outage."""
+        if self._outages.progressed():
+            self._on_progress(report)
 
     def _present(self, client: SyncJournalClient) -> dict[str, ContentExtent]:
         listed = self._input.journals(client, self._application.sources, field="application sources")
@@ -209,16 +247,25 @@ class SparkConsumer:
 
     def _begin(self, client: SyncJournalClient) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Run step 1 of the module's description, if the database accepts the application's own SQL."""
-        if isinstance(self._application, DeclaresSql):
-            for each in self._application.sql:
-                self._store.prepare(each)
-        fence, checkpoint = self._store.raise_fence(self._application.name)
+        name, commits = self._application.name, self._transactions.commits
+        if (before := commits.report) is None:
+            if isinstance(self._application, DeclaresSql):
+                for each in self._application.sql:
+                    self._store.prepare(each)
+            fence, checkpoint = self._store.raise_fence(name)
+            commits.begin(checkpoint, replace(NOTHING, fence=fence))
+            commits.committed()
+        else:  # An earlier attempt has raised it, and another instance may have raised it since.
+            fence, checkpoint = before.fence, self._store.resume(name, before.fence)
+            commits.restored(checkpoint, self._store.name)
         self._transactions.ids.begin(fence)
         self._hooks.reached(Step.FENCED)
         replayed = acknowledge(client, checkpoint.ack_intents).journals
-        self._store.sweep(self._application.name, fence)
+        self._store.sweep(name, fence)
         self._hooks.reached(Step.RECOVERED)
-        return ConsumeReport(0, 0, 0, 0, {}, {}, replayed, fence), checkpoint.sources
+        report = self._progress()
+        replayed += report.replayed_intents
+        return replace(report, replayed_intents=replayed, retries=self._outages.retries), checkpoint.sources
 
     def _catch_up(
         self,
@@ -251,12 +298,13 @@ class SparkConsumer:
                 except OffsetJump as error:
                     self._meet(unread.holes, error)
                 else:
+                    self._outages.progressed()
                     self._on_progress(report)
                 continue
             sources = unread.known(sources)
             if not (ranges := unread.plan(sources, self._bound.max_bytes)):
                 if unread.has_successors(sources.keys() - recorded):
-                    self._transactions.record(sources, report.fence)
+                    self._transactions.record(sources, report)
                 break
             self._hooks.reached(Step.PLANNED)
             is_last = most is not None and report.transactions + 1 >= most
@@ -285,6 +333,7 @@ class SparkConsumer:
                 continue
             unread.processed(ranges, sources)
             recorded = sources.keys()
+            self._outages.progressed()
             self._on_progress(report)
         return report, sources
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
+from coranto.client.retry import JOB_SECONDS
 from coranto.errors import InvalidInput
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.names import validate_journal
@@ -14,11 +15,12 @@ from coranto_consumers.spark.framings import ReadFraming, chosen_framing, parse_
 
 DEFAULT_TRANSACTION_BYTES: Final = 256 << 20
 DEFAULT_PARTITION_BYTES: Final = 32 << 20
-_OF_WINDOWS: Final = ("max_partition_bytes", "misfits", "uuid_pointer", "framing", "registry")
+_OF_WINDOWS: Final = ("retry_timeout", "max_partition_bytes", "misfits", "uuid_pointer", "framing", "registry")
 _PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "max_transaction_bytes": ((int,), "a whole number"),
     "max_transaction_messages": ((int, type(None)), "a whole number"),
     "min_transaction_seconds": ((int, float), "a number"),
+    "retry_timeout": ((int, float), "a number"),
     "max_partition_bytes": ((int,), "a whole number"),
     "fail_on_data_loss": ((bool,), "true or false"),
     "uuid_pointer": ((str,), "a text"),
@@ -34,6 +36,7 @@ class ConsumerOptions:
     max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES
     max_transaction_messages: int | None = None
     min_transaction_seconds: float = 0.0
+    retry_timeout: float = JOB_SECONDS
     max_partition_bytes: int = DEFAULT_PARTITION_BYTES
     misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL
     fail_on_data_loss: bool = True
@@ -56,6 +59,8 @@ class ConsumerOptions:
             raise InvalidInput(
                 f"{self.min_transaction_seconds} is not a number of seconds from 0 on", field="min_transaction_seconds"
             )
+        if not self.retry_timeout >= 0:
+            raise InvalidInput(f"{self.retry_timeout} is not a number of seconds from 0 on", field="retry_timeout")
         chosen_framing(self.framing, self.uuid_pointer)
         if self.registry:
             validate_journal(self.registry, kind="registry")

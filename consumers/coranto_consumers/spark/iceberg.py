@@ -40,7 +40,7 @@ from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.output_stores import OutputStore
 from coranto_consumers.spark.outputs import CARRIED_TO_APPEND, CARRIED_TO_MERGE, require_deletes
 from coranto_consumers.spark.packed import PackedInput, UnpackTask
-from coranto_consumers.stores.iceberg.catalogs import FAILURES
+from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure
 from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwrite_partitions, require_partitioning
 from coranto_consumers.stores.iceberg.files import sweep
 from coranto_consumers.stores.iceberg.owner import Change, IcebergOwner
@@ -136,6 +136,12 @@ class IcebergStore(OutputStore[Written]):
             raise self._failure(f"the fence of {shard} could not be raised", error) from error
         self._recent.clear()
         return Restored(before.fence + 1, before.checkpoint)
+
+    def resume(self, shard: str, fence: int) -> Checkpoint:
+        try:
+            return self._owner.resume()
+        except FAILURES as error:
+            raise self._failure(f"the checkpoint of {shard} could not be read again", error) from error
 
     def sweep(self, shard: str, fence: int) -> None:
         try:
@@ -266,4 +272,4 @@ class IcebergStore(OutputStore[Written]):
         return name
 
     def _failure(self, what: str, error: Exception) -> SqlStoreError:
-        return SqlStoreError(f"store {self.name}: {what}: {type(error).__name__}: {error}")
+        return failure(f"store {self.name}: {what}", error)

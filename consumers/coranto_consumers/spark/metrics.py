@@ -24,8 +24,15 @@ class SparkConsumerMetrics:
                 "rows": "Messages that were read: duplicates, acknowledgements, pending and dropped ones, too.",
                 "published": "Messages that were published and acknowledged.",
                 "misfits": "Processed messages that do not fit the application's columns.",
+                "retries": "Failures of stores and brokers after which the consumer has tried again.",
             }.items()
         }
+        self._outage = Gauge(
+            "coranto_spark_outage_seconds",
+            "Time since a store or broker failed; 0 while the consumer makes progress.",
+            labelnames=["consumer"],
+            registry=self.registry,
+        ).labels(consumer)
         self._seconds = Counter(
             "coranto_spark_phase_seconds",
             "Time of transactions, by phase: reading (waiting for their input), writing, committing, acknowledging.",
@@ -51,7 +58,10 @@ class SparkConsumerMetrics:
 
     def observe(self, report: ConsumeReport) -> None:
         """Take in the progress of a run, or of the next one, whose report begins at zero again."""
-        before = self._before if self._before is not None and self._before.fence == report.fence else None
+        before = self._before
+        if before is not None and before.fence not in (report.fence, 0):  # 0: the fence was not raised yet.
+            before = None
+        self._outage.set(report.outage_seconds)
         for name, metric in self._counters.items():
             metric.inc(getattr(report, name) - (getattr(before, name) if before else 0))
         for phase, seconds in report.seconds.items():

@@ -51,6 +51,15 @@ class OutputStore(ABC, Generic[W]):
         """
 
     @abstractmethod
+    def resume(self, shard: str, fence: int) -> Checkpoint:
+        """Return the last committed checkpoint of the owner of a fence, after a failure of the store.
+
+        On return no earlier commit of this owner can take place any more. The fence is not raised. Raises Fenced when
+        a later owner has raised it, CorruptData when the store has an earlier fence and so has lost commits, and
+        SqlStoreError.
+        """
+
+    @abstractmethod
     def sweep(self, shard: str, fence: int) -> None:
         """Remove rows that owners with lower fences have written and not committed. Raises SqlStoreError."""
 
@@ -117,6 +126,9 @@ class SqlOutputs(OutputStore[Staged]):
 
     def raise_fence(self, shard: str) -> Restored:
         return self._store.raise_fence(shard)
+
+    def resume(self, shard: str, fence: int) -> Checkpoint:
+        return self._store.resume(shard, fence)
 
     def sweep(self, shard: str, fence: int) -> None:
         try:

@@ -19,6 +19,7 @@ from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_output
 from coranto_consumers.spark.frames import ExpectedRows
 from coranto_consumers.spark.inputs import Input
 from coranto_consumers.spark.open_transactions import LastingTransactions
+from coranto_consumers.spark.outages import RunCommits
 from coranto_consumers.spark.output_stores import OutputStore
 from coranto_consumers.spark.outputs import Published, publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
@@ -45,6 +46,7 @@ class OutputTransactions:
     misfits: MisfitPolicy | DeadLetters
     open_transactions: LastingTransactions
     ids: SettledIds = field(default_factory=SettledIds)
+    commits: RunCommits = field(default_factory=RunCommits)
 
     def process(
         self,
@@ -60,14 +62,14 @@ class OutputTransactions:
         `reading` is entered.
         """
         times = PhaseTimes()
-        done = None
+        written_at_once = None
         if at_once is not None:
-            done = at_once(
+            written_at_once = at_once(
                 lambda made, rows: self.store.write_expected(made, self.application.name, report.fence, rows)
             )
-        if done is not None:
+        if written_at_once is not None:
             try:
-                return self._finish(client, done[0], report, written, times, done[1])
+                return self._finish(client, written_at_once[0], report, written, times, written_at_once[1])
             except RejectedRow as rejected:
                 _log.info("transaction.read_again", consumer=self.application.name, error=rejected.problem)
         with reading as read:
@@ -102,30 +104,36 @@ class OutputTransactions:
                 self.hooks.reached(Step.MERGED)
                 committing()
 
-            checkpoint = Checkpoint(read.sources, published.intents)
-            self.store.commit(self.application.name, report.fence, staged, checkpoint, merged)
+            done = replace(
+                report,
+                transactions=report.transactions + 1,
+                messages=report.messages + read.messages,
+                misfits=report.misfits + read.misfits,
+                rows=report.rows + read.rows,
+                published=report.published + published.messages,
+                offsets=offsets_of(report.offsets, read.sources),
+            )
+            self._commit(done, staged, Checkpoint(read.sources, published.intents), merged)
         times.ended("committing")
         self.hooks.reached(Step.COMMITTED)
         if not acknowledge(client, published.intents).may_repeat:
             self.ids.settle(published.uses)
         times.ended("acknowledging")
         self.hooks.reached(Step.ACKNOWLEDGED)
-        report = replace(
-            report,
-            transactions=report.transactions + 1,
-            messages=report.messages + read.messages,
-            misfits=report.misfits + read.misfits,
-            rows=report.rows + read.rows,
-            published=report.published + published.messages,
-            offsets=offsets_of(report.offsets, read.sources),
-            seconds=times.added_to(report.seconds),
-            open_transactions=self.open_transactions.observe(read.sources),
-        )
-        return report, read.sources
+        lasting = self.open_transactions.observe(read.sources)
+        return replace(done, seconds=times.added_to(report.seconds), open_transactions=lasting), read.sources
 
-    def record(self, sources: Mapping[str, Source], fence: int) -> None:
+    def record(self, sources: Mapping[str, Source], report: ConsumeReport) -> None:
         """Commit the states of sources alone, with nothing to acknowledge. Raises as the store's `commit` does."""
-        self.store.commit(self.application.name, fence, [], Checkpoint(dict(sources), {}), lambda: None)
+        self._commit(report, [], Checkpoint(dict(sources), {}), lambda: None)
+
+    def _commit(
+        self, done: ConsumeReport, written: list[Any], checkpoint: Checkpoint, merged: Callable[[], None]
+    ) -> None:
+        """Commit written rows and the checkpoint. `done` is the progress of the run if that succeeds."""
+        self.commits.begin(checkpoint, done)
+        self.store.commit(self.application.name, done.fence, written, checkpoint, merged)
+        self.commits.committed()
 
     def _write(
         self, client: SyncJournalClient, read: Input, fence: int, staged: list[Any] | None

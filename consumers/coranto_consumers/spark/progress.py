@@ -40,6 +40,10 @@ class Hooks:
         """Commit the SQL transaction."""
         connection.commit()
 
+    def pause(self, seconds: float) -> None:
+        """Wait before the next attempt, after a failure of something that the consumer depends on."""
+        time.sleep(seconds)
+
 
 _SOME_CHECKPOINTS: Final = 5
 PHASES: Final = ("reading", "writing", "committing", "acknowledging")
@@ -74,10 +78,19 @@ class ConsumeReport:
     open_transactions: tuple[LastingTransaction, ...] = ()
     """The oldest transaction that a producer has open, of each source journal that has one."""
 
+    retries: int = 0
+    """The number of failures of stores and brokers after which the run has tried again."""
+    outage_seconds: float = 0.0
+    """The time since the first failure after the last progress. 0 while the run makes progress."""
+
     @property
     def lag_bytes(self) -> int:
         """The bytes of content up to `heads` that are not processed yet."""
         return sum(max(0, head - self.offsets.get(journal, 0)) for journal, head in self.heads.items())
+
+
+NOTHING: Final = ConsumeReport(0, 0, 0, 0, {}, {}, 0, 0)
+"""The progress of a run that has not begun."""
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from sqlalchemy import Table, delete
 from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.retry import JOB_SECONDS, RetryPolicy
 from coranto.errors import CorruptData, InvalidInput
 from coranto.fragments.windows import Window, find
 from coranto.labels import NAME, label_selector
@@ -36,10 +37,10 @@ from coranto_consumers.spark.discovery import cuts_of
 from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader
+from coranto_consumers.spark.outages import Outages
 from coranto_consumers.spark.outputs import Staged, stage_table_output, table_of
-from coranto_consumers.spark.progress import Hooks, Step
+from coranto_consumers.spark.progress import NOTHING, Hooks, Step
 from coranto_consumers.spark.ranges import Range
-from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staging import delete_shards, delete_staged, delete_stale
 from coranto_consumers.stores.windows import (
@@ -71,8 +72,8 @@ class WindowConsumer:
 
     The application's outputs are tables only, with the column `coranto_window` (BIGINT NOT NULL), which is part of each
     key; this class fills it. The application's name and its selector of sources play no part: a window tells what is
-    read, and has a fence of its own. `misfits`, `uuid_pointer`, `framing` and `registry` are those of `SparkConsumer`;
-    dead letters go to a table only, which `dead_letter_table(…, by_window=True)` makes.
+    read, and has a fence of its own. `misfits`, `retry_timeout`, `uuid_pointer`, `framing` and `registry` are those of
+    `SparkConsumer`; dead letters go to a table only, which `dead_letter_table(…, by_window=True)` makes.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class WindowConsumer:
         store_url: str,
         spark: SparkSession | Callable[[], SparkSession],
         *,
+        retry_timeout: float = JOB_SECONDS,
         max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
         hooks: Hooks | None = None,
         misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
@@ -91,6 +93,7 @@ class WindowConsumer:
         registry: str = "",
     ) -> None:
         options = ConsumerOptions(
+            retry_timeout=retry_timeout,
             max_partition_bytes=max_partition_bytes,
             misfits=misfits,
             uuid_pointer=uuid_pointer,
@@ -105,6 +108,7 @@ class WindowConsumer:
                 field="misfits",
             )
         self._misfits = misfits
+        self._retry_timeout = retry_timeout
         self._name = name
         self._application = application
         self._config = client
@@ -122,17 +126,33 @@ class WindowConsumer:
         * CorruptData when a journal was deleted and created again, and OffsetJump when content is gone,
         * what `SparkConsumer.run_until_caught_up` raises for messages, stores and brokers.
         """
+        fences: dict[str, int] = {}
+
+        def materialise() -> WindowReport:
+            return self._materialise(name, fences)
+
+        outages = Outages(self._name, RetryPolicy(self._retry_timeout), self._hooks, lambda progress: None)
+        report = outages.run(materialise, lambda: NOTHING)
+        assert report is not None  # Nothing stops it.
+        return report
+
+    def _materialise(self, name: str, fences: dict[str, int]) -> WindowReport:
+        """Read a window and replace its rows, in one attempt. `fences` has those that earlier attempts have raised."""
         known = self.log.load()
         window = find([each.window for each in known], name)
         shard = shard_of(self._name, window)
-        fence, checkpoint = self._store.raise_fence(shard)
+        if shard in fences:
+            fence, checkpoint = fences[shard], self._store.resume(shard, fences[shard])
+        else:
+            fence, checkpoint = self._store.raise_fence(shard)
+            fences[shard] = fence
         if checkpoint.sources:
             # The new commit must differ from the one before, should its outcome have to be found out.
             with self._store.transaction(shard, fence) as transaction:
                 transaction.commit(Checkpoint())
         self._delete_stale_rows(shard, fence, [each.window for each in known])
         self._hooks.reached(Step.FENCED)
-        with SyncJournalClient.of(self._config) as client, errors_of_tasks():
+        with SyncJournalClient.of(self._config) as client:
             _require_same_journals(client, window, self._input)
             reader = self._input.reader()
             sources = self._sources(reader, client, known, window)

@@ -7,6 +7,7 @@ transactions.
 from __future__ import annotations
 
 import datetime as dt
+import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -17,15 +18,42 @@ from pymysql.constants import ER
 from sqlalchemy import URL, Connection, DateTime, Dialect, Engine, create_engine, event
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, PendingRollbackError
 from sqlalchemy.pool import NullPool
 
+from coranto.errors import InvalidInput
 from coranto_consumers.stores import mysql
+from coranto_consumers.stores.urls import display_url
 
 BUSY_TIMEOUT_MS = 60_000
 """The time in milliseconds for which a SQLite connection waits for another connection's write."""
 
 _WAL_PAUSE_S = 0.01
+_UNAVAILABLE_CLASSES = frozenset({"08", "40", "53"})
+"""Classes of SQLSTATE: connections, conflicts of transactions, and a lack of resources."""
+_UNAVAILABLE = frozenset(
+    {
+        *("25006", "25P03", "25P04"),  # A server that is read-only, as after a failover; a transaction that took long.
+        "55P03",  # A lock that another session holds.
+        *("57000", "57014", "57P01", "57P02", "57P03", "57P05"),  # A statement took long; a server stops or starts.
+        *("58000", "58030"),  # The server's disk fails.
+    }
+)
+_SQLITE_UNAVAILABLE = frozenset(
+    {
+        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_PROTOCOL),
+        *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM),
+    }
+)
+_STANDBY = frozenset({"0A000", "55000"})
+_RECOVERY = re.compile(r"during recovery|recovery is in progress")
+"""The words of a standby for what it cannot do before it is promoted, such as reading a table without a log. It uses
+states that mean other things as well."""
+_REFUSED = re.compile(
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry|(?:role|database) \".*\" does not exist"
+    r"|invalid (?:connection option|port number|sslmode)"
+)
+"""Words of PostgreSQL's client and server that refuse a connection for good. It tells no SQLSTATE there."""
 _INSUFFICIENT_PRIVILEGE = "42501"
 _CARDINALITY_VIOLATION = "21000"
 
@@ -34,6 +62,13 @@ READS_ONLY = "coranto_reads_only"
 
 IDLE_IN_TRANSACTION_MS = 120_000
 """The time in milliseconds after which PostgreSQL ends the session of an idle transaction, and frees its locks."""
+
+_LOCAL_SETTINGS = (
+    "SELECT set_config('timezone', 'UTC', true), "
+    f"set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_MS}', true)"
+)
+"""Settings of one transaction. Those of a session, and those in a connection's options, do not pass poolers."""
+_STATEMENT_POOLING = "statement pooling"
 
 
 def open_engine(url: URL) -> Engine:
@@ -47,17 +82,43 @@ def open_engine(url: URL) -> Engine:
             return _postgresql_engine(url)
 
 
+def prepare_nothing(engine: Engine) -> None:
+    """Have connections of a PostgreSQL engine that others made prepare no statements, as poolers require."""
+    if engine.dialect.name != "postgresql":
+        return
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        connection.prepare_threshold = None
+
+    engine.dispose()  # Connections of before prepare statements.
+
+
 def was_rolled_back(error: DBAPIError) -> bool:
     """Return True if a transaction conflicted with another one. It was rolled back, and can be tried again."""
     return _state(error).startswith("40") or (mysql.is_mysql(error) and mysql.was_rolled_back(error))
 
 
-def is_transient(error: DBAPIError) -> bool:
-    """Return True if the next try may succeed, as after a conflict, a lost connection or an unavailable server."""
+def is_transient(error: BaseException) -> bool:
+    """Return True if the next try may succeed, as after a conflict, a lost connection or an unavailable server.
+
+    The error is one of SQLAlchemy, or of a driver that an application uses itself.
+    """
+    if isinstance(error, PendingRollbackError):
+        return True  # An application has caught the loss of its connection.
+    original = error.orig if isinstance(error, DBAPIError) else error
     if mysql.is_mysql(error):
         return mysql.is_transient(error)
-    lost = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
-    return lost or was_rolled_back(error)
+    if isinstance(original, sqlite3.Error):
+        return getattr(original, "sqlite_errorcode", 0) & 0xFF in _SQLITE_UNAVAILABLE
+    if state := _state(error):
+        if state in _STANDBY and _RECOVERY.search(str(original)):
+            return True
+        return state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE
+    names = {kind.__name__ for kind in type(error).__mro__}
+    is_driver_error = isinstance(error, DBAPIError) or type(error).__module__.partition(".")[0] == "psycopg"
+    is_lost = bool(names & {"OperationalError", "InterfaceError"}) or getattr(error, "connection_invalidated", False)
+    return is_driver_error and is_lost and not _REFUSED.search(str(original))
 
 
 def is_denied(error: DBAPIError) -> bool:
@@ -70,24 +131,42 @@ def is_repeated_row(error: DBAPIError) -> bool:
     return _state(error) == _CARDINALITY_VIOLATION
 
 
-def _state(error: DBAPIError) -> str:
-    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
+def _state(error: BaseException) -> str:
+    original = error.orig if isinstance(error, DBAPIError) else error
+    return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or ""
 
 
 def _postgresql_engine(url: URL) -> Engine:
-    return create_engine(
+    """Return an engine whose transactions depend on no setting of a session, which a connection pooler would share."""
+    engine = create_engine(
         url,
         poolclass=NullPool,
         hide_parameters=True,
+        isolation_level="READ COMMITTED",  # The driver says it in each BEGIN.
         connect_args={
             "connect_timeout": 10,
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
             "client_encoding": "utf8",  # COPY's text is in it, whatever the database's own encoding.
-            "options": f"-c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_MS} -c timezone=UTC",
+            "prepare_threshold": None,  # Prepared statements would outlive their client, in the pooler's session.
         },
     )
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql(_LOCAL_SETTINGS)
+
+    @event.listens_for(engine, "handle_error")
+    def refuse(context: ExceptionContext) -> None:
+        if _STATEMENT_POOLING in str(context.original_exception):
+            raise InvalidInput(
+                f"{display_url(url)}: the connection pooler there runs each statement by itself, and consumers need "
+                "transactions: set its pool_mode to transaction or session",
+                field="store_url",
+            ) from context.original_exception
+
+    return engine
 
 
 def _sqlite_engine(url: URL) -> Engine:

@@ -84,6 +84,9 @@ _UNAVAILABLE: Final = frozenset(
             1836,
         ),  # A cluster's node is not ready, or a server is read-only while others take over.
         *(1969, 3024),  # A statement took longer than the server allows.
+        *(1021, 1041, 1637),  # The server lacks disk space, memory or room for transactions.
+        *(1077, 1152, 1158, 1159, 1160, 1161, 1927),  # It has ended a connection, or stops.
+        *(3100, 3101, 3168),  # A group of servers elects another primary.
     }
 )
 _WITHOUT_TRANSACTIONS: Final = text(
@@ -151,9 +154,9 @@ def code_of(error: BaseException | None) -> int:
     return number if isinstance(number, int) else 0
 
 
-def is_mysql(error: DBAPIError) -> bool:
+def is_mysql(error: BaseException) -> bool:
     """Return True if the error comes from the driver of these servers."""
-    return is_error(error.orig)
+    return is_error(error.orig if isinstance(error, DBAPIError) else error)
 
 
 def is_error(original: BaseException | None) -> bool:
@@ -161,16 +164,17 @@ def is_error(original: BaseException | None) -> bool:
     return isinstance(original, MySQLError)
 
 
-def was_rolled_back(error: DBAPIError) -> bool:
+def was_rolled_back(error: BaseException) -> bool:
     """Return True if a transaction conflicted with another one. It was rolled back, and can be tried again."""
-    state = getattr(error.orig, "sqlstate", None) or ""
+    original = error.orig if isinstance(error, DBAPIError) else error
+    state = getattr(original, "sqlstate", None) or ""
     return code_of(error) in _ROLLED_BACK or state.startswith("40")
 
 
-def is_transient(error: DBAPIError) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Return True if the next try may succeed, as after a conflict, a lost connection or an unavailable server."""
-    code = code_of(error)
-    return error.connection_invalidated or was_rolled_back(error) or code in _UNAVAILABLE or 2000 <= code < 3000
+    code, lost = code_of(error), isinstance(error, DBAPIError) and error.connection_invalidated
+    return lost or was_rolled_back(error) or code in _UNAVAILABLE or 2000 <= code < 3000
 
 
 class _Connection(pymysql.Connection):

@@ -24,6 +24,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Select,
     Table,
     inspect,
     select,
@@ -33,10 +34,11 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, RejectedRow, SqlStoreError
+from coranto.client.retry import RetryPolicy
+from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.durability import RELAXED, commit_durably, risks
-from coranto_consumers.stores.engines import READS_ONLY, open_engine, was_rolled_back
+from coranto_consumers.stores.engines import READS_ONLY, is_transient, open_engine, was_rolled_back
 from coranto_consumers.stores.mysql import GUARDED, NAME, create_tables
 from coranto_consumers.stores.rejections import SHOW_VALUES, described, rejection_of
 from coranto_consumers.stores.retired import checkpoint_of
@@ -52,8 +54,8 @@ CHECKPOINTS = Table(
 
 _log = structlog.get_logger(__name__)
 
-_RESOLVE_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
-_CONFLICT_WAITS_S = (0.01, 0.05, 0.2, 0.5, 1.0)
+_RESOLVING = RetryPolicy(timeout=20.0)
+_CONFLICTS = RetryPolicy(timeout=2.0, scale=0.2)
 _DDL_LOCK = 0x636F72616E746F  # An arbitrary number, the same in all processes: "coranto".
 
 
@@ -177,7 +179,7 @@ class SqlStore:
             raise InvalidInput("a consumer needs a name; it is the identity that fences it; give one", field="shard")
         self._require_durability()
         self.create_tables()
-        for wait in (*_CONFLICT_WAITS_S, None):
+        for wait in (*_CONFLICTS.waits(), None):
             try:
                 with self.engine.begin() as connection:
                     return _raised(connection, shard)
@@ -239,15 +241,10 @@ class SqlStore:
         Raises Fenced when a later owner has raised the fence, SqlStoreError when nothing was committed, and
         CommitOutcomeUnknown when the database does not answer.
         """
-        for wait in (*_RESOLVE_WAITS_S, None):
+        for wait in (*_RESOLVING.waits(), None):
             try:
                 with self.engine.begin() as connection:
-                    # The lock waits until the broken transaction has committed or rolled back.
-                    row = connection.execute(
-                        select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint)
-                        .where(CHECKPOINTS.c.shard_fqn == shard)
-                        .with_for_update()
-                    ).one()
+                    row = connection.execute(_locked(shard)).one()
             except DBAPIError as error:
                 if wait is None:
                     raise CommitOutcomeUnknown(
@@ -266,18 +263,47 @@ class SqlStore:
                 ) from cause
             raise self.failure(f"the commit of {shard} was not applied", cause) from cause
 
+    def resume(self, shard: str, fence: int) -> Checkpoint:
+        """Return the last committed checkpoint of the owner of `fence`, once none of its commits is under way.
+
+        It does not raise the fence, so an owner that was fenced off meanwhile stays so: this raises Fenced. Raises
+        CorruptData if the database has an earlier fence and so has lost commits, and SqlStoreError.
+        """
+        try:
+            with self.engine.begin() as connection:
+                row = connection.execute(_locked(shard)).one_or_none()
+        except SQLAlchemyError as error:
+            raise self.failure(f"the checkpoint of {shard} could not be read again", error) from error
+        found = 0 if row is None else int(row.fence)
+        if row is None or found < fence:
+            raise CorruptData(
+                f"store {self.name}: consumer {shard} has raised fence {fence}, and the database has {found}. It lost "
+                "commits, as in a failover to a server that lacks them. Start the consumer again: it continues from "
+                "the checkpoint that is there, and what it published since is published again"
+            )
+        if found > fence:
+            raise Fenced(f"consumer {shard}: fence {fence} was raised by a later owner; stop this one")
+        return checkpoint_of(shard, bytes(row.checkpoint))
+
     def failure(self, what: str, error: SQLAlchemyError) -> SqlStoreError:
         """Return an error of the database as one of ours: RejectedRow for a row that it rejected.
 
-        It has no values of rows, unless the URL says `show_row_values=true`.
+        Only transient ones are retriable. It has no values of rows, unless the URL says `show_row_values=true`.
         """
         if (rejected := rejection_of(error, shows_values=self.shows_values)) is not None:
             return RejectedRow(f"store {self.name}: {rejected.problem}")
-        return SqlStoreError(f"store {self.name}: {what}: {described(error, shows_values=self.shows_values)}")
+        said = described(error, shows_values=self.shows_values)
+        return SqlStoreError(f"store {self.name}: {what}: {said}", retriable=is_transient(error))
 
     def cause(self, error: BaseException) -> BaseException | None:
         """Return an error as the cause of a `failure`: None if it may quote values of rows, which tracebacks print."""
         return None if rejection_of(error) is not None and not self.shows_values else error
+
+
+def _locked(shard: str) -> Select[tuple[int, bytes]]:
+    """Return the query for a consumer's row. It waits until a broken transaction has committed or rolled back."""
+    found = select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(CHECKPOINTS.c.shard_fqn == shard)
+    return found.with_for_update()
 
 
 def _raised(connection: Connection, shard: str) -> Restored:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Dialect, Table
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from coranto.errors import InvalidInput
-from coranto_consumers.stores.engines import READS_ONLY
+from coranto_consumers.stores.engines import READS_ONLY, is_transient
 from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, plan_merge, require_staged
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 from coranto_consumers.stores.sql_text import STAGE, filled, require_statement
@@ -94,7 +94,7 @@ class StagedSql:
         try:
             connection.exec_driver_sql(f"EXPLAIN {statement}").close()
         except DBAPIError as error:
-            if error.connection_invalidated:
+            if is_transient(error):
                 raise
             raise InvalidInput(
                 f"{store.name} does not accept it: {' '.join(str(error.orig).split())}", field=self._where(number)

@@ -197,7 +197,8 @@ class StageWriter:
 
     def __enter__(self) -> Self:
         if self._store.is_postgresql:
-            self._connection = self._exit.enter_context(self._store.engine.begin())
+            with self._failures():
+                self._connection = self._exit.enter_context(self._store.engine.begin())
         return self
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> int:

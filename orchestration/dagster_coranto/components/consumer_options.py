@@ -27,6 +27,9 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
     min_transaction_seconds: float | None = Field(
         default=None, ge=0, description="The least time between transactions of a service that has caught up."
     )
+    retry_timeout: float | None = Field(
+        default=None, ge=0, description="The seconds for which a run waits for a store or broker that is unavailable."
+    )
     max_partition_bytes: int | None = Field(default=None, gt=0, description="Most bytes that a task of Spark reads.")
     misfits: Literal["fail", "nulls"] | DeadLettersModel | None = Field(
         default=None,

@@ -12,7 +12,7 @@ import structlog
 from coranto.client.direct import DirectReader
 from coranto.client.dispatch import Dispatcher
 from coranto.client.read_progress import Located, ReadProgress, ReadStatus
-from coranto.client.retry import Retry
+from coranto.client.retry import REPORT_SECONDS, Retry
 from coranto.client.values import Chunk
 from coranto.effects import Clock
 from coranto.errors import (
@@ -143,9 +143,17 @@ class Reader:
             raise failure
         if isinstance(failure, OffsetNotYetAvailable) and self._progress.offset > self._progress.write_head:
             raise failure
-        delay = self._retry.failed(self._clock.monotonic())
+        now = self._clock.monotonic()
+        delay = self._retry.failed(now)
         if delay is None:
             raise failure
+        seconds = self._retry.seconds(now)
+        # A suspended journal has nothing to read: that is no outage.
+        lasts = seconds >= REPORT_SECONDS and not isinstance(failure, JournalSuspended)
+        if lasts and self._retry.is_report_due(now):
+            _log.warning(
+                "reader.waiting_for_brokers", journal=self._progress.journal, error=str(failure), seconds=seconds
+            )
         _log.debug("reader.waiting", journal=self._progress.journal, failure=str(failure), seconds=delay)
         await self._clock.sleep(delay)
 

@@ -1,30 +1,66 @@
-"""Retries: the schedule of waits, and the time limit."""
+"""Retries: the schedule of waits, and the time limit. One policy for everything outside of a process.
+
+Brokers, fragment stores, SQL stores, catalogs and etcd are waited for by the same schedule. A job has a timeout. A
+service retries without limit, and logs one line per minute meanwhile.
+"""
 
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
 
 _SCHEDULE = (0.05, 0.05, 0.1, 0.1, 0.25, 0.5, *[1.0] * 30)
-"""Waits in seconds. Short waits go on beyond the lease of a dead broker: then others take over within a moment, and no
-client should still be in a long wait."""
+"""Waits in seconds. Short waits continue beyond the lease of a dead broker: then others take over within a moment, and
+no client should still be in a long wait."""
 _LATER = 5.0
 
+JOB_SECONDS: Final = 600.0
+"""The default timeout of a job, such as a run of a Spark consumer until it has caught up."""
 
-def backoff(attempt: int) -> float:
-    """Return the seconds to wait after failure number `attempt` (from 0) since the last progress."""
-    return _SCHEDULE[attempt] if attempt < len(_SCHEDULE) else _LATER
+REPORT_SECONDS: Final = 60.0
+"""The least time between two log lines about the failures of one operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """The waits between attempts: capped exponential backoff.
+
+    `timeout` is in seconds from the first failure; a service has none. `seed` chooses the jitter, which shortens each
+    wait to between a half and all of it; without one, waits are exact. `scale` shortens or lengthens all waits.
+    """
+
+    timeout: float = math.inf
+    seed: int | None = None
+    scale: float = 1.0
+
+    def wait(self, attempt: int) -> float:
+        """Return the seconds to wait after failure number `attempt` (from 0) since the last progress."""
+        wait = self.scale * (_SCHEDULE[attempt] if attempt < len(_SCHEDULE) else _LATER)
+        return wait if self.seed is None else wait * random.Random(f"{self.seed}/{attempt}").uniform(0.5, 1.0)
+
+    def waits(self) -> Iterator[float]:
+        """Yield the waits whose sum is within the timeout, for attempts that take no time themselves."""
+        attempt, left = 0, self.timeout
+        while (wait := self.wait(attempt)) <= left:
+            yield wait
+            attempt, left = attempt + 1, left - wait
 
 
 class Retry:
     """Counts the failures of one operation since its last progress, and decides how long to wait or to give up.
 
-    It gives up when the next wait would exceed `patience` seconds since the first failure.
+    It gives up when the next wait would exceed the policy's timeout since the first failure.
     """
 
-    def __init__(self, patience: float = math.inf) -> None:
-        self._patience = patience
+    def __init__(self, policy: RetryPolicy | float = math.inf) -> None:
+        """A number is the timeout in seconds of the default policy."""
+        self._policy = policy if isinstance(policy, RetryPolicy) else RetryPolicy(policy)
         self._failures = 0
         self._since = 0.0
+        self._reported = -math.inf
 
     def progressed(self) -> None:
         self._failures = 0
@@ -33,10 +69,21 @@ class Retry:
     def failures(self) -> int:
         return self._failures
 
+    def seconds(self, now: float) -> float:
+        """Return the time since the first failure since the last progress. 0 when there is none."""
+        return now - self._since if self._failures else 0.0
+
     def failed(self, now: float) -> float | None:
         """Return the seconds to wait before the next attempt, or None to give up. `now` is a monotonic time."""
         if self._failures == 0:
             self._since = now
-        wait = backoff(self._failures)
+        wait = self._policy.wait(self._failures)
         self._failures += 1
-        return wait if now + wait - self._since <= self._patience else None
+        return wait if now + wait - self._since <= self._policy.timeout else None
+
+    def is_report_due(self, now: float) -> bool:
+        """Return True if a log line about the failures is due. The next one is due `REPORT_SECONDS` later."""
+        if now - self._reported < REPORT_SECONDS:
+            return False
+        self._reported = now
+        return True

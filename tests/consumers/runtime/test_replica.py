@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from structlog.testing import capture_logs
 
 from coranto.coordination.etcd import EtcdHeader, KeyValue, TxnResult
 from coranto.coordination.layout import MemberId
 from coranto.effects import Clock, SystemClock
-from coranto.errors import IndexHasGreaterOffset, StatusError, StoreUnhealthy
+from coranto.errors import (
+    IndexHasGreaterOffset,
+    SqlStoreError,
+    StoreUnhealthy,
+    TxnOutcomeUnknown,
+    Unavailable,
+)
+from coranto.testing.fake_broker import CallPoint
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.consumer import Consumer
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.replica import ShardReplica
 from coranto_consumers.runtime.testing import shard_spec
+from coranto_consumers.stores.sql import SqlStore
+from tests.consumers.outages import OutageClock, ProxiedStore
+from tests.consumers.runtime.conftest import Sums
 
 ME = MemberId("zone", "me")
 
@@ -33,7 +49,7 @@ class Host:
 
     def __init__(self) -> None:
         self.told: list[int] = []
-        self.entropy = bytes
+        self.entropy = os.urandom
 
     async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
         if is_due():
@@ -100,69 +116,75 @@ async def test_a_status_is_not_written_into_the_assignment_that_came_after():
 
 
 class WithoutStore:
-    """An application whose appends are refused before `back`."""
+    """An application whose store cannot be opened before `back`."""
 
-    def __init__(self, clock: Clock, back: float, refusal: type[StatusError] = IndexHasGreaterOffset) -> None:
+    def __init__(self, clock: Clock, back: float, error: Callable[[], Exception]) -> None:
         self.clock = clock
         self.back = back
-        self.refusal = refusal
+        self.error = error
         self.opened = asyncio.Event()
 
     async def new_store(self, shard: Any) -> None:
         if self.clock.monotonic() < self.back:
-            raise self.refusal("append to out/one")
+            raise self.error()
         self.opened.set()
         await asyncio.Event().wait()
 
 
-def test_a_shard_waits_for_brokers_that_know_a_journal_s_end():
+class ReadOnly(Exception):
+    """The error of a driver of PostgreSQL when the server has become a standby."""
+
+    sqlstate = "25006"
+
+
+REFUSALS: list[Callable[[], Exception]] = [
+    lambda: IndexHasGreaterOffset("append to out/one"),
+    lambda: StoreUnhealthy("append to out/one"),
+    lambda: Unavailable("nobody answers"),
+    lambda: SqlStoreError("the server is away"),
+    lambda: DBAPIError("INSERT", {}, ReadOnly("cannot execute INSERT in a read-only transaction")),
+    lambda: TxnOutcomeUnknown("etcd is away"),
+]
+
+
+@pytest.mark.parametrize("error", REFUSALS)
+def test_a_shard_waits_for_what_it_depends_on_however_long_that_is_away(error):
+    metrics = ConsumerMetrics()
+
     async def main(loop: SimLoop) -> None:
         clock, host = SimClock(loop), Host()
         begun = clock.monotonic()
-        app: Any = WithoutStore(clock, begun + 45)
+        app: Any = WithoutStore(clock, begun + 3600, error)
         client: Any = None
-        replica = ShardReplica(
-            app, shard_spec("shard-sums", ["in/one"]), client, host, clock=clock, metrics=ConsumerMetrics()
-        )
-        replica.start()
-        replica.promote()
-        await app.opened.wait()
-        assert 45 <= clock.monotonic() - begun < 50
-        await replica.stop()
-        assert pc.ReplicaStatus.FAILED not in host.told
-
-    with simulated(0) as loop, capture_logs() as logs:
-        loop.run_until_complete(main(loop))
-    assert {each["event"] for each in logs} == {"shard.waiting_for_brokers"}
-    assert all("INDEX_HAS_GREATER_OFFSET" in each["error"] for each in logs)
-
-
-def test_a_shard_waits_however_long_a_fragment_store_holds_appends_back():
-    async def main(loop: SimLoop) -> None:
-        clock, host = SimClock(loop), Host()
-        begun = clock.monotonic()
-        app: Any = WithoutStore(clock, begun + 3600, StoreUnhealthy)
-        client: Any = None
-        replica = ShardReplica(
-            app, shard_spec("shard-sums", ["in/one"]), client, host, clock=clock, metrics=ConsumerMetrics()
-        )
+        replica = ShardReplica(app, shard_spec("shard-sums", ["in/one"]), client, host, clock=clock, metrics=metrics)
         replica.start()
         replica.promote()
         await app.opened.wait()
         assert 3600 <= clock.monotonic() - begun < 3605
+        assert 3500 < sample("coranto_shard_outage_seconds") < 3600
         await replica.stop()
         assert pc.ReplicaStatus.FAILED not in host.told
 
+    def sample(name: str) -> float:
+        return metrics.registry.get_sample_value(name, {"shard": "shard-sums"}) or 0.0
+
     with simulated(0) as loop, capture_logs() as logs:
         loop.run_until_complete(main(loop))
-    assert {each["event"] for each in logs} == {"shard.waiting_for_store"}
+    assert {each["event"] for each in logs} == {"shard.restarting"}
+    assert 55 <= len(logs) <= 61, "one line per minute"
+    assert logs[-1]["failures"] > 500
+    assert sample("coranto_shard_restarts_total") >= logs[-1]["failures"]
 
 
-def test_a_shard_fails_when_nobody_comes_back_who_knows_a_journal_s_end():
+@pytest.mark.parametrize(
+    "error",
+    [lambda: SqlStoreError("there is no such table", retriable=False), lambda: IntegrityError("", {}, Exception())],
+)
+def test_a_shard_fails_at_once_by_an_error_that_stays(error):
     async def main(loop: SimLoop) -> None:
         clock, host = SimClock(loop), Host()
         begun = clock.monotonic()
-        app: Any = WithoutStore(clock, math.inf)
+        app: Any = WithoutStore(clock, math.inf, error)
         client: Any = None
         replica = ShardReplica(
             app, shard_spec("shard-sums", ["in/one"]), client, host, clock=clock, metrics=ConsumerMetrics()
@@ -170,9 +192,72 @@ def test_a_shard_fails_when_nobody_comes_back_who_knows_a_journal_s_end():
         replica.start()
         replica.promote()
         await replica.stopped.wait()
-        assert 60 <= clock.monotonic() - begun < 65
+        assert clock.monotonic() < begun + 0.04, "it was not tried again"
         await replica.stop()
         assert host.told[-1] == pc.ReplicaStatus.FAILED
 
     with simulated(0) as loop:
         loop.run_until_complete(main(loop))
+
+
+STEPS = {
+    "connect": None,
+    "fence": ("INSERT INTO gazette_checkpoints", False),
+    "checkpoint": ("INSERT INTO gazette_checkpoints", True),
+    "statement": ("INSERT INTO sums", False),
+    "statement answer": ("INSERT INTO sums", True),
+    "fence check": ("UPDATE gazette_checkpoints", False),
+    "fence check answer": ("UPDATE gazette_checkpoints", True),
+    "commit request": None,
+    "commit answer": None,
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("step", STEPS)
+async def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(step, postgres, journals, client):
+    with ProxiedStore(postgres.new_database()) as proxied:
+        commit = proxied.commit_at(answered=step == "commit answer") if "commit " in step else Connection.commit
+        database = SqlStore(proxied.url, commit=commit, sleep=proxied.outage.wait)
+        if (place := STEPS[step]) is not None:
+            proxied.outage_at(database, place[0], after=place[1])
+        elif step == "connect":
+            proxied.outage.begin()
+        app, host, metrics = Sums(database, "out/one"), Host(), ConsumerMetrics()
+        head = await journals.publish("in/one", {"key": "a", "n": 1}, {"key": "b", "n": 2})
+        spec = shard_spec("shard-sums", ["in/one"])
+        replica = ShardReplica(app, spec, client, host, clock=OutageClock(proxied.outage), metrics=metrics)
+        replica.start()
+        replica.promote()
+        async with asyncio.timeout(120):
+            assert await replica.wait_read_through({"in/one": head})
+            more = await journals.publish("in/one", {"key": "a", "n": 3})
+            assert await replica.wait_read_through({"in/one": more})
+        await replica.stop()
+
+        assert len(proxied.outage.waits) == 3
+        assert app.sums() == {"a": (4, 2), "b": (2, 1)}
+        assert [each["n"] for each in journals.committed("out/one")] == [1, 2, 3]
+        assert pc.ReplicaStatus.FAILED not in host.told
+
+
+@pytest.mark.integration
+async def test_an_outage_of_brokers_at_the_acknowledgement_loses_and_doubles_nothing(postgres, journals, client):
+    """Brokers take neither the acknowledgement nor messages after it, until they were asked ten times."""
+    database = SqlStore(postgres.new_database())
+    app, host = Sums(database, "out/one"), Host()
+    down: list[grpc.StatusCode | int | None] = [grpc.StatusCode.UNAVAILABLE, pb.NO_JOURNAL_PRIMARY_BROKER] * 5
+    journals.fake.at(CallPoint.APPEND_BEGUN, None, *down)  # The messages pass, and their acknowledgement does not.
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    replica = ShardReplica(
+        app, shard_spec("shard-sums", ["in/one"]), client, host, clock=SystemClock(), metrics=ConsumerMetrics()
+    )
+    replica.start()
+    replica.promote()
+    async with asyncio.timeout(120):
+        assert await replica.wait_read_through({"in/one": head})
+    await replica.stop()
+    await journals.fake.reached(CallPoint.APPEND_BEGUN, 12)
+    assert app.sums() == {"a": (1, 1)}
+    assert [each["n"] for each in journals.committed("out/one")] == [1]
+    assert pc.ReplicaStatus.FAILED not in host.told

@@ -1,15 +1,28 @@
 """Connections of stores that begin together."""
 
 import datetime as dt
+import socketserver
 import sqlite3
+import struct
 import threading
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any, ClassVar
 
-from sqlalchemy import Column, DateTime, Integer, MetaData, Table, insert, inspect, select
+import psycopg
+import pymysql
+import pytest
+from sqlalchemy import Column, Connection, DateTime, Integer, MetaData, Table, event, insert, inspect, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, PendingRollbackError, ProgrammingError
 
-from coranto.errors import SqlStoreError
+from coranto.errors import InvalidInput, SqlStoreError
+from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.stores import SqlStore
+from coranto_consumers.stores.engines import is_transient
+from coranto_consumers.stores.merge import plan_merge
+from coranto_consumers.stores.staging import StageWriter, stage_of
+from coranto_consumers.testing import PostgresServer
 
 NUMBERS = Table("numbers", MetaData(), Column("n", Integer, primary_key=True))
 
@@ -44,3 +57,211 @@ def test_times_with_a_zone_are_in_utc_in_sqlite(tmp_path: Path):
         connection.execute(insert(table), [{"at": there}, {"at": dt.datetime(2024, 5, 6, 1, 30)}, {"at": None}])
         found = connection.execute(select(table.c.at)).scalars().all()
     assert found == [dt.datetime(2024, 5, 5, 23, 30), dt.datetime(2024, 5, 6, 1, 30), None]
+
+
+# -- What passes ------------------------------------------------------------------------------------------------------
+
+
+class OfServer(Exception):
+    def __init__(self, sqlstate: str) -> None:
+        super().__init__(f"an error of state {sqlstate}")
+        self.sqlstate = sqlstate
+
+
+PASSING = (
+    *("08000", "08003", "08006", "08P01", "25006", "40001", "40P01", "53100", "53300", "55P03"),
+    *("57014", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "58030"),
+)
+LASTING = ("22001", "22003", "22P05", "23502", "23503", "23505", "23514", "42501", "42601", "42P01", "42P05", "57P04")
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, lambda error: DBAPIError("SELECT", {}, error)])
+def test_which_states_of_postgresql_pass(wrap: Callable[[Exception], Exception]):
+    assert [state for state in PASSING if not is_transient(wrap(OfServer(state)))] == []
+    assert [state for state in LASTING if is_transient(wrap(OfServer(state)))] == []
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, lambda error: OperationalError("SELECT", {}, error)])
+def test_which_errors_of_mariadb_pass(wrap: Callable[[Exception], Exception]):
+    passing = (1040, 1047, 1053, 1205, 1213, 1290, 1317, 1792, 1836, 1927, 1969, 2003, 2006, 2013, 3024, 3100)
+    lasting = (1044, 1045, 1048, 1062, 1064, 1146, 1264, 1366, 1406, 1451, 1452)
+    assert [code for code in passing if not is_transient(wrap(pymysql.OperationalError(code, "no")))] == []
+    assert [code for code in lasting if is_transient(wrap(pymysql.OperationalError(code, "no")))] == []
+
+
+def test_a_mistake_in_a_file_of_sqlite_does_not_pass_and_a_lock_does(tmp_path: Path):
+    store = SqlStore(f"sqlite:///{tmp_path}/store.db")
+    store.create_tables(NUMBERS)
+    with pytest.raises(OperationalError) as mistake, store.engine.begin() as connection:
+        connection.execute(text("SELECT * FROM nothing"))
+    assert not is_transient(mistake.value)
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as one:
+        one.execute("BEGIN IMMEDIATE")
+        with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None, timeout=0)) as other:
+            with pytest.raises(sqlite3.OperationalError) as locked:
+                other.execute("BEGIN IMMEDIATE")
+        assert is_transient(locked.value)
+
+
+@pytest.mark.integration
+def test_which_failures_to_connect_to_postgresql_pass(postgres: PostgresServer):
+    def failure(**changed: Any) -> Exception:
+        parts = {"host": "127.0.0.1", "port": postgres.port, "user": "postgres", "password": "secret", **changed}
+        with pytest.raises(psycopg.OperationalError) as caught:
+            psycopg.connect(**{"dbname": "postgres", **parts})
+        return caught.value
+
+    assert is_transient(failure(port=1))
+    assert is_transient(failure(host="no-such-host.invalid"))
+    assert not is_transient(failure(password="wrong"))
+    assert not is_transient(failure(dbname="no_such_database"))
+    assert not is_transient(failure(sslmode="nonsense"))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("setting", "statement"),
+    [
+        ("default_transaction_read_only = on", "INSERT INTO numbers VALUES (7)"),
+        ("statement_timeout = 20", "SELECT pg_sleep(60)"),
+        ("idle_session_timeout = 60000", "SELECT pg_terminate_backend(pg_backend_pid())"),
+    ],
+)
+def test_an_error_that_an_applications_own_statement_meets_passes_if_the_server_says_so(
+    setting: str, statement: str, postgres: PostgresServer
+):
+    url = postgres.new_database()
+    store = SqlStore(url)
+    store.create_tables(NUMBERS)
+    fence, _ = store.raise_fence("shard")
+    postgres.execute(f"ALTER DATABASE {store.engine.url.database} SET {setting}")
+    with pytest.raises(SqlStoreError) as caught, store.transaction("shard", fence) as transaction:
+        transaction.connection.execute(text(statement))
+    assert caught.value.retriable
+    postgres.execute(f"ALTER DATABASE {store.engine.url.database} RESET ALL")
+
+
+@pytest.mark.integration
+def test_a_mistake_of_an_application_does_not_pass(postgres: PostgresServer):
+    store = SqlStore(postgres.new_database())
+    store.create_tables(NUMBERS)
+    fence, _ = store.raise_fence("shard")
+    for statement in ("SELECT * FROM nothing", "INSERT INTO numbers VALUES (1), (1)", "nonsense"):
+        with pytest.raises(SqlStoreError) as caught, store.transaction("shard", fence) as transaction:
+            transaction.connection.execute(text(statement))
+        assert not caught.value.retriable
+        assert isinstance(caught.value.__cause__, ProgrammingError | IntegrityError)
+
+
+def test_a_standby_passes_and_what_it_will_never_do_does_not():
+    class Unsupported(OfServer):
+        def __str__(self) -> str:
+            return self.words
+
+    for words in ("cannot access temporary or unlogged relations during recovery", "recovery is in progress"):
+        error = Unsupported("0A000")
+        error.words = words
+        assert is_transient(DBAPIError("SELECT", {}, error))
+    error.words = "cross-database references are not implemented"
+    assert not is_transient(DBAPIError("SELECT", {}, error))
+
+
+def test_a_connection_whose_loss_an_application_has_caught_passes():
+    assert is_transient(PendingRollbackError("cannot reconnect until the transaction is rolled back"))
+
+
+# -- Connection poolers -----------------------------------------------------------------------------------------------
+
+
+TIMES = Table("times", MetaData(), Column("n", Integer), Column("at", DateTime(timezone=True)))
+
+
+@pytest.mark.integration
+def test_no_result_depends_on_a_setting_of_the_session_or_of_the_connection(postgres: PostgresServer):
+    """A pooler refuses a connection's options, and gives its clients sessions with settings of other clients."""
+    store = SqlStore(postgres.new_database())
+    store.create_tables(TIMES, NUMBERS)
+    for setting in ("timezone = 'America/New_York'", "default_transaction_isolation = 'serializable'"):
+        postgres.execute(f"ALTER DATABASE {store.engine.url.database} SET {setting}")
+    connected: list[dict[str, Any]] = []
+    event.listen(store.engine, "do_connect", lambda _dialect, _record, _args, given: connected.append(given))
+    fence, _ = store.raise_fence("shard")
+    local = dt.datetime(2024, 5, 6, 1, 30)
+    with store.transaction("shard", fence) as transaction:
+        transaction.connection.execute(insert(TIMES), [{"n": 1, "at": local}])
+        shown = [transaction.connection.execute(text(f"SHOW {name}")).scalar_one() for name in SETTINGS]
+        transaction.commit(Checkpoint({"a/journal": Source(7)}))
+    assert shown == ["UTC", "read committed", "2min"]
+    stage = stage_of(store, plan_merge(TIMES, ["n", "at"], [], {}))
+    with StageWriter(store.url, stage, "shard", fence, "attempt") as writer:
+        writer.write([{"n": 2, "at": local}])
+    with store.engine.connect() as connection:
+        found = [connection.execute(select(table.c.at)).scalar_one() for table in (TIMES, stage)]
+    assert found == [local.replace(tzinfo=dt.UTC)] * 2
+    assert [each for each in connected if "options" in each] == []
+
+
+SETTINGS = ("timezone", "transaction_isolation", "idle_in_transaction_session_timeout")
+
+
+@pytest.mark.integration
+def test_no_prepared_statement_is_left_in_the_session_of_a_pooler(postgres: PostgresServer):
+    prepared: list[int] = []
+
+    def commit(connection: Connection) -> None:
+        for number in range(20):
+            connection.execute(select(NUMBERS.c.n).where(NUMBERS.c.n == number)).all()
+        connection.execute(insert(NUMBERS), [{"n": number} for number in range(50)])
+        prepared.append(connection.execute(text("SELECT count(*) FROM pg_prepared_statements")).scalar_one())
+        connection.commit()
+
+    store = SqlStore(postgres.new_database(), commit=commit)
+    store.create_tables(NUMBERS)
+    fence, _ = store.raise_fence("shard")
+    with store.transaction("shard", fence) as transaction:
+        transaction.commit(Checkpoint({"a/journal": Source(7)}))
+    assert prepared == [0]
+
+
+class StatementPooler(socketserver.BaseRequestHandler):
+    """Answers as PgBouncer does with `pool_mode = statement`."""
+
+    answer: ClassVar[bytes] = b"SFATAL\0C08P01\0Mtransaction blocks not allowed in statement pooling mode\0\0"
+
+    def handle(self) -> None:
+        def read(size: int) -> bytes:
+            found = b""
+            while len(found) < size and (more := self.request.recv(size - len(found))):
+                found += more
+            return found
+
+        def send(kind: bytes, content: bytes) -> None:
+            self.request.sendall(kind + struct.pack("!i", len(content) + 4) + content)
+
+        while True:
+            size, code = struct.unpack("!ii", read(8))
+            read(size - 8)
+            if code == 196608:
+                break
+            self.request.sendall(b"N")  # Neither TLS nor GSSAPI.
+        send(b"R", struct.pack("!i", 0))
+        send(b"Z", b"I")
+        read(1)
+        send(b"E", self.answer)
+
+
+@contextmanager
+def statement_pooler() -> Iterator[int]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), StatementPooler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def test_a_pooler_that_has_no_transactions_is_refused_with_advice():
+    with statement_pooler() as port, pytest.raises(InvalidInput, match="set its pool_mode to transaction or session"):
+        SqlStore(f"postgresql://u:hunter2@127.0.0.1:{port}/name").raise_fence("shard")

@@ -6,9 +6,10 @@ import pytest
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, create_engine, func, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
-from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, RejectedRow, SqlStoreError
+from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto_consumers.stores import SqlStore
+from coranto_consumers.stores.sql import CHECKPOINTS
 from coranto_consumers.testing import PostgresServer
 
 NUMBERS = Table("numbers", MetaData(), Column("n", Integer, primary_key=True))
@@ -217,8 +218,52 @@ def test_a_store_that_stays_away_leaves_the_outcome_unknown(store_url):
     with pytest.raises(CommitOutcomeUnknown, match="Start the consumer again") as caught:
         commit_number(store, fence, 1, 100)
     assert "hunter2" not in str(caught.value)
-    assert len(waits) == 8
+    assert 15 < sum(waits) <= 20
     assert SqlStore(store_url).raise_fence("shard").checkpoint == checkpoint(100)
+
+
+def test_an_owner_resumes_under_its_fence_and_never_raises_it(store):
+    fence, _ = store.raise_fence("shard")
+    assert store.resume("shard", fence) == Checkpoint()
+    commit_number(store, fence, 1, 100)
+    assert store.resume("shard", fence) == checkpoint(100)
+    assert store.read("shard").fence == fence
+
+    store.raise_fence("shard")
+    with pytest.raises(Fenced, match=f"fence {fence} was raised"):
+        store.resume("shard", fence)
+
+
+def test_an_owner_whose_commits_the_database_has_lost_does_not_resume(store):
+    fence, _ = store.raise_fence("shard")
+    with pytest.raises(CorruptData, match="has raised fence 2, and the database has 1"):
+        store.resume("shard", fence + 1)
+    with pytest.raises(CorruptData, match="the database has 0"):
+        store.resume("another", 1)
+
+
+@pytest.mark.integration
+def test_an_owner_resumes_only_once_its_broken_commit_has_ended(postgres: PostgresServer):
+    """The server may complete a commit although its client has lost the connection."""
+    store = SqlStore(postgres.new_database())
+    store.create_tables(NUMBERS)
+    fence, _ = store.raise_fence("shard")
+    found: list[Checkpoint] = []
+    with store.transaction("shard", fence) as transaction:
+        connection = transaction.connection
+        connection.execute(CHECKPOINTS.update().values(checkpoint=checkpoint(100).to_bytes()))
+        resuming = threading.Thread(target=lambda: found.append(store.resume("shard", fence)))
+        resuming.start()
+        with store.engine.connect() as other:
+            while not other.execute(WAITING).scalar_one():
+                other.rollback()
+        assert found == []
+        connection.commit()
+        resuming.join(60)
+    assert found == [checkpoint(100)]
+
+
+WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
 
 
 def test_a_refused_statement_is_an_error_of_the_store_without_its_parameters(store):

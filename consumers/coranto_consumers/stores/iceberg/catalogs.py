@@ -13,14 +13,29 @@ from pyiceberg.table import Transaction
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, SqlStoreError
+from coranto_consumers.stores import engines
 from coranto_consumers.stores.durability import risks
+from coranto_consumers.stores.iceberg import rest
 from coranto_consumers.stores.iceberg.rest import RestCommits
 from coranto_consumers.stores.iceberg.together import commit_together
 
 FAILURES: Final = (SQLAlchemyError, OSError, RESTError)
 """Failures of catalogs and of their warehouses."""
+_LASTING: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 _SYNCHRONOUS: Final = text("SELECT current_setting('synchronous_commit')")
+
+
+def is_transient(error: BaseException | None) -> bool:
+    """Return True if a catalog or its warehouse may not fail in this way again."""
+    if isinstance(error, SQLAlchemyError):
+        return engines.is_transient(error)
+    return rest.is_transient(error) or (isinstance(error, OSError) and not isinstance(error, _LASTING))
+
+
+def failure(what: str, error: Exception) -> SqlStoreError:
+    """Return the error of a store for one of `FAILURES`. Only transient ones are retriable."""
+    return SqlStoreError(f"{what}: {type(error).__name__}: {error}", retriable=is_transient(error))
 
 
 class Commits(Protocol):
@@ -48,6 +63,7 @@ class SqlCommits:
 
     def __init__(self, catalog: SqlCatalog) -> None:
         self._catalog = catalog
+        engines.prepare_nothing(catalog.engine)
 
     def risks(self) -> list[str]:
         with self._catalog.engine.connect() as connection:

@@ -26,9 +26,10 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, RESTError
 from pyiceberg.table import Table, TableProperties, Transaction
 
+from coranto.client.retry import RetryPolicy
 from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
-from coranto_consumers.stores.iceberg.catalogs import commits_of
+from coranto_consumers.stores.iceberg.catalogs import commits_of, is_transient
 from coranto_consumers.stores.iceberg.files import sweep, sweep_committed
 from coranto_consumers.stores.iceberg.state import (
     ShardState,
@@ -44,7 +45,7 @@ from coranto_consumers.stores.iceberg.together import has_snapshot, remove_manif
 
 _ATTEMPTS: Final = 20
 _MOST_WAIT: Final = 1.0
-_RESOLVE_WAITS_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
+_RESOLVING: Final = RetryPolicy(timeout=20.0)
 
 _log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -139,6 +140,26 @@ class IcebergOwner:
         self.state = replace(self.state, fence=raised.fence)
         self._commit(raised, self._stage({self.home: table}, {}))
 
+    def resume(self) -> Checkpoint:
+        """Return the last committed checkpoint, once none of this owner's commits can take place any more.
+
+        It makes a snapshot, on which a commit that is still under way fails. Raises Fenced when a later owner has
+        raised the fence, CorruptData when the home has an earlier one, and CommitOutcomeUnknown.
+        """
+
+        def fail_commits() -> None:
+            table = self.load()
+            if (known := state_of(table, self.shard).fence) < self.state.fence:
+                raise CorruptData(
+                    f"shard {self.shard} has raised fence {self.state.fence}, and {self.home} has {known}: it lost "
+                    "commits. Start the consumer again: it continues from the checkpoint that is there"
+                )
+            found = self.require_fence(table)
+            self._commit(found, self._stage({self.home: table}, {}))
+
+        self.attempt(fail_commits)
+        return self.state.checkpoint
+
     def sweep(self) -> None:
         """Remove what earlier owners have left. The fence is raised: nobody can commit it any more."""
         known: list[tuple[Table, SnapshotId]] = []
@@ -232,7 +253,7 @@ class IcebergOwner:
         Otherwise a new snapshot is made, on which a commit that is still under way fails. Raises Fenced when a later
         owner has raised the fence, SqlStoreError when nothing was committed, and the cause when nobody answers.
         """
-        for wait in (*_RESOLVE_WAITS_S, None):
+        for wait in (*_RESOLVING.waits(), None):
             try:
                 table = self.load()
                 found = self.require_fence(table)
@@ -247,7 +268,10 @@ class IcebergOwner:
                     raise cause from error
                 self._sleep(wait)
             else:
-                raise SqlStoreError(f"{self.home}: the commit of {self.shard} was not applied: {cause}") from cause
+                raise SqlStoreError(
+                    f"{self.home}: the commit of {self.shard} was not applied: {cause}",
+                    retriable=is_transient(cause.__cause__),
+                ) from cause
 
     def _require_together(self, name: str) -> None:
         if name != self.home and not self._commits.together:

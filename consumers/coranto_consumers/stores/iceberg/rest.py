@@ -110,7 +110,7 @@ class RestCommits:
                 raise
 
 
-def is_transient(error: BaseException) -> bool:
+def is_transient(error: BaseException | None) -> bool:
     """Return True for failures of a REST catalog that may not occur again."""
     return isinstance(error, _TRANSIENT)
 

@@ -12,13 +12,11 @@ from collections.abc import Awaitable, Mapping, Sequence
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from sqlalchemy.exc import DBAPIError
 
 from coranto.errors import CommitOutcomeUnknown, InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.base import Store
-from coranto_consumers.stores.engines import is_transient
-from coranto_consumers.stores.iceberg import rest
+from coranto_consumers.stores.iceberg.catalogs import is_transient
 from coranto_consumers.stores.iceberg.files import sweep
 from coranto_consumers.stores.iceberg.owner import IcebergOwner
 from coranto_consumers.stores.iceberg.shard_table import Rows, ShardTable
@@ -126,9 +124,7 @@ class IcebergShardStore(Store):
         self._forget_pending()
 
     def is_transient(self, error: BaseException) -> bool:
-        if isinstance(error, DBAPIError):
-            return is_transient(error)
-        return rest.is_transient(error) or super().is_transient(error)
+        return is_transient(error) or super().is_transient(error)
 
     def _table(self, name: str) -> ShardTable:
         found = self._tables.get(name or self._name)

@@ -13,8 +13,8 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from coranto.errors import InvalidInput, SqlStoreError
-from coranto_consumers.stores.iceberg.catalogs import FAILURES
+from coranto.errors import InvalidInput
+from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure
 from coranto_consumers.stores.iceberg.rest import limit_questions, limit_times, limit_tokens
 from coranto_consumers.stores.iceberg.state import names_in, state_of
 from coranto_consumers.stores.reading import ICEBERG
@@ -45,7 +45,7 @@ class IcebergHome:
                 field="store",
             ) from error
         except FAILURES as error:
-            raise SqlStoreError(f"catalog {catalog} does not answer: {type(error).__name__}: {error}") from error
+            raise failure(f"catalog {catalog} does not answer", error) from error
         limit_times(found)
         return cls(found, table)
 
@@ -60,7 +60,7 @@ class IcebergHome:
         except NoSuchTableError:
             raise InvalidInput(f"there is no table {name or self.table}", field="store") from None
         except FAILURES as error:
-            raise SqlStoreError(f"store {self.name}: {type(error).__name__}: {error}") from error
+            raise failure(f"store {self.name}", error) from error
 
     def read(self, shard: str) -> Restored | None:
         """Return a consumer's fence and checkpoint. None if it never started. Raises CorruptData for a damaged one."""

@@ -72,7 +72,8 @@ class Proxy:
     """
 
     def __init__(self, upstream: int, link_of: Callable[[int], ProxiedLink], path: Path | None = None) -> None:
-        self._upstream = upstream
+        self.upstream = upstream
+        """The port. May be changed at any time, for later connections."""
         self._link_of = link_of
         self._path = path
         self._server: asyncio.Server | None = None
@@ -104,7 +105,7 @@ class Proxy:
             writer.transport.abort()
             return
         try:
-            upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
+            upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self.upstream)
         except OSError:
             writer.transport.abort()
             return

@@ -10,12 +10,14 @@ import pyarrow as pa
 import pytest
 import requests
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import BadRequestError, CommitFailedException, ServerError, ServiceUnavailableError
 from pyiceberg.table.metadata import TableMetadataUtil
+from sqlalchemy.exc import OperationalError as DisconnectedDatabase
 
 from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, SqlStoreError
 from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint
 from coranto_consumers.stores.iceberg import IcebergShardStore, limit_questions, rest
+from coranto_consumers.stores.iceberg.catalogs import failure
 from coranto_consumers.stores.iceberg.owner import IcebergOwner
 from coranto_consumers.stores.iceberg.rest import CommitFate, fate_of, is_transient
 from coranto_consumers.stores.iceberg.urls import IcebergHome
@@ -165,6 +167,40 @@ def test_a_commit_that_arrives_late_is_refused(server: RestServer, tables: RestC
         assert late[-1]()[0] == 409
     commit(new, 200, ONE)
     assert rows(tables) == [1, 2]
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_an_owner_resumes_under_its_fence_once_none_of_its_commits_can_arrive(
+    arrives: bool, server: RestServer, tables: RestCatalog
+) -> None:
+    owner, late = owner_of(server), list[Carry]()
+    commit(owner, 100, ONE)
+
+    def delayed(carry_out: Carry) -> Answer:
+        late.append(carry_out)
+        return says(504)
+
+    change, number = write(owner, ONE), owner.next_number
+    server.faults.append(delayed)
+    with pytest.raises(CommitOutcomeUnknown):
+        owner.commit(checkpoint(200), {ONE: change}, number)
+    if arrives:
+        assert late[0]()[0] == 200
+    assert owner.resume() == checkpoint(200 if arrives else 100)
+    assert arrives or late[0]()[0] == 409
+    commit(owner, 300, ONE)
+    assert rows(tables) == [1, 2] * (3 if arrives else 2)
+    owner_of(server)
+    with pytest.raises(Fenced):
+        owner.resume()
+
+
+def test_which_failures_of_a_catalog_are_transient() -> None:
+    lasting = [FileNotFoundError("gone"), PermissionError("denied"), ZeroDivisionError(), BadRequestError("no")]
+    passing = [ConnectionResetError("reset"), OSError("AWS Error NETWORK_CONNECTION"), ServerError("500")]
+    passing += [ServiceUnavailableError("503"), DisconnectedDatabase("SELECT", {}, Exception("server closed"))]
+    assert [failure("store", error).retriable for error in lasting] == [False] * 4
+    assert [failure("store", error).retriable for error in passing] == [True] * 5
 
 
 def test_an_owner_that_hung_commits_nothing(server: RestServer, tables: RestCatalog, tmp_path: Path) -> None:

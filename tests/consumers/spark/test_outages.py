@@ -1,0 +1,324 @@
+"""A Spark consumer continues after an outage of its store or of brokers, wherever it was, and ends when it must."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import Connection
+from structlog.testing import capture_logs
+
+from coranto.client.retry import RetryPolicy
+from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, SqlStoreError, Unavailable
+from coranto.messages.checkpoints import Checkpoint, Source
+from coranto_consumers.spark import Hooks, SparkConsumer, Step
+from coranto_consumers.spark import outputs as spark_outputs
+from coranto_consumers.spark.metrics import SparkConsumerMetrics
+from coranto_consumers.spark.outages import Outages, RunCommits
+from coranto_consumers.spark.output_stores import SqlOutputs
+from coranto_consumers.spark.progress import NOTHING, ConsumeReport
+from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
+from coranto_consumers.testing import PostgresServer, PostgresStandby
+from tests.consumers.outages import Outage, ProxiedStore
+from tests.consumers.spark.test_consumer import LoggedDelays, World, check_logged
+
+
+class Waiting(Hooks):
+    """Begins an outage after a step, and ends it after some retries."""
+
+    def __init__(self, outage: Outage, step: Step | None = None) -> None:
+        self._outage, self._step = outage, step
+
+    def reached(self, step: Step) -> None:
+        if step is self._step:
+            self._outage.begin()
+
+    def pause(self, seconds: float) -> None:
+        self._outage.wait(seconds)
+
+
+STATEMENTS = {
+    "fence": ("INSERT INTO gazette_checkpoints", False),
+    "checkpoint": ("INSERT INTO gazette_checkpoints", True),
+    "merge": ("INSERT INTO totals", False),
+    "merge answer": ("INSERT INTO totals", True),
+    "fence check": ("UPDATE gazette_checkpoints", False),
+    "fence check answer": ("UPDATE gazette_checkpoints", True),
+}
+
+
+@pytest.mark.integration
+def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, broker, postgres, monkeypatch):
+    # All rows are staged by tasks, which meet outages, too.
+    monkeypatch.setattr(spark_outputs, "CARRIED_TO_APPEND", 0)
+    monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
+    world, url = World(broker), postgres.new_database()
+    steps = [None, "connect", *Step, *STATEMENTS, "task", "commit request", "commit answer"]
+    for step in steps:
+        world.publish(9)
+        with ProxiedStore(url) as proxied:
+            commit = Connection.commit
+            if step in ("commit request", "commit answer"):
+                commit = proxied.commit_at(answered=step == "commit answer")
+            store = SqlStore(proxied.url, commit=commit, sleep=proxied.outage.wait)
+            hooks = Waiting(proxied.outage, step if isinstance(step, Step) else None)
+            if step == "connect":
+                proxied.outage.begin()
+            elif isinstance(step, str) and step in STATEMENTS:
+                statement, after = STATEMENTS[step]
+                proxied.outage_at(store, statement, after=after)
+            elif step == "task":
+                hooks = AtTask(proxied)
+            reports: list[ConsumeReport] = []
+            consumer = SparkConsumer(
+                LoggedDelays(), broker.config, SqlOutputs(store), spark, hooks=hooks, on_progress=reports.append
+            )
+            report = consumer.run_until_caught_up()
+            assert (report.transactions, report.messages) == (1, 9), step
+            assert report.outage_seconds == 0
+            if step in (None, Step.COMMITTED, Step.ACKNOWLEDGED):  # Nothing needs the store after that.
+                assert not proxied.outage.waits
+                continue
+            assert len(proxied.outage.waits) == 3, step
+            # The store itself waits to find out about a commit. The consumer tries again if there was none.
+            assert report.retries == {"commit answer": 0, "commit request": 1, "fence check answer": 1}.get(step, 3), (
+                step
+            )
+            assert SqlStore(url).read("delays").fence == report.fence, "an outage raises no fence"
+    check_logged(world, url)
+
+
+class AtTask(Waiting):
+    """Begins the outage at the first connection of a task that stages rows: the driver's comes first."""
+
+    def __init__(self, proxied: ProxiedStore) -> None:
+        super().__init__(proxied.outage)
+        self._proxied = proxied
+
+    def reached(self, step: Step) -> None:
+        if step is Step.SEQUENCED and not self._outage.has_been:
+            self._proxied.outage_at_connection(2)
+
+
+def serve_until_idle(consumer: SparkConsumer) -> ConsumeReport:
+    idle: list[bool] = []
+    return consumer.run_until_stopped(lambda: bool(idle), wait=lambda: idle.append(True))
+
+
+@pytest.mark.integration
+def test_a_service_waits_for_its_store_and_its_brokers(spark, broker, postgres):
+    world, url = World(broker), postgres.new_database()
+    registry = CollectorRegistry()
+    metrics = SparkConsumerMetrics("delays", registry)
+    client = replace(broker.config, patience=0.05)
+    gauges: list[float] = []
+
+    def observe(report: ConsumeReport) -> None:
+        metrics.observe(report)
+        gauges.append(registry.get_sample_value("coranto_spark_outage_seconds", {"consumer": "delays"}) or 0.0)
+
+    for step in (Step.FENCED, Step.MERGED, Step.COMMITTED):
+        world.publish(9)
+        with ProxiedStore(url) as proxied:
+            outage = Outage(broker.refuse, broker.accept) if step is Step.COMMITTED else proxied.outage
+            store = SqlStore(proxied.url, sleep=proxied.outage.wait)
+            consumer = SparkConsumer(
+                LoggedDelays(), client, SqlOutputs(store), spark, hooks=Waiting(outage, step), on_progress=observe
+            )
+            with capture_logs() as logs:
+                report = serve_until_idle(consumer)
+        assert (report.transactions, report.messages, report.retries) == (1, 9, 3)
+        assert [each["event"] for each in logs if each["event"].startswith("consumer.")] == [
+            "consumer.retrying",
+            "consumer.continued",
+        ]
+        assert gauges[-1] == 0
+    assert max(gauges) > 0
+    assert registry.get_sample_value("coranto_spark_retries_total", {"consumer": "delays"}) == 9
+    assert registry.get_sample_value("coranto_spark_transactions_total", {"consumer": "delays"}) == 3
+    check_logged(world, url)
+
+
+@pytest.mark.integration
+def test_an_instance_that_was_replaced_during_an_outage_ends_and_fences_nobody_off(spark, broker, postgres):
+    world, url = World(broker), postgres.new_database()
+    world.publish(9)
+    with ProxiedStore(url) as proxied:
+        later = []
+        end = proxied.outage.wait
+
+        class Replaced(Waiting):
+            def pause(self, seconds: float) -> None:
+                if not later:
+                    later.append(SqlStore(url).raise_fence("delays").fence)
+                end(seconds)
+
+        consumer = SparkConsumer(
+            LoggedDelays(), broker.config, proxied.url, spark, hooks=Replaced(proxied.outage, Step.MERGED)
+        )
+        with pytest.raises(Fenced):
+            consumer.run_until_stopped(lambda: False)
+    assert SqlStore(url).read("delays").fence == later[0]
+
+
+@pytest.mark.integration
+def test_a_database_that_lost_commits_in_a_failover_ends_the_consumer(spark, broker, postgres):
+    world, url = World(broker), postgres.new_database()
+    world.publish(9)
+    with ProxiedStore(url) as proxied:
+
+        class Lossy(Waiting):
+            def pause(self, seconds: float) -> None:
+                with SqlStore(url).engine.begin() as connection:
+                    connection.execute(CHECKPOINTS.update().values(checkpoint=b""))
+                super().pause(seconds)
+
+        consumer = SparkConsumer(
+            LoggedDelays(),
+            replace(broker.config, patience=0.05),
+            proxied.url,
+            spark,
+            hooks=Lossy(Outage(broker.refuse, broker.accept), Step.COMMITTED),
+        )
+        with pytest.raises(CorruptData, match="lost commits, as in a failover"):
+            consumer.run_until_stopped(lambda: False)
+
+
+@pytest.mark.integration
+def test_a_consumer_continues_on_a_standby_once_it_is_promoted(spark, broker):
+    """At first the standby is read-only, as a server that is no longer the primary is."""
+    world = World(broker)
+    with PostgresServer() as primary, PostgresStandby(primary) as standby:
+        url = primary.new_database()
+        errors: list[str] = []
+        with ProxiedStore(url) as proxied:
+
+            def fail_over() -> None:
+                primary.stop()
+                proxied.serve_from(standby.port)
+
+            class Failover(Waiting):
+                def reached(self, step: Step) -> None:
+                    if step is Step.SEQUENCED and world.committed[-1]["n"] > 20:
+                        self._outage.begin()
+
+            outage = Outage(fail_over, standby.promote)
+            store = SqlStore(proxied.url, sleep=outage.wait)
+            for _ in range(2):
+                world.publish(9)
+                with capture_logs() as logs:
+                    consumer = SparkConsumer(
+                        LoggedDelays(), broker.config, SqlOutputs(store), spark, hooks=Failover(outage)
+                    )
+                    assert consumer.run_until_caught_up().transactions == 1
+                errors += [each["error"] for each in logs if each["event"] == "consumer.retrying"]
+            assert len(outage.waits) == 3
+            assert "read-only transaction" in errors[0]
+            check_logged(world, proxied.url)
+
+
+def report(fence: int) -> ConsumeReport:
+    return replace(NOTHING, fence=fence)
+
+
+class Paused(Hooks):
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+
+    def outages(self, policy: RetryPolicy, told: list[ConsumeReport]) -> Outages:
+        return Outages("sums", policy, self, told.append, monotonic=lambda: self.now)
+
+
+def test_a_job_gives_up_after_its_timeout_and_a_service_never_does():
+    told: list[ConsumeReport] = []
+    hooks, failures = Paused(), [0]
+
+    def fail() -> None:
+        failures[0] += 1
+        raise SqlStoreError("the server is away")
+
+    with pytest.raises(SqlStoreError), capture_logs() as logs:
+        hooks.outages(RetryPolicy(600.0, seed=1), told).run(fail, lambda: report(7))
+    assert 695 < hooks.now <= 700
+    assert told[-1].retries == failures[0] - 1
+    assert told[-1].outage_seconds > 590
+    assert 9 <= len(logs) <= 10, "one line per minute"
+
+    hooks, failures[0] = Paused(), 0
+    begun = hooks.now
+    ended = hooks.outages(RetryPolicy(seed=1), told).run(fail, lambda: report(7), lambda: hooks.now > begun + 24 * 3600)
+    assert ended is None, "it was stopped, and did not give up"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Fenced("a later owner"),
+        SqlStoreError("value too long", retriable=False),
+        ZeroDivisionError(),
+        CorruptData("the journal was made again"),
+    ],
+)
+def test_what_stays_is_not_tried_again(error):
+    attempts: list[int] = []
+
+    def fail() -> None:
+        attempts.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        Paused().outages(RetryPolicy(seed=1), []).run(fail, lambda: report(1))
+    assert attempts == [1]
+
+
+def test_the_time_counts_from_the_first_failure_since_the_last_progress():
+    hooks = Paused()
+    outages = hooks.outages(RetryPolicy(60.0, seed=1), [])
+    attempts: list[float] = []
+
+    def work() -> str:
+        attempts.append(hooks.now)
+        if hooks.now > 400:
+            return "done"
+        if len(attempts) % 5 == 0:
+            assert outages.progressed()
+            hooks.now += 50
+        raise Unavailable("nobody answers")
+
+    assert outages.run(work, lambda: report(1)) == "done"
+
+
+def test_a_commit_whose_answer_was_lost_counts_if_the_store_has_it():
+    begin, first, second = (Checkpoint({"a/journal": Source(offset)}) for offset in (0, 10, 20))
+    commits = RunCommits()
+    commits.begin(begin, report(1))
+    commits.committed()
+    commits.begin(first, replace(report(1), transactions=1))
+    commits.restored(begin, "store")
+    assert commits.report is not None
+    assert commits.report.transactions == 0
+
+    commits.begin(first, replace(report(1), transactions=1))
+    commits.restored(first, "store")
+    assert commits.report.transactions == 1
+    commits.restored(first, "store")
+
+    commits.begin(second, replace(report(1), transactions=2))
+    with pytest.raises(CorruptData, match="earlier checkpoint than this consumer has committed"):
+        commits.restored(begin, "store")
+
+
+def test_the_outcome_of_a_commit_stays_unknown_only_until_the_store_answers():
+    outages = Paused().outages(RetryPolicy(seed=1), [])
+    errors = [CommitOutcomeUnknown("the store does not answer"), SqlStoreError("still away")]
+
+    def work() -> str:
+        if errors:
+            raise errors.pop()
+        return "done"
+
+    assert outages.run(work, lambda: report(1)) == "done"
