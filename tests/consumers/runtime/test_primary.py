@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container, Seque
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pyarrow as pa
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, select
@@ -31,14 +32,17 @@ from coranto.messages import (
 )
 from coranto.messages.pruning import DEFAULT_PRUNE_DISTANCE
 from coranto.messages.uuids import clock_from_ns
+from coranto.testing.clocks import HurriedClock
+from coranto.testing.fake_broker import CallPoint
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.outputs.dead_letters import DeadLetters, dead_letter_table
 from coranto_consumers.runtime import column_intake
-from coranto_consumers.runtime.application import Application
+from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.columns import Columns
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.primary import Primary
 from coranto_consumers.runtime.producers import ProducerWatch
+from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.runtime.transaction import DeferToNextTransaction, EmptyTransactionDeferred
 from coranto_consumers.stores import SqlShardStore
@@ -681,3 +685,31 @@ async def test_an_acknowledgement_that_arrives_late_once_more_costs_no_output(jo
         for n in range(6):
             await shard.read_through({"in/one": await journals.publish("in/one", {"key": str(n), "n": n})})
     assert [each["n"] for each in journals.committed("out/one")] == list(range(6))
+
+
+async def test_a_shard_says_each_minute_that_brokers_take_no_append_and_continues(journals, sums):
+    """It has no limit: the acknowledgement of what was committed must come."""
+    journals.fake.at(CallPoint.APPEND_BEGUN, None, *[grpc.StatusCode.UNAVAILABLE] * 100)
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    metrics, progress = ConsumerMetrics(), Progress()
+    labels = {"shard": "shard-sums"}
+    async with JournalClient(journals.fake.endpoint, clock=HurriedClock()) as hurried:
+        primary = Primary(
+            sums,
+            Shard(SPEC, hurried),
+            clock=SystemClock(),
+            producer=new_producer_id(os.urandom),
+            progress=progress,
+            metrics=metrics,
+        )
+        with capture_logs() as logs:
+            running = asyncio.create_task(primary.run())
+            async with asyncio.timeout(120):
+                await progress.wait_for({"in/one": head})
+            primary.stop()
+            await running
+    told = [each for each in logs if each["event"] == "shard.waiting_for_brokers"]
+    assert len(told) == 2, "100 attempts take more than two minutes"
+    assert {each["journal"] for each in told} == {"out/one"}
+    assert [each["n"] for each in journals.committed("out/one")] == [1]
+    assert metrics.registry.get_sample_value("coranto_shard_outage_seconds", labels) == 0

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from coranto.client import Chunk, JournalClient
 from coranto.errors import (
@@ -458,3 +459,17 @@ async def test_every_byte_once_whatever_happens(tmp_path_factory: pytest.TempPat
         async with JournalClient(broker.endpoint, file_root=file_root, clock=HurriedClock()) as client:
             chunks = await gather(client.read(NAME, begin, end_offset=end, block=block))
         assert joined(chunks, begin) == (content[begin:end] if end else content)
+
+
+async def test_a_read_that_waits_for_long_says_so_once_per_minute(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    broker.at(CallPoint.READ_BEGUN, *[grpc.StatusCode.UNAVAILABLE] * 100)
+    await broker.write(journal.spec.name, b"content")
+    with capture_logs() as logs:
+        async with contextlib.aclosing(client.read(journal.spec.name, 0, block=True)) as chunks:
+            assert (await anext(chunks)).content == b"content"
+    told = [each for each in logs if each["event"] == "reader.waiting_for_brokers"]
+    assert [each["seconds"] for each in told] == sorted(each["seconds"] for each in told)
+    assert 4 <= len(told) <= 6, "100 attempts take about five minutes"
+    assert {each["journal"] for each in told} == {journal.spec.name}
