@@ -18,7 +18,7 @@ from typing import TypeVar
 import structlog
 
 from coranto.client.retry import Retry, RetryPolicy
-from coranto.errors import CorantoError, CorruptData
+from coranto.errors import CorantoError, CorruptData, StreamError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.progress import ConsumeReport, Hooks
 from coranto_consumers.spark.task_errors import errors_of_tasks
@@ -133,5 +133,6 @@ def _as_stored(checkpoint: Checkpoint) -> Checkpoint:
 
 def _may_pass(error: Exception) -> bool:
     if isinstance(error, CorantoError):
-        return error.retriable
+        # The segments of a stream may be as they are until an operator changes them.
+        return error.retriable and not isinstance(error, StreamError)
     return is_transient(error)

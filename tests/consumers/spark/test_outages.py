@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from structlog.testing import capture_logs
 
 from coranto.client.retry import RetryPolicy
-from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, SqlStoreError, Unavailable
+from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, SqlStoreError, StreamChanged, Unavailable
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.spark import Hooks, SparkConsumer, Step
 from coranto_consumers.spark import outputs as spark_outputs
@@ -259,6 +259,7 @@ def test_a_job_gives_up_after_its_timeout_and_a_service_never_does():
     [
         Fenced("a later owner"),
         SqlStoreError("value too long", retriable=False),
+        StreamChanged("00000003 cannot be read yet"),
         ZeroDivisionError(),
         CorruptData("the journal was made again"),
     ],
