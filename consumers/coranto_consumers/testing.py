@@ -154,6 +154,12 @@ class PostgresServer(_DatabaseServer):
         self._process = self._serve()
         self._await()
 
+    def holds(self, question: str) -> bool:
+        """Return the truth that a query of an administrator gives."""
+        with self._connect() as connection:
+            row = connection.execute(question.encode()).fetchone()
+        return row is not None and bool(row[0])
+
     def _url(self, database: str) -> str:
         return f"postgresql+psycopg://postgres:secret@127.0.0.1:{self._port}/{database}"
 
@@ -214,7 +220,7 @@ class PostgresServer(_DatabaseServer):
 class PostgresStandby(PostgresServer):
     """A hot standby of a server, by streaming replication. It has all that the server commits from its start on.
 
-    The server waits for it at each commit, so that it lacks nothing once it is promoted.
+    The server waits at each commit until the standby shows it, so that it lacks nothing once it is promoted.
     """
 
     def __init__(self, primary: PostgresServer) -> None:
@@ -224,7 +230,13 @@ class PostgresStandby(PostgresServer):
     def __enter__(self) -> Self:
         entered = super().__enter__()
         self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self._primary.execute("ALTER SYSTEM SET synchronous_commit = 'remote_apply'")
         self._primary.execute("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._primary.holds("SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'sync')"):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{self._name}: the standby does not follow its primary")
+            time.sleep(_POLL_S)
         return entered
 
     def promote(self) -> None:

@@ -122,6 +122,8 @@ class ProxiedStore(AbstractContextManager["ProxiedStore"]):
         def commit(connection: Connection) -> None:
             if answered and not self.outage.has_been:
                 connection.exec_driver_sql("COMMIT")
+                self.outage.begin()
+                connection.exec_driver_sql("SELECT 1")  # The client learns that the connection is lost.
             self.outage.begin()
             connection.commit()
 

@@ -35,7 +35,8 @@ from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.replica import ShardReplica
 from coranto_consumers.runtime.testing import shard_spec
 from coranto_consumers.stores.sql import SqlStore
-from tests.consumers.outages import OutageClock, ProxiedStore
+from coranto_consumers.testing import PostgresServer, PostgresStandby
+from tests.consumers.outages import Outage, OutageClock, ProxiedStore
 from tests.consumers.runtime.conftest import Sums
 
 ME = MemberId("zone", "me")
@@ -239,6 +240,37 @@ async def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(s
         assert app.sums() == {"a": (4, 2), "b": (2, 1)}
         assert [each["n"] for each in journals.committed("out/one")] == [1, 2, 3]
         assert pc.ReplicaStatus.FAILED not in host.told
+
+
+@pytest.mark.integration
+async def test_a_shard_continues_on_a_standby_once_it_is_promoted(journals, client):
+    """At first the standby is read-only, as a server that is no longer the primary is."""
+    with PostgresServer() as primary, PostgresStandby(primary) as standby:
+        url = primary.new_database()
+        with ProxiedStore(url) as proxied:
+
+            def fail_over() -> None:
+                primary.stop()
+                proxied.serve_from(standby.port)
+
+            outage = Outage(fail_over, standby.promote)
+            database = SqlStore(proxied.url, sleep=outage.wait)
+            app, host = Sums(database, "out/one"), Host()
+            spec = shard_spec("shard-sums", ["in/one"])
+            replica = ShardReplica(app, spec, client, host, clock=OutageClock(outage), metrics=ConsumerMetrics())
+            replica.start()
+            replica.promote()
+            async with asyncio.timeout(120):
+                head = await journals.publish("in/one", {"key": "a", "n": 1})
+                assert await replica.wait_read_through({"in/one": head})
+                app.before = lambda message: outage.begin()
+                head = await journals.publish("in/one", {"key": "a", "n": 2})
+                assert await replica.wait_read_through({"in/one": head})
+            await replica.stop()
+            assert len(outage.waits) == 3
+            assert app.sums() == {"a": (3, 2)}
+            assert [each["n"] for each in journals.committed("out/one")] == [1, 2]
+            assert pc.ReplicaStatus.FAILED not in host.told
 
 
 @pytest.mark.integration
