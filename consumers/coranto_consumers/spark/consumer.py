@@ -159,6 +159,8 @@ class SparkConsumer:
             application, self._store, self._hooks, misfits, LastingTransactions(max_transaction_bytes)
         )
         self._outages = Outages(application.name, RetryPolicy(), self._hooks, self._on_progress)
+        self._seen = NOTHING
+        """The progress that was told last."""
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
         """Process the present content of the journals, in at most `max_transactions` transactions.
@@ -227,17 +229,23 @@ class SparkConsumer:
     def _run(self, policy: RetryPolicy) -> Outages:
         """Begin a run, whose attempts follow a policy."""
         self._transactions.commits.forget()
+        self._seen = NOTHING
         self._outages = Outages(self._application.name, policy, self._hooks, self._on_progress)
         return self._outages
 
     def _progress(self) -> ConsumeReport:
-        """Return the progress of the run as of its last commit."""
-        return self._transactions.commits.report or NOTHING
+        """Return the progress of the run as of its last commit, with the heads that it knows."""
+        report = self._transactions.commits.report or NOTHING
+        return report if report.heads else replace(report, offsets=self._seen.offsets, heads=self._seen.heads)
+
+    def _tell(self, report: ConsumeReport) -> None:
+        self._seen = report
+        self._on_progress(report)
 
     def _progressed(self, report: ConsumeReport) -> None:
         """Note that the run makes progress, and show it if that ends an outage."""
         if self._outages.progressed():
-            self._on_progress(report)
+            self._tell(report)
 
     def _present(self, client: SyncJournalClient) -> dict[str, ContentExtent]:
         listed = self._input.journals(client, self._application.sources, field="application sources")
@@ -261,7 +269,7 @@ class SparkConsumer:
         self._transactions.ids.begin(fence)
         self._hooks.reached(Step.FENCED)
         replayed = acknowledge(client, checkpoint.ack_intents).journals
-        self._store.sweep(name, fence)
+        self._store.sweep(name, fence if before is None else fence + 1)  # What earlier attempts have written, too.
         self._hooks.reached(Step.RECOVERED)
         report = self._progress()
         replayed += report.replayed_intents
@@ -287,7 +295,7 @@ class SparkConsumer:
                 report, sources = self._pass_by(report, sources, lost, extent.begin)
         sources = unread.known(sources)
         report = replace(report, offsets=offsets_of(begins, sources), heads=unread.heads)
-        self._on_progress(report)
+        self._tell(report)
         while (most is None or report.transactions < most) and not (stop is not None and stop()):
             for lost in unread.holes.due(sources):
                 report, sources = self._pass_by(report, sources, lost)
@@ -299,7 +307,7 @@ class SparkConsumer:
                     self._meet(unread.holes, error)
                 else:
                     self._outages.progressed()
-                    self._on_progress(report)
+                    self._tell(report)
                 continue
             sources = unread.known(sources)
             if not (ranges := unread.plan(sources, self._bound.max_bytes)):
@@ -334,7 +342,7 @@ class SparkConsumer:
             unread.processed(ranges, sources)
             recorded = sources.keys()
             self._outages.progressed()
-            self._on_progress(report)
+            self._tell(report)
         return report, sources
 
     def _read_on(

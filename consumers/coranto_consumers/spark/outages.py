@@ -111,7 +111,7 @@ class Outages:
                     raise
                 self.retries += 1
                 seconds = self._retry.seconds(now)
-                self.told(replace(known(), retries=self.retries, outage_seconds=seconds))
+                self._tell(replace(known(), retries=self.retries, outage_seconds=seconds))
                 if self._retry.is_report_due(now):
                     _log.warning(
                         "consumer.retrying",
@@ -125,6 +125,15 @@ class Outages:
             self.hooks.pause(pause)
             if stop():
                 return None
+
+    def _tell(self, report: ConsumeReport) -> None:
+        try:
+            self.told(report)
+        except Exception as error:
+            if not _may_pass(error):
+                raise
+            # Who is told of progress may depend on the same store.
+            _log.info("consumer.progress_not_told", consumer=self.consumer, error=type(error).__name__)
 
 
 def _as_stored(checkpoint: Checkpoint) -> Checkpoint:

@@ -121,7 +121,9 @@ class OutputTransactions:
         times.ended("acknowledging")
         self.hooks.reached(Step.ACKNOWLEDGED)
         lasting = self.open_transactions.observe(read.sources)
-        return replace(done, seconds=times.added_to(report.seconds), open_transactions=lasting), read.sources
+        done = replace(done, seconds=times.added_to(report.seconds), open_transactions=lasting)
+        self.commits.report = done
+        return done, read.sources
 
     def record(self, sources: Mapping[str, Source], report: ConsumeReport) -> None:
         """Commit the states of sources alone, with nothing to acknowledge. Raises as the store's `commit` does."""

@@ -191,6 +191,44 @@ def test_a_commit_whose_answer_was_lost_counts_once(spark, world, lake, monkeypa
     lake.check(world, spark)
 
 
+class Outage(Hooks):
+    """Has a step of the catalog fail from a step of the consumer on, until the consumer has tried again three times."""
+
+    def __init__(self, monkeypatch, catalog: SqlCatalog, step: str, armed_by: Step) -> None:
+        self.waits = 0
+        self._armed_by = armed_by
+        original = getattr(catalog, step)
+
+        def met(*arguments, **named):
+            if self.waits < 3:
+                raise ConnectionError("the catalog is away")
+            return original(*arguments, **named)
+
+        self._arm = lambda: monkeypatch.setattr(catalog, step, met)
+
+    def reached(self, step: Step) -> None:
+        if step is self._armed_by:
+            self._arm()
+
+    def pause(self, seconds: float) -> None:
+        self.waits += 1
+
+
+@pytest.mark.parametrize(
+    ("step", "armed_by"),
+    [("load_table", Step.FENCED), ("load_table", Step.SEQUENCED), ("load_table", Step.STAGED)]
+    + [("_write_metadata", Step.MERGED)],
+)
+def test_an_outage_of_the_catalog_loses_and_doubles_nothing(step, armed_by, spark, world, lake, monkeypatch):
+    world.publish(10)
+    store = lake.store()
+    monkeypatch.setattr(store._owner, "_sleep", lambda seconds: None)
+    outage = Outage(monkeypatch, lake.catalogs[-1], step, armed_by)
+    report = run(spark, world, store, outage)
+    assert (report.transactions, report.fence, report.retries) == (1, 1, 3)
+    lake.check(world, spark)
+
+
 class ByDay:
     """Keeps each day's last messages in a partition of its own, and the last message of each carrier."""
 

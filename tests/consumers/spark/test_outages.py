@@ -255,6 +255,24 @@ def test_a_job_gives_up_after_its_timeout_and_a_service_never_does():
     assert ended is None, "it was stopped, and did not give up"
 
 
+def test_who_is_told_of_progress_may_depend_on_the_store_that_is_away():
+    hooks, told, failures = Paused(), [], [1, 2]
+
+    def tell(report: ConsumeReport) -> None:
+        told.append(report.retries)
+        raise SqlStoreError("the server is away")
+
+    def work() -> str:
+        if failures:
+            failures.pop()
+            raise SqlStoreError("the server is away")
+        return "done"
+
+    outages = Outages("sums", RetryPolicy(seed=1), hooks, tell, monotonic=lambda: hooks.now)
+    assert outages.run(work, lambda: report(1)) == "done"
+    assert told == [1, 2]
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -32,6 +32,7 @@ from coranto_consumers.spark.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
 from coranto_consumers.stores.window_growth import grow
+from tests.consumers.outages import ProxiedStore
 
 pytestmark = pytest.mark.integration
 
@@ -241,6 +242,24 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url)
     check_staged = consumer(spark, world, sqlite_url)
     check_staged.materialise(name)
     check(sqlite_url, world)
+
+
+@pytest.mark.parametrize("step", [None, Step.FENCED, Step.PLANNED, Step.SEQUENCED, Step.STAGED, Step.MERGED])
+def test_a_window_waits_for_its_store(step, spark, world, postgres):
+    url = postgres.new_database()
+    (name,) = grown(consumer(spark, world, url), world)
+    with ProxiedStore(url) as proxied:
+
+        class Waiting(Interrupted):
+            def pause(self, seconds: float) -> None:
+                proxied.outage.wait(seconds)
+
+        if step is None:
+            proxied.outage.begin()
+        report = consumer(spark, world, proxied.url, hooks=Waiting(step, proxied.outage.begin)).materialise(name)
+    assert len(proxied.outage.waits) == 3
+    assert report.fence == 1
+    check(url, world)
 
 
 def test_a_run_that_another_or_a_merge_overtakes_commits_nothing(spark, world, sqlite_url):
