@@ -216,8 +216,10 @@ class Outage(Hooks):
 
 @pytest.mark.parametrize(
     ("step", "armed_by"),
-    [("load_table", Step.FENCED), ("load_table", Step.SEQUENCED), ("load_table", Step.STAGED)]
-    + [("_write_metadata", Step.MERGED)],
+    [
+        *(("load_table", step) for step in (Step.FENCED, Step.SEQUENCED, Step.STAGED)),
+        ("_write_metadata", Step.MERGED),
+    ],
 )
 def test_an_outage_of_the_catalog_loses_and_doubles_nothing(step, armed_by, spark, world, lake, monkeypatch):
     world.publish(10)

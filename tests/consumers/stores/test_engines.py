@@ -13,13 +13,28 @@ from typing import Any, ClassVar
 import psycopg
 import pymysql
 import pytest
-from sqlalchemy import Column, Connection, DateTime, Integer, MetaData, Table, event, insert, inspect, select, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    DateTime,
+    Integer,
+    MetaData,
+    Table,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, ProgrammingError
 
 from coranto.errors import InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.stores import SqlStore
-from coranto_consumers.stores.engines import is_transient
+from coranto_consumers.stores.durability import RELAXED
+from coranto_consumers.stores.engines import is_transient, prepare_nothing
 from coranto_consumers.stores.merge import plan_merge
 from coranto_consumers.stores.staging import StageWriter, stage_of
 from coranto_consumers.testing import PostgresServer, PostgresStandby
@@ -244,6 +259,23 @@ def test_no_prepared_statement_is_left_in_the_session_of_a_pooler(postgres: Post
     with store.transaction("shard", fence) as transaction:
         transaction.commit(Checkpoint({"a/journal": Source(7)}))
     assert prepared == [0]
+
+
+@pytest.mark.integration
+def test_the_connections_of_a_catalog_prepare_nothing(postgres: PostgresServer):
+    engine = create_engine(make_url(postgres.new_database()).difference_update_query([RELAXED]))
+
+    def prepared() -> int:
+        with engine.connect() as connection:
+            for number in range(20):
+                connection.execute(text("SELECT :n"), {"n": number})
+            found: int = connection.execute(text("SELECT count(*) FROM pg_prepared_statements")).scalar_one()
+            return found
+
+    assert prepared() > 0, "as drivers do by default"
+    prepare_nothing(engine)
+    assert prepared() == 0
+    engine.dispose()
 
 
 class StatementPooler(socketserver.BaseRequestHandler):
