@@ -117,7 +117,7 @@ def decide(
 ) -> AppendDecision:
     """Decide an append of `length` bytes (None: not known yet; the first content is then judged by `judge_content`).
 
-    `torn` tells that `is_torn` holds for its content. Raises InvalidInput if the append would be wrong on any journal.
+    `torn` is True if `is_torn` holds for its content. Raises InvalidInput if the append would be wrong on any journal.
     """
     spec, present = snapshot.spec, snapshot.committed.registers
     if spec.fragment.stores:
