@@ -7,6 +7,7 @@
     ├── CorruptData                     stored or received bytes that contradict themselves
     │   ├── CorruptFragment             content whose length or SHA-1 is not what its name says
     │   ├── CorruptMessage              bytes of a journal that are not a message of its framing
+    │   │   └── TornMessage             a part of a message, which another message follows
     │   └── CorruptSpool                a broker's own durable spool
     ├── Unavailable                     nobody answered, or the broker that did cannot serve now
     ├── StatusError                     a broker answered with a status other than OK
@@ -20,6 +21,7 @@
     │   ├── ProposalMismatch
     │   ├── EtcdTransactionFailed
     │   ├── NotAllowed
+    │   ├── TornAppend                  an append to a journal of lines does not end with a newline
     │   ├── WrongAppendOffset
     │   ├── IndexHasGreaterOffset
     │   ├── RegisterMismatch
@@ -133,6 +135,20 @@ class CorruptMessage(CorruptData):
         super().__init__(f"journal {journal} at offset {offset}: {problem}")
         self.journal = journal
         self.offset = offset
+
+
+class TornMessage(CorruptMessage):
+    """A part of a message, which another message follows at offset `following`: an append ended within it."""
+
+    def __init__(self, journal: str, offset: int, following: int) -> None:
+        super().__init__(
+            journal,
+            offset,
+            f"a message is cut off here, because an append ended within it; the next one begins at offset {following}. "
+            "Pass this part over: by a policy for misfits (consumers, Spark), on_corrupt (readers), or reading on from "
+            "there. Brokers refuse appends that end within a line if the journal's content-type says that it has lines",
+        )
+        self.following = following
 
 
 class LedgerDamaged(CorruptData):
@@ -443,6 +459,13 @@ class NotAllowed(StatusError):
     advice = "The journal's flags forbid it."
 
 
+class TornAppend(StatusError):
+    """An append to a journal of lines does not end with a newline. Nothing was applied."""
+
+    status = pb.NOT_ALLOWED
+    advice = "End the content with a newline."
+
+
 class WrongAppendOffset(StatusError):
     status = pb.WRONG_APPEND_OFFSET
     advice = (
@@ -492,7 +515,7 @@ class UnknownStatus(StatusError):
 
 
 _BY_STATUS: dict[int, type[StatusError]] = {
-    cls.status: cls for cls in StatusError.__subclasses__() if cls.status != pb.OK
+    cls.status: cls for cls in StatusError.__subclasses__() if cls.status != pb.OK and cls is not TornAppend
 }
 
 

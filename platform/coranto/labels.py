@@ -68,12 +68,18 @@ FORK_HOLD: Final = f"{FORKS}hold"
 FORK_STATE: Final = f"{FORKS}state"
 """FORMING until a fork has all of its first content. Then it has no such label."""
 FORMING: Final = "forming"
-SINGLE_VALUED: Final = frozenset({CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_TYPE, MESSAGE_SUBTYPE, REGION})
+LINES: Final = "coranto.dev/lines"
+"""WHOLE or ANY: whether each append to the journal has to end with a newline. Without it, `content-type` decides."""
+WHOLE: Final = "whole"
+ANY: Final = "any"
+SINGLE_VALUED: Final = frozenset({CONTENT_TYPE, INSTANCE, LINES, MANAGED_BY, MESSAGE_TYPE, MESSAGE_SUBTYPE, REGION})
 
 JSON_LINES: Final = "application/x-ndjson"
 FIXED_FRAMES: Final = "application/x-protobuf-fixed"
 CSV: Final = "text/csv"
 RECOVERY_LOG: Final = "application/x-gazette-recoverylog"
+LINE_TYPES: Final = frozenset({JSON_LINES, CSV})
+"""The content types of journals of lines."""
 
 MIN_NAME_BYTES: Final = 2
 MAX_NAME_BYTES: Final = 64
@@ -128,6 +134,12 @@ def values_of(labels: pb.LabelSet, name: str) -> tuple[str, ...]:
 def value_of(labels: pb.LabelSet, name: str, default: str = "") -> str:
     """Return the first value of a label, or `default` when the set doesn't have it."""
     return next((label.value for label in labels.labels if label.name == name), default)
+
+
+def takes_whole_lines(labels: pb.LabelSet) -> bool:
+    """Return True if each append with content to a journal with these labels has to end with a newline."""
+    chosen = value_of(labels, LINES)
+    return chosen == WHOLE or (chosen != ANY and value_of(labels, CONTENT_TYPE) in LINE_TYPES)
 
 
 def as_pairs(labels: pb.LabelSet) -> tuple[tuple[str, str], ...]:
@@ -244,6 +256,8 @@ def validate_journal_labels(labels: pb.LabelSet) -> None:
         seen[label.name] = label.value
     if CONTENT_TYPE in seen and not _MEDIA_TYPE.fullmatch(seen[CONTENT_TYPE]):
         raise InvalidInput(f"{CONTENT_TYPE}={seen[CONTENT_TYPE]} is not a media type such as {JSON_LINES}")
+    if seen.get(LINES, ANY) not in (WHOLE, ANY):
+        raise InvalidInput(f"{LINES}={seen[LINES]} is not one of {WHOLE}, {ANY}")
     if MESSAGE_TYPE in seen and CONTENT_TYPE not in seen:
         raise InvalidInput(f"{MESSAGE_TYPE} needs the label {CONTENT_TYPE} beside it; add that")
     if MESSAGE_SUBTYPE in seen and MESSAGE_TYPE not in seen:

@@ -297,3 +297,27 @@ def test_legacy_prefix() -> None:
     assert labels.rewrite_legacy_prefix(rewritten) == rewritten
     with pytest.raises(InvalidInput, match="must end in '/'"):
         labels.rewrite_legacy_prefix(parse_selector("prefix=a"))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "whole"),
+    [
+        ({}, False),
+        ({labels.CONTENT_TYPE: labels.JSON_LINES}, True),
+        ({labels.CONTENT_TYPE: labels.CSV}, True),
+        ({labels.CONTENT_TYPE: labels.FIXED_FRAMES}, False),
+        ({labels.CONTENT_TYPE: labels.RECOVERY_LOG}, False),
+        ({labels.CONTENT_TYPE: labels.JSON_LINES, labels.LINES: "any"}, False),
+        ({labels.CONTENT_TYPE: "text/plain", labels.LINES: "whole"}, True),
+    ],
+)
+def test_labels_say_whether_appends_end_with_a_newline(pairs: dict[str, str], whole: bool) -> None:
+    found = labels.label_set(pairs)
+    labels.validate_journal_labels(found)
+    assert labels.takes_whole_lines(found) is whole
+
+
+@pytest.mark.parametrize("values", [["some"], [""], ["any", "whole"]])
+def test_the_label_of_lines_has_one_of_two_values(values: list[str]) -> None:
+    with pytest.raises(InvalidInput, match=r"coranto\.dev/lines"):
+        labels.validate_journal_labels(labels.label_set([(labels.LINES, value) for value in values]))

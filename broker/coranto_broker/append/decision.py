@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from coranto.effects import Bytes
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.specs.validation import may_write
@@ -28,6 +29,13 @@ from coranto_broker.spool.steady import Steady
 
 Suspend = pb.JournalSpec.Suspend
 DEFAULT_FLUSH_SECONDS: Final = 24 * 60 * 60
+
+TORN_LINE: Final = (
+    "the append does not end with a newline, and by its labels the journal has whole lines: the next append would "
+    "continue the line. Journals labelled coranto.dev/lines=any take it"
+)
+"""The reason for NOT_ALLOWED of such an append."""
+_NEWLINE: Final = ord("\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +112,12 @@ class ChangeSuspension:
 AppendDecision = Commit | Refuse | Wait | Synchronize | ChangeSuspension
 
 
-def decide(request: pb.AppendRequest, snapshot: JournalSnapshot, length: int | None = None) -> AppendDecision:
+def decide(
+    request: pb.AppendRequest, snapshot: JournalSnapshot, length: int | None = None, *, torn: bool = False
+) -> AppendDecision:
     """Decide an append of `length` bytes (None: not known yet; the first content is then judged by `judge_content`).
 
-    Raises InvalidInput if the append would be wrong on any journal.
+    `torn` is True if `is_torn` holds for its content. Raises InvalidInput if the append would be wrong on any journal.
     """
     spec, present = snapshot.spec, snapshot.committed.registers
     if spec.fragment.stores:
@@ -137,7 +147,17 @@ def decide(request: pb.AppendRequest, snapshot: JournalSnapshot, length: int | N
         return found
     if length is not None and (status := judge_content(request, spec, length, snapshot.refusal)) is not None:
         return Refuse(status, present, snapshot.refusal if status == pb.INSUFFICIENT_JOURNAL_BROKERS else "")
+    if torn:
+        return Refuse(pb.NOT_ALLOWED, present, TORN_LINE)
     return Commit(after, _roll(snapshot, found))
+
+
+def is_torn(content: Bytes, whole_lines: bool) -> bool:
+    """Return True if an append's content, or the last part of it, ends within a line though the journal has whole ones.
+
+    `whole_lines` is `labels.takes_whole_lines` of the journal.
+    """
+    return whole_lines and len(content) > 0 and content[-1] != _NEWLINE
 
 
 def judge_content(

@@ -21,7 +21,7 @@ from coranto.fragments.fragment import Fragment
 from coranto.specs.durability import NO_DEMAND, Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import registers as of_registers
-from coranto_broker.append.decision import JournalSnapshot, extend, is_plain, steady
+from coranto_broker.append.decision import JournalSnapshot, extend, is_plain, is_torn, steady
 from coranto_broker.append.group_commit import MAX_GROUP_APPENDS, MAX_GROUP_BYTES, PROPOSALS_IN_FLIGHT
 from coranto_broker.append.states import Way
 from coranto_broker.replication.pipeline import Pipeline, SteadyPipeline, Turn
@@ -127,6 +127,8 @@ def commit(
         return None
     if not pipeline.is_usable(environment.clock.monotonic()) or not _is_steady(environment, resolution, pipeline):
         return None
+    if is_torn(content, pipeline.whole_lines):
+        return None
     before, registers = pipeline.spool.committed, candidate.after
     if registers is None or before.registers is not candidate.before:  # Registers are never modified in place.
         registers = extend(request, before.registers)
@@ -158,6 +160,8 @@ def propose(environment: Environment, appends: Sequence[tuple[Candidate, pb.Appe
     for candidate, request, whole in appends:
         length = len(whole.content)
         if not length or candidate.resolution is not resolution or end > steady_end or len(places) == MAX_GROUP_APPENDS:
+            break
+        if is_torn(whole.content, pipeline.whole_lines):
             break
         if places and end + length - before.fragment.end > MAX_GROUP_BYTES:
             break

@@ -22,6 +22,7 @@ from coranto.specs.durability import NO_DEMAND, Durability
 from coranto.specs.validation import routes_equivalent
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import (
+    TORN_LINE,
     ChangeSuspension,
     Commit,
     JournalSnapshot,
@@ -29,6 +30,7 @@ from coranto_broker.append.decision import (
     Refuse,
     Synchronize,
     decide,
+    is_torn,
     judge_content,
     next_fragment,
 )
@@ -133,6 +135,7 @@ class AppendFsm:
         # STREAM_CONTENT
         self._content: StreamedContent | None = None
         self._committing = False
+        self._torn = False  # The content so far ends within a line, and the journal takes whole ones.
         # Group commit
         self._member: WaitingAppend | None = None  # Our place in the line of waiting appends.
         self._members: list[WaitingAppend] = []  # The appends that commit in our group.
@@ -391,9 +394,10 @@ class AppendFsm:
     async def _validate_preconditions(self) -> AppendEvent:
         """Ask for the decision, and carry it out or wait for what it needs."""
         resolution, length = self._resolved, len(self.whole.content) if self.whole is not None else None
+        torn = self.whole is not None and is_torn(self.whole.content, self._pipeline.whole_lines)
         store_problem: str | None = None
         while True:
-            found = decide(self.request, self._snapshot(store_problem), length)
+            found = decide(self.request, self._snapshot(store_problem), length, torn=torn)
             match found:
                 case Commit():
                     self._decided = found
@@ -486,6 +490,7 @@ class AppendFsm:
             return self._refuse_content(status)
         else:
             self._streamed.write(content)
+            self._torn = is_torn(content, self._pipeline.whole_lines)
         if problem is not None or self._pipeline.error is not None:
             return self._end_of_input(problem)
         self._on(AppendEvent.CLIENT_SENT)
@@ -500,6 +505,9 @@ class AppendFsm:
                 judge_content(self.request, self._resolved.spec, 0)
             except InvalidInput as problem:
                 return self._end_of_input(problem)
+        if self._torn:
+            self.store_health_error = TORN_LINE
+            return self._refuse_content(pb.NOT_ALLOWED)
         if self._decided is None:
             self._loss_confirmed = True
             self._on(AppendEvent.LOSS_CONFIRMED)
@@ -541,7 +549,9 @@ class AppendFsm:
         place = plan.lead(length, self._decided.registers)
         asks = not length and self.request.HasField("durability")
         line = () if asks else resolution.require_replica.line  # The answer to a question is not one to other appends.
-        self._members, self._refused_members = gather(line, plan, resolution, length, tokens)
+        self._members, self._refused_members = gather(
+            line, plan, resolution, length, tokens, whole_lines=pipeline.whole_lines
+        )
         content = b"".join([whole.content, *(member.whole.content for member in self._members)])
         if content:
             pipeline.write(0, content)

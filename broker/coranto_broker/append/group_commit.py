@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, decide, extend, is_plain, steady
+from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, decide, extend, is_plain, is_torn, steady
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.replication.waiting_appends import AppendRange, Refusal, Resolved, WaitingAppend
 from coranto_broker.spool.spool import CommittedState
@@ -63,16 +63,19 @@ class GroupPlan:
         """Admit the leader's append, which may commit and leaves these registers."""
         return self._admit(length, registers)
 
-    def admit(self, request: pb.AppendRequest, length: int) -> AppendRange | Refusal | None:
-        """Admit or refuse an append. None means that it must get the pipeline itself."""
+    def admit(self, request: pb.AppendRequest, length: int, *, torn: bool = False) -> AppendRange | Refusal | None:
+        """Admit or refuse an append. None means that it must get the pipeline itself.
+
+        `torn` is as in `decide`.
+        """
         if not length and request.HasField("durability"):
             return None  # Replicas have to be asked.
-        if length and self._is_steady():
+        if length and not torn and self._is_steady():
             registers = self.registers if is_plain(request) else extend(request, self.registers)
             if registers is not None:
                 return self._admit(length, registers)
         try:
-            found = decide(request, self._snapshot(), length)
+            found = decide(request, self._snapshot(), length, torn=torn)
         except InvalidInput:
             return None  # It gets the pipeline, and then the reason.
         if isinstance(found, Refuse) and found.status in _FINAL_REFUSALS:
@@ -118,12 +121,21 @@ class Tokens(Protocol):
     def spend(self, size: int) -> None: ...
 
 
-def gather(line: Iterable[WaitingAppend], plan: GroupPlan, leader: Resolved, size: int, tokens: Tokens) -> TakenGroup:
+def gather(
+    line: Iterable[WaitingAppend],
+    plan: GroupPlan,
+    leader: Resolved,
+    size: int,
+    tokens: Tokens,
+    *,
+    whole_lines: bool = False,
+) -> TakenGroup:
     """Take along the members that may follow the leader, and those that are refused because of what they follow.
 
     The leader's content has `size` bytes. Members must have the leader's journal spec and be invalidated by the same
-    signal. A refusal may rest on what the group appends, so nobody may be told of it before the group has committed.
-    Does not suspend: a member is taken along only if it commits with this very proposal.
+    signal. `whole_lines` is as in `is_torn`. A refusal may rest on what the group appends, so nobody may be told of it
+    before the group has committed. Does not suspend: a member is taken along only if it commits with this very
+    proposal.
     """
     members: list[WaitingAppend] = []
     refused: list[WaitingAppend] = []
@@ -136,7 +148,7 @@ def gather(line: Iterable[WaitingAppend], plan: GroupPlan, leader: Resolved, siz
             break
         if len(members) + 1 == MAX_GROUP_APPENDS or size + length > MAX_GROUP_BYTES or not tokens.affords(length):
             break
-        answer = plan.admit(member.request, length)
+        answer = plan.admit(member.request, length, torn=is_torn(member.whole.content, whole_lines))
         if answer is None:
             break
         member.take_along(answer)

@@ -150,7 +150,8 @@ def append_answer(response: pb.AppendResponse) -> web.Response:
 
 def refusal(status: pb.Status.ValueType, headers: dict[str, Any], detail: str = "") -> web.Response:
     """Return the answer for a status other than OK, with its name and meaning."""
-    text = ": ".join(part for part in (pb.Status.Name(status), HINTS.get(status, ""), detail) if part)
+    hint = "" if status == pb.NOT_ALLOWED and detail else HINTS.get(status, "")  # The reason is another one.
+    text = ": ".join(part for part in (pb.Status.Name(status), hint, detail) if part)
     code = STATUSES.get(status, 500)
     if code == 503:
         headers = {**headers, "Retry-After": "1"}

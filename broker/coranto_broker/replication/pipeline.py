@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol
 from coranto.effects import Bytes
 from coranto.errors import CorantoError, InvalidInput
 from coranto.fragments.fragment import Fragment
+from coranto.labels import takes_whole_lines
 from coranto.specs.durability import NO_DEMAND, Durability, ReplicaAnswer, demand_of, durability_of, unmet
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.ownership import Invalidated, Signal
@@ -323,6 +324,8 @@ class Pipeline:
         """The reason why the replicas cannot meet it; empty if they can."""
         self.refusal = ""
         """The reason why appends with content are refused for that; empty if they are not."""
+        self.whole_lines = False
+        """True if the journal's labels demand that each append ends with a newline."""
         self._zones = {name: name.partition("#")[0] for name in names}
         zones = len(set(self._zones.values()))
         self._unsynced, self._synced = Durability(len(names), zones), Durability(len(names), zones, len(names), zones)
@@ -384,6 +387,7 @@ class Pipeline:
         except InvalidInput as error:
             self.demand, self.demand_unmet = NO_DEMAND, f"the journal's labels cannot be obeyed: {error}"
         self.refusal = self.demand_unmet if self.demand.refuses else ""
+        self.whole_lines = takes_whole_lines(labels)
         self.answers_at_once = self.local_only and self.spool.fsync is not Fsync.COMMIT and not self.demand_unmet
 
     def fits(self, resolution: object) -> bool:

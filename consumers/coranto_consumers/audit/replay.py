@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from coranto.client import Chunk, JournalClient
-from coranto.errors import CorruptMessage
+from coranto.errors import CorruptMessage, TornMessage
 from coranto.messages import Envelope, Flags, Framing, ProducerId, Source
 from coranto.messages.pruning import DEFAULT_PRUNE_DISTANCE
 from coranto.messages.reading import AsyncReadUncommitted
@@ -47,6 +47,9 @@ class Replayed:
     corrupt: list[CorruptMessage] = field(default_factory=list)
     """The first messages that cannot be read."""
     corrupt_count: int = 0
+    torn: list[TornMessage] = field(default_factory=list)
+    """The first pieces that appends left which ended within a message."""
+    torn_count: int = 0
 
 
 class Replay:
@@ -194,6 +197,11 @@ class Replay:
                 yield envelope
 
     def _note_corrupt(self, error: CorruptMessage) -> None:
+        if isinstance(error, TornMessage):
+            self._found.torn_count += 1
+            if len(self._found.torn) < _KEPT_ERRORS:
+                self._found.torn.append(error)
+            return
         self._found.corrupt_count += 1
         if len(self._found.corrupt) < _KEPT_ERRORS:
             self._found.corrupt.append(error)

@@ -259,6 +259,15 @@ class SourceCheck:
 
     def _judge(self, audit: SourceAudit, replayed: Replayed, *, complete: bool, first: int) -> None:
         through = self.expected.read_through
+        if replayed.torn:
+            self._find(
+                audit,
+                Kind.MESSAGES_TORN,
+                f"{replayed.torn_count} pieces of {self.journal} below the checkpoint are cut off messages, which the "
+                f"consumer has passed over or kept as misfits: {replayed.torn[0]}",
+                Severity.WARNING,
+                offsets=[error.offset for error in replayed.torn],
+            )
         if replayed.corrupt:
             self._find(
                 audit,

@@ -133,7 +133,7 @@ def read_lines(
 def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> Lines:
     """Return the lines of a block that begins at `offset` and ends with a newline."""
     lines = read_json_lines(framing, journal, block, offset)
-    begins = lines.starts + offset
+    begins = lines.offsets(offset)
     clocks = lines.uuids.clocks
     unreadable: Mask | None = None
     if lines.unreadable:
@@ -147,12 +147,12 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
         unreadable = beyond if unreadable is None else unreadable | beyond
         for column in lines.uuids:
             column[beyond] = 0
-    borders = np.append(lines.starts, lines.consumed).astype(np.int32)
-    whole = pa.Array.from_buffers(pa.binary(), len(begins), [None, pa.py_buffer(borders), pa.py_buffer(block)])
+    buffers = [None, pa.py_buffer(lines.borders()), pa.py_buffer(lines.content)]
+    whole = pa.Array.from_buffers(pa.binary(), len(begins), buffers)
     return Lines(
         journal,
         begins,
-        lines.ends + (offset + 1),
+        lines.end_offsets(offset),
         lines.uuids.producers,
         clocks,
         lines.uuids.flags,

@@ -18,6 +18,7 @@ from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject
 from coranto.audit.gathering import CONCURRENCY
 from coranto.audit.present import Present, known, plausible
 from coranto.audit.remembered import JournalRecord, Key, KnownFragment
+from coranto.audit.torn import Torn, TornSearch, search
 from coranto.client import ClientConfig, JournalClient
 from coranto.client.values import JournalInfo
 from coranto.effects import Clock
@@ -56,6 +57,8 @@ async def read_stored(
     At least one fragment is read, however large. A fragment that cannot be read is a finding.
     """
     result = DeepResult()
+    torn: dict[str, Torn] = {}
+    specs = {each.journal: each.info.spec for each in journals}
     queue: list[tuple[float, str, Fragment]] = []
     for present in journals:
         record = records.get(present.journal)
@@ -78,7 +81,7 @@ async def read_stored(
             "span": [fragment.begin, fragment.end],
         }
         try:
-            await stores.get(fragment.backing_store).read(fragment)
+            content = await stores.get(fragment.backing_store).read(fragment)
         except CorruptFragment as error:
             result.bad.setdefault(journal, {})[known(fragment).key] = str(error)
         except FragmentNotFound:
@@ -88,6 +91,9 @@ async def read_stored(
             result.findings.append(Finding(Kind.CONTENT_UNREADABLE, Severity.ERROR, subject, message, facts))
         else:
             result.verified.setdefault(journal, {})[known(fragment).key] = clock.now()
+            found = torn.setdefault(journal, Torn(journal))
+            await search(specs[journal], fragment.begin, content, found)
+    result.findings += [each.finding() for each in torn.values() if each.count]
     return result
 
 
@@ -112,11 +118,14 @@ async def read_spools(config: ClientConfig | None, client: JournalClient, journa
         if not present.head.known:
             return found
         async with gate:
+            # Replicas have the same content, so messages are looked for in that of one.
+            torn: Torn | None = Torn(present.journal)
             if config is None or not present.info.route.endpoints:
-                await _read_live(client, present.info, present.live, "", found)
+                await _read_live(client, present.info, present.live, "", found, torn)
                 return found
             for endpoint in filter(None, present.info.route.endpoints):
-                await _read_replica(client_of(config, endpoint), endpoint, present.info, found)
+                await _read_replica(client_of(config, endpoint), endpoint, present.info, found, torn)
+                torn = None
         return found
 
     try:
@@ -129,7 +138,9 @@ async def read_spools(config: ClientConfig | None, client: JournalClient, journa
     return result
 
 
-async def _read_replica(client: JournalClient, endpoint: str, info: JournalInfo, result: DeepResult) -> None:
+async def _read_replica(
+    client: JournalClient, endpoint: str, info: JournalInfo, result: DeepResult, torn: Torn | None
+) -> None:
     try:
         listed = [each.fragment for each in await client.fragments(info.name)]
     except CorantoError as error:
@@ -139,14 +150,20 @@ async def _read_replica(client: JournalClient, endpoint: str, info: JournalInfo,
         )
         return
     live = [each for each in listed if not each.backing_store and each.length]
-    await _read_live(client, info, live, endpoint, result)
+    await _read_live(client, info, live, endpoint, result, torn)
 
 
 async def _read_live(
-    client: JournalClient, info: JournalInfo, live: list[Fragment], endpoint: str, result: DeepResult
+    client: JournalClient,
+    info: JournalInfo,
+    live: list[Fragment],
+    endpoint: str,
+    result: DeepResult,
+    torn: Torn | None,
 ) -> None:
     for fragment in live:
-        problem = await _compare(client, fragment, fragment.sum)
+        looking = TornSearch(info.spec, fragment.begin, torn) if torn is not None else None
+        problem = await _compare(client, fragment, fragment.sum, looking)
         result.spool_bytes += fragment.length
         if problem:
             where = f"the replica at {endpoint}" if endpoint else "a broker"
@@ -158,9 +175,11 @@ async def _read_live(
             result.findings.append(
                 Finding(Kind.SPOOL_DIFFERS, Severity.ERROR, Subject.journal(info.name), message, facts)
             )
+    if torn is not None and torn.count:
+        result.findings.append(torn.finding())
 
 
-async def _compare(client: JournalClient, fragment: Fragment, wanted: bytes) -> str:
+async def _compare(client: JournalClient, fragment: Fragment, wanted: bytes, looking: TornSearch | None) -> str:
     """Return the problem of a span's content as brokers serve it; "" if its SHA-1 is `wanted`."""
     sha = hashlib.sha1(usedforsecurity=False)
     reached = fragment.begin
@@ -169,11 +188,15 @@ async def _compare(client: JournalClient, fragment: Fragment, wanted: bytes) -> 
             fragment.journal, fragment.begin, end_offset=fragment.end, direct=False, fail_on_jump=True
         ):
             sha.update(chunk.content)
+            if looking is not None:
+                looking.feed(chunk.content)
             reached = chunk.end
     except CorantoError as error:
         return f"it cannot be read: {error}"
     if reached != fragment.end:
         return f"it was served only up to offset {reached}"
+    if looking is not None:
+        looking.finish()
     return "" if sha.digest() == wanted else f"its SHA-1 is {sha.hexdigest()}, and should be {wanted.hex()}"
 
 

@@ -54,6 +54,8 @@ class Kind(enum.StrEnum):
     """The content of a fragment cannot be read."""
     SPOOL_DIFFERS = "spool_differs"
     """The content of a replica's spool differs from what the broker says of it."""
+    MESSAGES_TORN = "messages_torn"
+    """Content of a journal is not a message of its content type, because an append ended within one."""
     OBJECT_UNKNOWN = "object_unknown"
     """A store has a fragment that the brokers' index does not cover."""
     OBJECT_MISNAMED = "object_misnamed"

@@ -2,6 +2,9 @@
 
 While one append of a journal is under way, further content for the journal is collected and goes with the next append.
 There is no linger time: a single append is sent at once.
+
+Brokers look at the end of an append to a journal of lines, and not within it. So content that ends within a line is
+sent alone to such a journal: it is refused alone, and nothing continues its line.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from types import TracebackType
 from coranto.client.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, InvalidInput
+from coranto.labels import NAME, label_selector, takes_whole_lines
 
 DEFAULT_BATCH_BYTES = 4 << 20
 DEFAULT_PENDING_BYTES = 64 << 20
 DEFAULT_PATIENCE = 300.0
+_NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class _JournalQueue:
     queue: deque[_PendingAppend] = field(default_factory=deque)
     sender: asyncio.Task[None] | None = None
     failure: CorantoError | None = None
+    has_torn: bool = False
+    """True once content of it did not end with a newline."""
 
 
 class AppendService:
@@ -71,6 +78,7 @@ class AppendService:
         self._retry_unknown = retry_unknown
         self._patience = patience
         self._journals: dict[str, _JournalQueue] = {}
+        self._whole_lines: dict[str, bool] = {}  # Of journals that were sent content without a newline at its end.
         self._pending_bytes = 0
         self._admission = asyncio.Lock()
         self._released = asyncio.Event()
@@ -114,6 +122,7 @@ class AppendService:
             return done
         self._pending_bytes += len(content)
         state.queue.append(_PendingAppend(content, done))
+        state.has_torn = state.has_torn or _is_torn(content)
         if state.sender is None:
             state.sender = asyncio.create_task(self._send(journal, state), name=f"append {journal}")
         return done
@@ -151,7 +160,8 @@ class AppendService:
             # Wait one turn of the event loop, so that content accepted in the same turn is sent together.
             await asyncio.sleep(0)
             while state.queue:
-                batch = self._next_batch(state.queue)
+                parts = state.has_torn and len(state.queue) > 1 and await self._takes_whole_lines(journal)
+                batch = self._next_batch(state.queue, parts_torn=parts)
                 result = await self._client.append(
                     journal,
                     [piece.content for piece in batch],
@@ -173,10 +183,24 @@ class AppendService:
             if state.failure is None and not state.queue:
                 del self._journals[journal]
 
-    def _next_batch(self, queue: deque[_PendingAppend]) -> list[_PendingAppend]:
+    async def _takes_whole_lines(self, journal: str) -> bool:
+        """Return True if the journal's labels demand whole lines. A client that may not list it is not told."""
+        found = self._whole_lines.get(journal)
+        if found is None:
+            try:
+                listed = (await self._client.list(label_selector(include=[(NAME, journal)]))).journals
+            except CorantoError:
+                listed = ()
+            found = self._whole_lines[journal] = any(takes_whole_lines(each.spec.labels) for each in listed)
+        return found
+
+    def _next_batch(self, queue: deque[_PendingAppend], *, parts_torn: bool) -> list[_PendingAppend]:
+        """Take the content of the next append. With `parts_torn`, content that ends within a line is alone in it."""
         batch = [queue.popleft()]
         size = len(batch[0].content)
         while queue and size + len(queue[0].content) <= self._batch_bytes:
+            if parts_torn and (_is_torn(batch[-1].content) or _is_torn(queue[0].content)):
+                break
             batch.append(queue.popleft())
             size += len(batch[-1].content)
         return batch
@@ -202,6 +226,10 @@ class AppendService:
     def _release(self, batch: list[_PendingAppend]) -> None:
         self._pending_bytes -= sum(len(piece.content) for piece in batch)
         self._released.set()
+
+
+def _is_torn(content: bytes) -> bool:
+    return bool(content) and content[-1] != _NEWLINE
 
 
 def _retrieve(done: asyncio.Future[Appended]) -> None:

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from typing import TypeVar
 
 from coranto.client.client import JournalClient
 from coranto.client.moments import Moment
 from coranto.client.sync import SyncJournalClient
-from coranto.errors import InvalidInput
+from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import Envelope, Framing
 from coranto.messages.reading import AsyncReadCommitted, AsyncReadUncommitted, ReadCommitted, ReadUncommitted
@@ -30,13 +30,14 @@ def committed_messages(
     end: int | None = None,
     block: bool = False,
     as_of: Moment | None = None,
+    on_corrupt: Callable[[CorruptMessage], object] | None = None,
 ) -> Iterator[Envelope[M]]:
     """Yield each committed content message of [begin, end) once, in the order in which they were committed.
 
     A message must begin at `begin`. Without `end` reading ends at the present write head, or with `block` goes on
     forever. Messages of transactions that began before `begin` or are open at `end` are not yielded. With `as_of` the
     messages are those of that moment, all of them: raises ContentGone if the journal lacks content of then. Raises
-    CorruptMessage, and the errors of the client's reads.
+    CorruptMessage, unless `on_corrupt` takes it, and the errors of the client's reads.
     """
     if as_of is not None:
         if begin or end is not None or block:
@@ -48,7 +49,14 @@ def committed_messages(
     if end is not None and end <= begin:
         return
     reader = committed_reader(
-        client, journal, framing, Source(begin), end=end, block=block, fail_on_jump=as_of is not None
+        client,
+        journal,
+        framing,
+        Source(begin),
+        end=end,
+        block=block,
+        fail_on_jump=as_of is not None,
+        on_corrupt=on_corrupt,
     )
     yield from reader
 
@@ -63,10 +71,12 @@ def committed_reader(
     block: bool = False,
     ring_size: int = DEFAULT_RING_SIZE,
     fail_on_jump: bool = False,
+    on_corrupt: Callable[[CorruptMessage], object] | None = None,
 ) -> ReadCommitted[M]:
     """Return a reader of committed messages that goes on from `source`, by default at the journal's beginning.
 
-    It ends at `end`, or at the write head if there is no more content. With `block` it waits there for more. While
+    It ends at `end`, or at the write head if there is no more content. With `block` it waits there for more. With
+    `on_corrupt` it passes over unreadable content, and calls it with the error, perhaps more than once for each. While
     iterated it raises CorruptMessage, the errors of the client's reads, and OffsetJump when messages that have to be
     read again are gone or, with `fail_on_jump`, any content.
     """
@@ -77,7 +87,7 @@ def committed_reader(
             chunks = client.read(journal, first, end_offset=end or 0, block=block, fail_on_jump=fail_on_jump)
         else:
             chunks = client.read(journal, first, end_offset=last, fail_on_jump=True)
-        return ReadUncommitted(framing, journal, chunks, first)
+        return ReadUncommitted(framing, journal, chunks, first, on_corrupt=on_corrupt)
 
     return ReadCommitted(read, journal, source, ring_size=ring_size)
 
@@ -91,6 +101,7 @@ def async_committed_reader(
     end: int | None = None,
     block: bool = False,
     ring_size: int = DEFAULT_RING_SIZE,
+    on_corrupt: Callable[[CorruptMessage], object] | None = None,
 ) -> AsyncReadCommitted[M]:
     """Return a `committed_reader` for the asynchronous client.
 
@@ -103,7 +114,7 @@ def async_committed_reader(
             chunks = client.read(journal, first, end_offset=end or 0, block=block)
         else:
             chunks = client.read(journal, first, end_offset=last, fail_on_jump=True)
-        return AsyncReadUncommitted(framing, journal, chunks, first)
+        return AsyncReadUncommitted(framing, journal, chunks, first, on_corrupt=on_corrupt)
 
     return AsyncReadCommitted(read, journal, source, ring_size=ring_size)
 

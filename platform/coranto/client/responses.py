@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.message import Message
 
-from coranto.errors import CorruptData, InvalidInput, RegisterMismatch, StatusError, status_error
+from coranto.errors import CorruptData, InvalidInput, RegisterMismatch, StatusError, TornAppend, status_error
 from coranto.specs.validation import validate, validate_append_response
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import HeadsResponse, NoteResponse
@@ -42,4 +42,6 @@ def append_failure(response: pb.AppendResponse, subject: str) -> StatusError | N
         return None
     if response.status == pb.REGISTER_MISMATCH:
         return RegisterMismatch(subject, response.header, response.store_health_error, response.registers)
+    if response.status == pb.NOT_ALLOWED and response.store_health_error:
+        return TornAppend(subject, response.header, response.store_health_error)
     return status_error(response.status, subject, response.header, response.store_health_error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from coranto import labels
 from coranto.errors import InvalidInput
@@ -13,8 +13,6 @@ from coranto.wire import protocol_pb2 as pb
 
 if TYPE_CHECKING:
     from coranto.client import JournalClient
-
-_LINES: Final = frozenset({labels.JSON_LINES, labels.CSV})
 
 
 async def require_border(
@@ -28,7 +26,7 @@ async def require_border(
     if offset == begin or any(offset in (each.begin, each.end) for each in fragments):
         return
     kind = labels.value_of(spec.labels, labels.CONTENT_TYPE)
-    if kind in _LINES:
+    if kind in labels.LINE_TYPES:
         is_border = await client.read_all(spec.name, offset - 1, offset) == b"\n"
     elif kind == labels.FIXED_FRAMES:
         start = max((each.begin for each in fragments if each.begin < offset), default=begin)

@@ -27,7 +27,7 @@ from coranto.wire import protocol_pb2 as pb
 
 MOST_MARGIN_SECONDS: Final = 600.0
 _OURS: Final = "coranto.dev/"
-_DESCRIBING: Final = frozenset({labels.CONTENT_TYPE, labels.MESSAGE_TYPE, labels.MESSAGE_SUBTYPE})
+_DESCRIBING: Final = frozenset({labels.CONTENT_TYPE, labels.LINES, labels.MESSAGE_TYPE, labels.MESSAGE_SUBTYPE})
 """Labels that say what the content is. A fork has them in any case."""
 
 

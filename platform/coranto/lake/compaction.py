@@ -114,7 +114,7 @@ class _Compaction:
     def __init__(self, manifest: Manifest, options: CompactionOptions) -> None:
         self._options = options
         self._fields = to_schema(options.schema)
-        self._framing = JsonLines(options.uuid_pointer)
+        self._framing = JsonLines(options.uuid_pointer, tolerant=options.misfits is ScanMisfits.NULLS)
         self._content = ManifestContent(manifest, options.file_root)
         self._stores = StoreRegistry(options.file_root)
         self._pruning = Pruning(options.stored_before)

@@ -67,7 +67,9 @@ def scan(
     elif keys is not None:
         raise InvalidInput("are for files; a Manifest object is what you have verified or made", field="keys")
     require_lines(manifest)
-    return Scan(manifest, to_schema(schema), ScanMisfits(misfits), file_root, JsonLines(uuid_pointer))
+    policy = ScanMisfits(misfits)
+    framing = JsonLines(uuid_pointer, tolerant=policy is ScanMisfits.NULLS)
+    return Scan(manifest, to_schema(schema), policy, file_root, framing)
 
 
 class Scan:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from coranto.errors import CorruptMessage, InvalidInput
-from coranto.messages.batches import parse_lines
+from coranto.messages.batches import UNREADABLE, parse_lines
 from coranto.messages.columnar import Mask
 
 
@@ -18,7 +18,7 @@ class ScanMisfits(enum.StrEnum):
     ERROR = "error"
     """The first of them ends the scan with CorruptMessage, which names journal and offset."""
     NULLS = "nulls"
-    """All fields of such a message are null."""
+    """All fields of such a message are null, and of content that is not a message at all."""
 
 
 class FieldParser:
@@ -30,10 +30,15 @@ class FieldParser:
 
     def parse(self, lines: pa.RecordBatch) -> pa.Table:
         """Return a table with a row for each line. Raises CorruptMessage for a misfit, unless these become nulls."""
-        return self._parse(lines, _one_object_each(lines)).combine_chunks()
+        usual = _one_object_each(lines)
+        if UNREADABLE in lines.schema.names:
+            usual &= ~lines.column(UNREADABLE).to_numpy(zero_copy_only=False)
+        return self._parse(lines, usual).combine_chunks()
 
     def _parse(self, lines: pa.RecordBatch, usual: Mask) -> pa.Table:
         count = lines.num_rows
+        if count == 1 and UNREADABLE in lines.schema.names and lines.column(UNREADABLE)[0].as_py():
+            return self._misfit(lines, "its UUID cannot be read")
         if count == 1 or usual.all():
             try:
                 table = parse_lines(lines, self._schema)

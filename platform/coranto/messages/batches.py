@@ -45,17 +45,14 @@ def line_batch(framing: JsonLines, journal: str, content: bytes, begin_offset: i
     """
     lines = read_json_lines(framing, journal, content, begin_offset)
     count = len(lines.starts)
-    bounds = np.empty(count + 1, dtype=np.int32)
-    bounds[:-1] = lines.starts
-    bounds[-1] = lines.consumed
     arrays = [
         pa.repeat(pa.scalar(journal), count),
         pa.array(lines.offsets(begin_offset)),
-        pa.array(lines.ends + (begin_offset + 1)),
+        pa.array(lines.end_offsets(begin_offset)),
         pa.array(lines.uuids.producers),
         pa.array(lines.uuids.clocks),
         pa.array(lines.uuids.flags),
-        pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(content)]),
+        pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(lines.borders()), pa.py_buffer(lines.content)]),
     ]
     batch = pa.RecordBatch.from_arrays(arrays, schema=LINES)
     if framing.tolerant:

@@ -6,14 +6,18 @@ line, where `JsonLines` writes it, this takes no Python object per line. Other l
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coranto.errors import CorruptMessage, InvalidInput
-from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s, producer_number
+from coranto.errors import CorruptMessage, InvalidInput, TornMessage
+from coranto.messages.columnar import Int32s, Int64s, Mask, UInt16s, UInt64s, producer_number
 from coranto.messages.framing import JsonLines
+from coranto.messages.torn_lines import LinePiece
+from coranto.messages.uuids import ZERO_UUID, UuidParts
 
 UUID_CHARACTERS: Final = 36
 
@@ -42,24 +46,47 @@ class UuidColumns(NamedTuple):
     clocks: UInt64s
     flags: UInt16s
 
+    def put(self, row: int, parts: UuidParts) -> None:
+        """Replace the parts of one UUID."""
+        self.producers[row] = producer_number(parts.producer)
+        self.clocks[row] = parts.clock
+        self.flags[row] = parts.flags
+
 
 class LineColumns(NamedTuple):
     """The complete lines of a piece of content. Line i is `content[starts[i]:ends[i]]`, without its newline."""
 
+    content: bytes
+    """The given content or, where lines were divided (torn_lines.py), a copy with a newline behind each piece."""
     starts: Int64s
     ends: Int64s
     uuids: UuidColumns
     consumed: int
-    """The length of these lines in bytes. The content behind it is the beginning of a line."""
+    """The length of these lines in the given content. What lies behind it is the beginning of a line."""
     unreadable: tuple[int, ...] = ()
     """The lines whose UUID cannot be read, for a tolerant framing. Their parts are zero."""
     headed: Mask | None = None
     """The lines that begin as `JsonLines` writes them, with an object of the UUID alone (`JsonLines.head_bytes`), and
     have other fields. None if UUIDs are not within such an object."""
 
+    added: Int64s | None = None
+    """The number of newlines before each line that the given content does not have. None if there is none."""
+
     def offsets(self, begin_offset: int) -> Int64s:
         """Return the journal offsets at which the lines begin, for content from `begin_offset` on."""
-        return self.starts + begin_offset
+        starts = self.starts + begin_offset
+        return starts if self.added is None else starts - self.added
+
+    def end_offsets(self, begin_offset: int) -> Int64s:
+        """Return the journal offsets at which the lines end, with the newlines that the given content has."""
+        if self.added is None:
+            return self.ends + (begin_offset + 1)
+        return np.append(self.offsets(begin_offset)[1:], begin_offset + self.consumed)
+
+    def borders(self) -> Int32s:
+        """Return where the lines begin in `content`, and where the last one ends with its newline."""
+        end = self.ends[-1:] + 1 if len(self.ends) else [0]
+        return np.concatenate([self.starts, end]).astype(np.int32)
 
 
 def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offset: int) -> LineColumns:
@@ -80,7 +107,7 @@ def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offs
         np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint16)
     )
     if not prefix:
-        return LineColumns(starts, ends, columns, int(ends[-1]) + 1 if count else 0)
+        return LineColumns(content, starts, ends, columns, int(ends[-1]) + 1 if count else 0)
     usual: Mask = np.zeros(count, dtype=np.bool_)
     headed: Mask = np.zeros(count, dtype=np.bool_)
     # A line may be shorter than what is looked at, as long as the content goes on behind it.
@@ -99,22 +126,92 @@ def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offs
             usual[rows] = valid & (prefixes[begins] == prefix)
             headed[rows] = words[:, -1] >> _U32 == _ALONE
 
-    unreadable = []
-    for row in np.flatnonzero(~usual).tolist():
-        try:
-            producer, clock, flags = framing.uuid_of(content[starts[row] : ends[row]])
-        except InvalidInput as error:
-            if framing.tolerant:
-                unreadable.append(row)
-                columns.producers[row] = columns.clocks[row] = columns.flags[row] = 0
-                continue
-            raise CorruptMessage(journal, begin_offset + int(starts[row]), error.message) from error
-        columns.producers[row] = producer_number(producer)
-        columns.clocks[row] = clock
-        columns.flags[row] = flags
     consumed = int(ends[-1]) + 1 if count else 0
+    doubtful = ~usual
+    if content.count(framing.uuid_field, 0, consumed) > count - int(doubtful.sum()):
+        doubtful[_rows_with_two(framing.uuid_field, content, starts, consumed)] = True
+    unreadable: list[int] = []
+    divided: dict[int, list[_ReadPiece]] = {}
+    for row in np.flatnonzero(doubtful).tolist():
+        line, begin = content[starts[row] : ends[row]], begin_offset + int(starts[row])
+        parts, problem = ZERO_UUID, ""
+        try:
+            parts = framing.uuid_of(line)
+            pieces = framing.divide_if_torn(line)
+        except InvalidInput as error:
+            pieces, problem = framing.divide(line), error.message
+        if pieces:
+            divided[row] = [_read_piece(framing, journal, line, piece, begin) for piece in pieces]
+        elif problem:
+            if not framing.tolerant:
+                raise CorruptMessage(journal, begin, problem)
+            unreadable.append(row)
+        columns.put(row, parts)
     found = headed & usual if len(framing.path) == 2 else None
-    return LineColumns(starts, ends, columns, consumed, tuple(unreadable), found)
+    lines = LineColumns(content, starts, ends, columns, consumed, tuple(unreadable), found)
+    return _with_pieces(lines, divided) if divided else lines
+
+
+class _ReadPiece(NamedTuple):
+    """The part [begin, end) of a line that was divided, and its UUID."""
+
+    begin: int
+    end: int
+    parts: UuidParts
+    is_readable: bool
+
+
+def _read_piece(framing: JsonLines, journal: str, line: bytes, piece: LinePiece, begin: int) -> _ReadPiece:
+    """Read the UUID of a piece of a line that begins at the offset `begin`. Raises CorruptMessage."""
+    problem: CorruptMessage = TornMessage(journal, begin + piece.begin, begin + piece.end)
+    if not piece.is_torn:
+        try:
+            return _ReadPiece(piece.begin, piece.end, framing.uuid_of(line[piece.begin : piece.end]), True)
+        except InvalidInput as error:
+            problem = CorruptMessage(journal, begin + piece.begin, error.message)
+    if not framing.tolerant:
+        raise problem
+    return _ReadPiece(piece.begin, piece.end, ZERO_UUID, False)
+
+
+def _rows_with_two(text: bytes, content: bytes, starts: Int64s, consumed: int) -> Int64s:
+    """Return the lines that have the text more than once."""
+    places = np.fromiter((each.start() for each in re.finditer(re.escape(text), content[:consumed])), np.int64)
+    rows, counts = np.unique(np.searchsorted(starts, places, side="right") - 1, return_counts=True)
+    return rows[counts > 1]
+
+
+def _with_pieces(lines: LineColumns, divided: Mapping[int, Sequence[_ReadPiece]]) -> LineColumns:
+    """Return lines with the pieces of divided ones in their places."""
+    counts = np.ones(len(lines.starts), dtype=np.int64)
+    counts[list(divided)] = [len(pieces) for pieces in divided.values()]
+    source = np.repeat(np.arange(len(counts)), counts)
+    firsts = np.cumsum(counts) - counts
+    starts, ends = lines.starts[source], lines.ends[source]
+    uuids = UuidColumns(lines.uuids.producers[source], lines.uuids.clocks[source], lines.uuids.flags[source])
+    headed = None if lines.headed is None else lines.headed[source]
+    behind = np.zeros(len(source), dtype=np.int64)  # The newlines that are added behind a line.
+    unreadable = firsts[list(lines.unreadable)].tolist()
+    parts: list[bytes] = []
+    copied = 0
+    for row, pieces in divided.items():
+        base = int(lines.starts[row])
+        for number, piece in enumerate(pieces, int(firsts[row])):
+            starts[number] = base + piece.begin
+            if piece is not pieces[-1]:
+                ends[number], behind[number] = base + piece.end, 1
+                parts += lines.content[copied : base + piece.end], b"\n"
+                copied = base + piece.end
+            if headed is not None:
+                headed[number] = False
+            if not piece.is_readable:
+                unreadable.append(number)
+            uuids.put(number, piece.parts)
+    content = b"".join([*parts, lines.content[copied:]])
+    added = np.cumsum(behind) - behind
+    return LineColumns(
+        content, starts + added, ends + added, uuids, lines.consumed, tuple(sorted(unreadable)), headed, added
+    )
 
 
 def _parse(texts: NDArray[np.uint64]) -> tuple[UuidColumns, Mask]:

@@ -4,18 +4,22 @@ Rows are UTF-8 and end with a newline. Fields that hold a comma, a quote or a li
 journal has the same columns. A `RowType` converts the columns besides the UUID: `TextRows` leaves them as texts,
 `NamedRows` makes dicts of them, and `coranto.messages.models.ModelRows` makes pydantic models and dataclasses of them.
 
-A malformed row is corrupt, and reading goes on behind the next newline.
+A malformed row is corrupt, and reading continues behind the next newline. An append that ended without a newline leaves
+a row that the next append continues. If UUIDs are in the first column, reading continues at the next whole row with a
+UUID in that line, and only what lies before is corrupt.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, Generic, Protocol, TypeVar
 from uuid import UUID
 
-from coranto.errors import CorruptMessage, InvalidInput
+from coranto.errors import CorruptMessage, InvalidInput, TornMessage
 from coranto.messages.framing import Envelope, IncompleteTail
+from coranto.messages.torn_lines import MAX_DIVIDED_BYTES
 from coranto.messages.uuids import ZERO_UUID, UuidParts, parse_uuid_text
 
 M = TypeVar("M")
@@ -29,6 +33,9 @@ _ROW: Final = re.compile(rb"(" + _FIELD + rb"(?:," + _FIELD + rb")*+)\r?\n")
 _OPEN_FIELD: Final = rb'(?:"(?:[^"]++|"")*+"?+|[^",\r\n]*+)'
 _BEGIN_OF_ROW: Final = re.compile(_OPEN_FIELD + rb"(?:," + _OPEN_FIELD + rb")*+\r?")
 _FIELDS: Final = re.compile(rb'(?:^|,)(?:"((?:[^"]++|"")*+)"|([^",]*+))')
+_UUID: Final = re.compile(rb'"?[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(?=["\r\n,])')
+_MAX_CANDIDATES: Final = 64
+"""The most UUIDs of a malformed row that may begin the next row: each takes a look at the whole line."""
 _NEEDS_QUOTES: Final = re.compile(r'[",\r\n]|^ ')
 
 
@@ -198,6 +205,7 @@ class CsvDecoder(Generic[M]):
 
     def _take_rows(self) -> Iterator[Envelope[M]]:
         content, base, at = self._content, self._offset, 0
+        row: bytes | None
         framing, journal = self._framing, self._journal
         try:
             while (newline := content.find(b"\n", at)) >= 0:
@@ -218,19 +226,46 @@ class CsvDecoder(Generic[M]):
                         at = begin
                         return
                     else:
-                        raise CorruptMessage(
-                            journal,
-                            base + begin,
-                            "not a row of CSV: its quotes do not match, or do not enclose a field",
-                        )
+                        row = None
                 try:
+                    if row is None:
+                        raise InvalidInput("not a row of CSV: its quotes do not match, or do not enclose a field")
                     producer, clock, flags = framing.uuid_of(row)
                 except InvalidInput as error:
+                    following = self._next_row(content, begin + 1, newline)
+                    if following is None:
+                        at = begin
+                        return
+                    at = following or at
+                    if following:
+                        raise TornMessage(journal, base + begin, base + at) from error
                     raise CorruptMessage(journal, base + begin, error.message) from error
                 self._offset = base + at
                 yield Envelope(journal, base + begin, base + at, producer, clock, flags, row, framing)
         finally:
             self._content, self._offset = content[at:], base + at
+
+    def _next_row(self, content: bytes, begin: int, newline: int) -> int | None:
+        """Return where a whole row with a UUID begins in a line behind a torn one; 0 if it is nowhere.
+
+        None: that is not known before the row has ended.
+        """
+        framing = self._framing
+        if framing.uuid_column != 0 or newline - begin > MAX_DIVIDED_BYTES:
+            return 0
+        for candidate in islice(_UUID.finditer(content, begin, newline + 1), _MAX_CANDIDATES):
+            at = candidate.start()
+            matched = _ROW.match(content, at)
+            if matched is None:
+                if len(content) - at <= framing.max_row_bytes and _BEGIN_OF_ROW.fullmatch(content, at):
+                    return None
+                continue
+            try:
+                if framing.uuid_of(matched[1]).clock:
+                    return at
+            except InvalidInput:
+                continue
+        return 0
 
 
 def _quoted(field: str) -> str:

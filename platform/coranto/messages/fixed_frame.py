@@ -3,6 +3,11 @@
 A frame is the bytes `66 33 93 36`, the payload's length as a little-endian unsigned 32-bit number, and the payload.
 If the magic word is missing where a frame should begin, or the length is too large, the reader reports the offset and
 goes on at the next magic word. One newline at the very end of the content is tolerated.
+
+An append may end within a frame. Then the length of this *torn* frame reaches over the frames of later appends, up to
+somewhere within one of them. So a frame that contains frames is torn if the last of these reaches over its end, and no
+frame begins there; or if the last one ends where it does, and its payload is no message. Reading continues at the
+first of them. A torn frame is recognized when content of its length has come.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 from uuid import UUID
 
-from coranto.errors import CorruptMessage, InvalidInput
+from coranto.errors import CorruptMessage, InvalidInput, TornMessage
 from coranto.messages.framing import Envelope, IncompleteTail
 from coranto.messages.uuids import ZERO_UUID, UuidParts
 
@@ -140,6 +145,14 @@ class FixedFrameDecoder(Generic[M]):
             size = _HEADER.size + length
             if len(self._buffer) < size:
                 return
+            following = self._frame_within(size)
+            if following is None:
+                return
+            if following:
+                begin = self._offset
+                del self._buffer[:following]
+                self._offset += following
+                raise TornMessage(self._journal, begin, self._offset)
             payload = bytes(memoryview(self._buffer)[_HEADER.size : size])
             del self._buffer[:size]
             begin = self._offset
@@ -149,6 +162,38 @@ class FixedFrameDecoder(Generic[M]):
             except InvalidInput as error:
                 raise CorruptMessage(self._journal, begin, error.message) from error
             yield Envelope(self._journal, begin, end, producer, clock, flags, payload, self._framing)
+
+    def _frame_within(self, size: int) -> int | None:
+        """Return where the next frame begins if the first one, of `size` bytes, is torn; 0 if it is whole.
+
+        None: that is not known before more content has come.
+        """
+        buffer, at = self._buffer, _HEADER.size
+        while (first := buffer.find(MAGIC, at, size)) >= 0:
+            at = first
+            while at < size:  # Follow the frames that begin at `first`.
+                if len(buffer) < at + _HEADER.size:
+                    return None
+                magic, length = _HEADER.unpack_from(buffer, at)
+                if magic != MAGIC or length > self._framing.max_payload_bytes:
+                    break
+                at += _HEADER.size + length
+            else:
+                if at == size:
+                    return 0 if self._is_message(bytes(buffer[_HEADER.size : size])) else first
+                if len(buffer) < size + len(MAGIC):
+                    return None
+                return 0 if buffer.startswith(MAGIC, size) else first
+            at = max(at, first + 1)
+        return 0
+
+    def _is_message(self, payload: bytes) -> bool:
+        try:
+            self._framing.uuid_of(payload)
+            self._framing.unmarshal(payload)
+        except InvalidInput:
+            return False
+        return True
 
     def _resynchronise(self) -> CorruptMessage:
         """Drop content up to the next magic word, or up to bytes at the end that may begin one."""

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
-from coranto.errors import CorruptMessage, InvalidInput
+from coranto.errors import CorruptMessage, InvalidInput, TornMessage
 from coranto.messages.json_codec import decode_json, encode_json
+from coranto.messages.torn_lines import LinePiece, divide
 from coranto.messages.uuids import ZERO_UUID, ProducerId, UuidParts, format_uuid, parse_uuid_text
 
 M = TypeVar("M")
@@ -155,10 +156,12 @@ class JsonLines:
     anywhere in the line. A line without a UUID is corrupt if `require_uuid` is set. Otherwise it is delivered at least
     once, as is a line with the zero UUID (see `uuids`). A line is corrupt when it is not JSON, when its UUID is
     malformed, or when it has not ended after `max_line_bytes`. A `tolerant` framing takes lines whose UUID cannot be
-    read for lines without one, and readers of columns mark them.
+    read for lines without one, and readers of columns mark them. A line that continues behind a torn piece is divided
+    (torn_lines.py); the torn piece is corrupt.
 
     Without a pointer (None) messages have no place for a UUID. All of them are delivered at least once, and there are
-    no acknowledgements: readers take each message as committed, even if it was published in a transaction.
+    no acknowledgements: readers take each message as committed, even if it was published in a transaction. No line is
+    divided.
     """
 
     content_type: Final = "application/x-ndjson"
@@ -183,6 +186,8 @@ class JsonLines:
         self._close = '"' + "}" * (len(self.path) - 1) if self.path else ""
         self.uuid_prefix: bytes = self._open.encode()
         """The bytes of a line before its UUID; empty when lines have none."""
+        self.uuid_field: bytes = self.uuid_prefix[1:]
+        """The bytes of a message before its UUID, wherever it is. A line that has them twice may be torn."""
         self.head_bytes = len(self._open) - 1 + 36 + len(self._close) + 1 if self.path else 0
         """The length of the first field of a marshalled line, with the comma behind it: the field with the UUID."""
 
@@ -250,12 +255,27 @@ class JsonLines:
             raise InvalidInput(f"the value at {self.pointer} is not a text but {reprlib.repr(value)}")
         return parse_uuid_text(value.encode("utf-8", "replace"))
 
-    def uuid_or_zero(self, line: bytes) -> UuidParts:
-        """Return the parts of a line's UUID; all zero when it cannot be read."""
+    def divide(self, line: bytes) -> list[LinePiece]:
+        """Return the pieces of a line that is not one object; empty if it is not divided (torn_lines.py)."""
+        return divide(line, self._is_object, self._has_uuid) if self.path else []
+
+    def divide_if_torn(self, line: bytes) -> list[LinePiece]:
+        """Return the pieces of a line whose UUID was read; mostly none. Without the prefix, all of it was parsed."""
+        may_be_torn = line.startswith(self.uuid_prefix) and line.find(self.uuid_field, 2) > 0
+        return self.divide(line) if may_be_torn and not self._is_object(line) else []
+
+    def _is_object(self, text: bytes) -> bool:
         try:
-            return self.uuid_of(line)
+            self.unmarshal(text)
         except InvalidInput:
-            return ZERO_UUID
+            return False
+        return True
+
+    def _has_uuid(self, text: bytes) -> bool:
+        try:
+            return self.uuid_of(text).clock > 0
+        except InvalidInput:
+            return False
 
     def _place(self, parent: object, path: tuple[str, ...], uuid: str) -> dict[str, object]:
         """Return a copy of `parent` with the UUID at `path`. The keys of the path come first."""
@@ -274,7 +294,7 @@ class JsonLinesDecoder(Generic[M]):
 
     def __init__(self, framing: Framing[M], lines: JsonLines, journal: str, offset: int) -> None:
         self._framing = framing
-        self._uuid_of = lines.uuid_or_zero if lines.tolerant else lines.uuid_of
+        self._format = lines
         self._max_bytes = lines.max_line_bytes
         self._journal = journal
         self._offset = offset
@@ -283,6 +303,7 @@ class JsonLinesDecoder(Generic[M]):
         self._endless = False  # The line that has not ended is corrupt: its rest is skipped.
         self._fed = offset
         self._lines: list[bytes] = []  # Complete lines not yet returned, the next one last.
+        self._pieces: list[tuple[bytes, bool]] = []  # Those of a line before them, the next one last. True: it is torn.
 
     @property
     def offset(self) -> int:
@@ -332,16 +353,48 @@ class JsonLinesDecoder(Generic[M]):
         return rest
 
     def _take_lines(self) -> Iterator[Envelope[M]]:
-        pending, journal, framing, uuid_of = self._lines, self._journal, self._framing, self._uuid_of
-        while pending:
+        pending, journal, framing, lines = self._lines, self._journal, self._framing, self._format
+        field = lines.uuid_field
+        while self._pieces or pending:
+            if self._pieces:
+                yield self._take_piece()
+                continue
             line = pending.pop()
             begin = self._offset
-            self._offset = end = begin + len(line) + 1
             try:
-                producer, clock, flags = uuid_of(line)
+                producer, clock, flags = lines.uuid_of(line)
             except InvalidInput as error:
-                raise CorruptMessage(journal, begin, error.message) from error
+                if not self._divided(line, lines.divide(line)):
+                    self._offset = begin + len(line) + 1
+                    yield self._corrupt(CorruptMessage(journal, begin, error.message), line)
+                continue
+            if field and line.find(field, 2) > 0 and self._divided(line, lines.divide_if_torn(line)):
+                continue
+            self._offset = end = begin + len(line) + 1
             yield Envelope(journal, begin, end, producer, clock, flags, line, framing)
+
+    def _divided(self, line: bytes, pieces: list[LinePiece]) -> bool:
+        """Note the pieces of a line. Returns False if it has none."""
+        self._pieces = [(line[each.begin : each.end], each.is_torn) for each in reversed(pieces)]
+        return bool(pieces)
+
+    def _take_piece(self) -> Envelope[M]:
+        piece, is_torn = self._pieces.pop()
+        begin = self._offset
+        self._offset = end = begin + len(piece) + (not self._pieces)  # A newline follows the last one.
+        if is_torn:
+            return self._corrupt(TornMessage(self._journal, begin, end), piece)
+        try:
+            producer, clock, flags = self._format.uuid_of(piece)
+        except InvalidInput as error:
+            return self._corrupt(CorruptMessage(self._journal, begin, error.message), piece)
+        return Envelope(self._journal, begin, end, producer, clock, flags, piece, self._framing)
+
+    def _corrupt(self, error: CorruptMessage, content: bytes) -> Envelope[M]:
+        """Return an envelope without a UUID for unreadable content. Raises the error unless the framing is tolerant."""
+        if not self._format.tolerant:
+            raise error
+        return Envelope(self._journal, error.offset, self._offset, *ZERO_UUID, content, self._framing)
 
     def _jump(self, offset: int) -> IncompleteTail | None:
         """Go on at `offset`. Return the line that is cut off by the jump, if any."""

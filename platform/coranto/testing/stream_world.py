@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from coranto.client import JournalClient
 from coranto.coordination.etcd import Delete
+from coranto.labels import ANY, LINES, with_value
 from coranto.messages.framing import Envelope, iter_messages
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.model.events import BytesEvents, JsonEvents
@@ -252,6 +253,7 @@ async def stream_world(
         client = cluster.client(append_streams=append_streams)
         streams = Streams(client)
         template = default_template(stores=[STORE_URL], replication=replication)
+        template.labels.CopyFrom(with_value(template.labels, LINES, ANY))  # Tests write events of any format.
         stream = await streams.create(STREAM, segments, template=template, **create)
         await cluster.ready(*(segment.journal for segment in stream.active()))
         wire = Wire()

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from coranto.client import AppendResult, JournalClient
 from coranto.effects import SystemClock
-from coranto.errors import CorruptMessage, Fenced, JournalNotFound, NotAllowed
+from coranto.errors import CorruptMessage, Fenced, JournalNotFound, NotAllowed, TornMessage
 from coranto.messages import (
     Checkpoint,
     Envelope,
@@ -312,6 +312,52 @@ async def test_a_message_that_is_none_ends_the_shard(journals, client, sums):
     await journals.fake.write("in/one", b"not json\n")
     async with running_shard(sums, SPEC, client) as shard:
         with pytest.raises(CorruptMessage, match="offset 0"):
+            await shard.task
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "sqlite-batches"])
+@pytest.mark.parametrize("piece", [b'{"key":"a","n":1', b'{"_meta":{"uuid":"00000009-0000-1000-8000-010203040506"},"n'])
+async def test_a_torn_line_costs_no_other_message_and_no_acknowledgement(journals, client, sums, kind, piece):
+    """A shard takes messages one by one with a tolerant framing, and batches with a policy for misfits."""
+    letters, passed = dead_letter_table("letters"), []
+
+    class Tolerant(type(sums)):
+        def new_message(self, journal: pb.JournalSpec) -> Any:
+            return super().new_message(journal) if kind.endswith("-batches") else JsonLines(tolerant=True)
+
+        def consume_message(self, shard, store, message: Envelope, publisher) -> None:
+            try:
+                super().consume_message(shard, store, message, publisher)
+            except CorruptMessage as error:
+                passed.append((error.offset, message.content))
+
+    columns = Columns(COLUMNS, misfits=DeadLetters(table=letters))
+    app = Tolerant(sums.database, in_batches=("in/one",) if kind.endswith("-batches") else ())
+    app.columns = columns
+    head = await journals.publish("in/one", {"key": "a", "n": 1}, {"key": "b", "n": 2})
+    await journals.fake.write("in/one", piece)
+    pending = journals.producer()
+    pending.add("in/one", {"key": "a", "n": 3})
+    await journals.flush(pending)
+    before_ack = journals.head("in/one")
+    await journals.fake.write("in/one", piece)
+    await journals.commit(pending)
+    async with running_shard(app, SPEC, client) as shard:
+        await shard.read_through({"in/one": journals.head("in/one")})
+    assert app.sums() == {"a": (4, 2), "b": (2, 1)}
+    kept = passed
+    if kind.endswith("-batches"):
+        with sums.database.engine.connect() as connection:
+            kept = [(row.offset, row.line) for row in connection.execute(select(letters).order_by(letters.c.offset))]
+    assert kept == [(head, piece), (before_ack, piece)]
+
+
+async def test_a_torn_line_ends_a_shard_that_has_no_policy_and_says_what_to_do(journals, client, sums):
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await journals.fake.write("in/one", b'{"key":"a')
+    await journals.publish("in/one", {"key": "a", "n": 2})
+    async with running_shard(sums, SPEC, client) as shard:
+        with pytest.raises(TornMessage, match=rf"in/one at offset {head}: .* next one begins at offset {head + 9}\."):
             await shard.task
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from coranto.client.committed import committed_messages
 from coranto.client.sync import SyncJournalClient
-from coranto.errors import CorruptFragment, CorruptMessage, InvalidInput, StoreError
+from coranto.errors import CorruptFragment, CorruptMessage, InvalidInput, StoreError, TornMessage
 from coranto.fragments.codecs import compress
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.lake import JournalPart, ListedFragment, Manifest, scan
@@ -200,6 +200,21 @@ def test_misfits_are_found_by_their_offset(tmp_path: Path, line: bytes, schema: 
     found = scan(manifest, schema, misfits="nulls").arrow().column("n").to_pylist()
     assert len(found) == 1001
     assert [row for row, each in enumerate(found) if each is None] == [700]
+
+
+@pytest.mark.parametrize("torn", [b'{"n":20', b'{"_meta":{"uuid":"00000009-0000-1000-8000-010203040506"},"n":3'])
+def test_messages_behind_torn_lines_are_read(tmp_path: Path, torn: bytes) -> None:
+    producer = Producer()
+    pending = [producer.line(Flags.CONTINUE_TXN, n=n) for n in range(3)]
+    content = torn + pending[0] + pending[1] + torn + pending[2] + torn + producer.line(Flags.ACK_TXN)
+    manifest = manifest_of(tmp_path, [content])
+    with pytest.raises(TornMessage, match=f"{J} at offset 0: .* next one begins at offset {len(torn)}"):
+        scan(manifest, {"n": "int64"}).arrow()
+    table = scan(manifest, {"n": "int64"}, misfits="nulls").arrow().sort_by("_offset")
+    offsets = [0, len(torn), content.index(pending[1]), content.rindex(torn + pending[2]), content.index(pending[2])]
+    offsets.append(content.rindex(torn))
+    assert table.column("n").to_pylist() == [None, 0, 1, None, 2, None]
+    assert table.column("_offset").to_pylist() == offsets
 
 
 def test_lines_that_look_unusual_keep_their_rows(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.csv_rows import CsvRows, NamedRows, TextRows
 from coranto.messages.framing import IncompleteTail, iter_messages
+from coranto.messages.reading import ReadUncommitted
 from coranto.messages.uuids import Flags, ProducerId, UuidParts, format_uuid
 
 A = ProducerId(b"\x01AAAAA")
 UUID_TEXT = format_uuid(A, 160, Flags.CONTINUE_TXN)
+OTHER_TEXT = format_uuid(A, 320, Flags.CONTINUE_TXN)
 ROWS = CsvRows(TextRows(2))
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.text('",\r\n a', max_size=6)
@@ -168,3 +170,49 @@ def test_payloads_that_are_no_text_are_corrupt_when_decoded() -> None:
     [row] = iter_messages(ROWS, "j", [UUID_TEXT.encode() + b",\xff,b\n"], 0)
     with pytest.raises(CorruptMessage, match="not a row of UTF-8"):
         _ = row.message
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("torn", [f"{UUID_TEXT},fo", f"{UUID_TEXT},foo,ba", UUID_TEXT, "x", f'{UUID_TEXT},"a",b', ","])
+@pytest.mark.parametrize("texts", [["a", "b"], ['say "hi"', "two\nlines"], ["", ""], [OTHER_TEXT, OTHER_TEXT]])
+def test_the_row_behind_a_torn_one_is_read(torn: str, texts: list[str], size: int) -> None:
+    good, after = ROWS.marshal(["a", "b"], UUID_TEXT), ROWS.marshal(texts, OTHER_TEXT)
+    content = good + torn.encode() + after + good
+    begin = len(good) + len(torn.encode())
+    chunks = [content[at : at + size] for at in range(0, len(content), size)]
+    errors: list[CorruptMessage] = []
+    read = list(ReadUncommitted(ROWS, "j", chunks, 0, on_corrupt=errors.append))
+    assert [(each.begin, each.end) for each in read] == [
+        (0, len(good)),
+        (begin, begin + len(after)),
+        (len(content) - len(good), len(content)),
+    ]
+    assert (read[1].uuid, list(read[1].message)) == (OTHER_TEXT, texts)
+    [error] = errors
+    assert error.offset == len(good)
+    assert f"the next one begins at offset {begin}" in str(error)
+
+
+@pytest.mark.parametrize("ends_with", ["quote", "length"])
+@pytest.mark.parametrize("torn", [f'{UUID_TEXT},"a "" b', '"'])
+def test_rows_behind_a_torn_quote_are_read_once_it_is_known_to_be_torn(torn: str, ends_with: str) -> None:
+    framing = CsvRows(TextRows(2), max_row_bytes=2000)
+    rows = [framing.marshal(["a", f"{n}"], OTHER_TEXT) for n in range(10 if ends_with == "quote" else 100)]
+    if ends_with == "quote":
+        rows.append(framing.marshal(["a", "b,c"], OTHER_TEXT))
+    content = torn.encode() + b"".join(rows)
+    errors: list[CorruptMessage] = []
+    read = list(ReadUncommitted(framing, "j", [content], 0, on_corrupt=errors.append))
+    assert [each.content + b"\n" for each in read] == rows
+    [error] = errors
+    assert (error.offset, read[0].begin) == (0, len(torn))
+
+
+def test_where_nothing_tells_the_next_row_the_whole_line_is_reported() -> None:
+    framing = CsvRows(TextRows(2), uuid_column=1)
+    row = framing.marshal(["a", "b"], UUID_TEXT)
+    errors: list[CorruptMessage] = []
+    content = b"x,y,z" + row + row
+    [read] = ReadUncommitted(framing, "j", [content], 0, on_corrupt=errors.append)
+    assert [error.offset for error in errors] == [0]
+    assert read.end == len(content)

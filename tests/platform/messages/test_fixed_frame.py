@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.fixed_frame import MAGIC, FixedFrame, encode_frame
 from coranto.messages.framing import IncompleteTail, iter_messages
+from coranto.messages.reading import ReadUncommitted
 from coranto.messages.uuids import UuidParts, parse_uuid_bytes
 from tests.platform.messages.texts import cut, uuid_text
 
@@ -98,3 +99,78 @@ def test_frames_across_holes() -> None:
     assert [e.begin for e in decoder.feed(b"")] == [500]
     with pytest.raises(InvalidInput, match="was fed before"):
         list(decoder.feed(frame, 0))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+@pytest.mark.parametrize("kept", [1, 3, 4, 5, 6, 7, 8, 9, 100, 990])
+@pytest.mark.parametrize("behind", [3, 10, 2000])
+def test_frames_behind_a_torn_one_are_read(behind: int, kept: int, size: int) -> None:
+    before = FRAMES.marshal("before", uuid_text(16))
+    torn = FRAMES.marshal("t" * 1000, uuid_text(32))
+    length, torn = len(torn), torn[:kept]
+    after = [FRAMES.marshal("x" * (n % 90), uuid_text(16 * (n + 3))) for n in range(behind)]
+    content = b"".join([before, torn, *after])
+    chunks = [content[at : at + size] for at in range(0, len(content), size)]
+    errors: list[CorruptMessage] = []
+    reader = ReadUncommitted(FRAMES, "j", chunks, 50, on_corrupt=errors.append)
+    read = list(reader)
+    if kept >= 8 and kept + len(b"".join(after)) < length + 4:  # Content of the torn frame's length has not come.
+        assert (len(read), reader.tail) == (1, IncompleteTail("j", 50 + len(before), len(content) - len(before)))
+        return
+    assert [each.clock for each in read] == [16, *(16 * (n + 3) for n in range(behind))]
+    assert read[1].begin == 50 + len(before) + kept
+    assert errors[0].offset == 50 + len(before)
+    if kept >= 8:
+        [error] = errors
+        assert f"the next one begins at offset {read[1].begin}" in str(error)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_a_frame_may_hold_frames(size: int) -> None:
+    inner = [FRAMES.marshal("x" * n, uuid_text(16)) for n in range(20)]
+    held = [b"".join(inner), MAGIC, MAGIC * 50, b"".join(inner)[:-5], inner[0] + MAGIC + b"\xff\xff\xff\xff"]
+    outer = [OPAQUE.marshal(each, uuid_text(16)) for each in [*held, b"last"]]
+    content = b"".join(outer)
+    errors: list[CorruptMessage] = []
+    chunks = [content[at : at + size] for at in range(0, len(content), size)]
+    read = list(ReadUncommitted(OPAQUE, "j", chunks, 0, on_corrupt=errors.append))
+    assert ([each.content for each in read], errors) == ([*held, b"last"], [])
+
+
+class _Bytes:
+    """Payloads without UUIDs."""
+
+    def encode(self, message: bytes | None, uuid: UUID) -> bytes:
+        return message or b""
+
+    def decode(self, payload: bytes) -> bytes:
+        return payload
+
+    def uuid_parts(self, payload: bytes) -> None:
+        return None
+
+
+OPAQUE = FixedFrame(_Bytes())
+
+
+@pytest.mark.parametrize("kept", [16, 25])
+def test_a_torn_frame_that_seems_to_end_with_another_one_is_no_message(kept: int) -> None:
+    torn = ORDERED.marshal(b"t" * 80, uuid_text(16))
+    after = [ORDERED.marshal(b"a", uuid_text(16)) for _ in range(20)]
+    assert (len(torn) - kept) % len(after[0]) == 0
+    errors: list[CorruptMessage] = []
+    read = list(ReadUncommitted(ORDERED, "j", [torn[:kept], *after], 0, on_corrupt=errors.append))
+    assert [each.begin for each in read] == [kept + n * len(after[0]) for n in range(20)]
+    assert [error.offset for error in errors] == [0]
+
+
+class _Repeated(_Bytes):
+    """Payloads of one byte, any number of times."""
+
+    def decode(self, payload: bytes) -> bytes:
+        if len(set(payload)) > 1:
+            raise InvalidInput("different bytes")
+        return payload
+
+
+ORDERED = FixedFrame(_Repeated())

@@ -134,6 +134,9 @@ async def test_a_record_without_an_end_is_refused_by_all_members(
     await Streams(client).create("shop/orders", template=TEMPLATE)
     members = ReaderGroup(client, "shop/orders", "billing")
     await members.create()
+    [info] = (await client.list(f"name={readers_journal('shop/orders', 'billing')}")).journals
+    info.spec.labels.CopyFrom(labels.with_value(info.spec.labels, labels.LINES, labels.ANY))
+    await client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
     for _ in range(3):
         await client.append(readers_journal("shop/orders", "billing"), b"x" * (1 << 19))
     with pytest.raises(CorruptData, match="it does not end"):

@@ -21,6 +21,7 @@ from coranto.errors import (
     MessageTypeNotFound,
     NotAllowed,
     OffsetJump,
+    TornAppend,
 )
 from coranto.labels import label_set
 from coranto.testing import Cluster
@@ -188,6 +189,11 @@ async def test_strays_are_passed_over_and_a_later_format_ends_reads(client: Jour
 async def test_a_registry_that_ends_within_a_record_is_damaged(client: JournalClient, name: str) -> None:
     registry = TypeRegistry(client, name)
     await registry.register(order("id INT"), like=LIKE)
+    with pytest.raises(TornAppend):
+        await client.append(name, b'{"registry": 1')
+    [info] = (await client.list(f"name={name}")).journals
+    info.spec.labels.CopyFrom(labels.with_value(info.spec.labels, labels.LINES, labels.ANY))
+    await client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
     await client.append(name, b'{"registry": 1')
     with pytest.raises(CorruptData, match="within a record"):
         await registry.find("shop.Order")

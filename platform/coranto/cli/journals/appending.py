@@ -1,8 +1,12 @@
-"""`coranto journals append`: appends an input as a whole, or each of its records to a journal chosen by a mapping."""
+"""`coranto journals append`: appends an input as a whole, or each of its records to a journal chosen by a mapping.
+
+An input that is appended as a whole has to consist of whole records, too, if the journal's labels say what these are.
+"""
 
 from __future__ import annotations
 
 import enum
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +22,8 @@ from coranto.cli.journals.selection import Selection, Selector, select_now
 from coranto.cli.output import opened
 from coranto.client import Appended, SyncJournalClient
 from coranto.client.config import DEFAULT_PATIENCE
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, PermissionDenied
+from coranto.labels import CONTENT_TYPE, FIXED_FRAMES, NAME, label_selector, takes_whole_lines, value_of
 from coranto.messages.mapping import Mapping, ModuloMapping, RandomMapping, RendezvousMapping
 from coranto.telemetry import progress
 
@@ -40,13 +45,15 @@ def append(
     journal: Annotated[str, typer.Option("--journal", help="A journal, as an option.", show_default=False)] = "",
     file: Annotated[str, typer.Option("--input", "-i", help="File to append, or - for standard input.")] = "-",
     framing: Annotated[
-        RecordFraming,
+        RecordFraming | None,
         typer.Option(
             "--framing",
             "-f",
-            help="`none`: all input is one append. `lines`, `fixed`: each line or fixed frame is a record.",
+            help="`none`: all input is one append. `lines`, `fixed`: each line or fixed frame is a record. By default, "
+            "all input is one append, of whole records of the framing that the journal's labels say.",
+            show_default=False,
         ),
-    ] = RecordFraming.NONE,
+    ] = None,
     mapping: Annotated[
         KeyMapping,
         typer.Option(
@@ -66,7 +73,7 @@ def append(
     named = [each for each in (name, journal) if each]
     if len(named) + (selector is not None) != 1:
         raise InvalidInput("name one journal, or select journals with --selector", field="JOURNAL")
-    if framing is RecordFraming.NONE and mapping is not KeyMapping.RANDOM:
+    if framing in (None, RecordFraming.NONE) and mapping is not KeyMapping.RANDOM:
         raise InvalidInput(f"{mapping.value} needs records: give --framing lines or fixed", field="--mapping")
     if is_base64 and (framing is not RecordFraming.LINES or mapping is KeyMapping.RANDOM):
         raise InvalidInput(
@@ -76,15 +83,47 @@ def append(
         size = Path(file).stat().st_size if file != "-" and Path(file).is_file() else None
         # A named journal needs no listing.
         journals = named or [info.name for info in select_now(client, Selection((), selector or ""))]
-        if framing is RecordFraming.NONE:
-            _append(client, random.choice(journals), source, size)
+        if framing in (None, RecordFraming.NONE):
+            journal = random.choice(journals)
+            found = framing or _framing_of(client, journal)
+            pieces = iter(lambda: source.read(_PIECE_BYTES), b"")
+            records = pieces if found is RecordFraming.NONE else _joined(read_records(source, found))
+            _append(client, journal, records, size)
         else:
             pairs = _pairs(source, framing, mapping, is_base64=is_base64)
             _append_records(client, pairs, _mapping(mapping, journals))
 
 
-def _append(client: SyncJournalClient, journal: str, source: BinaryIO, size: int | None) -> None:
-    first = source.read(_PIECE_BYTES)
+def _framing_of(client: SyncJournalClient, journal: str) -> RecordFraming:
+    """Return the framing that a journal's labels say. A client that may not list it is not told."""
+    try:
+        listed = client.list(label_selector(include=[(NAME, journal)])).journals
+    except PermissionDenied:
+        listed = ()
+    for info in listed:
+        if takes_whole_lines(info.spec.labels):
+            return RecordFraming.LINES
+        if value_of(info.spec.labels, CONTENT_TYPE) == FIXED_FRAMES:
+            return RecordFraming.FIXED
+    return RecordFraming.NONE
+
+
+def _joined(records: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the records in pieces of at least `_PIECE_BYTES`, but for the last one."""
+    held: list[bytes] = []
+    size = 0
+    for record in records:
+        held.append(record)
+        size += len(record)
+        if size >= _PIECE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
+
+
+def _append(client: SyncJournalClient, journal: str, pieces: Iterator[bytes], size: int | None) -> None:
+    first = next(pieces, b"")
     if len(first) < _PIECE_BYTES:
         # A small append can be repeated, so it survives the absence of a broker.
         result = client.append(journal, first)
@@ -92,11 +131,9 @@ def _append(client: SyncJournalClient, journal: str, source: BinaryIO, size: int
         # A barrier is retried until the journal accepts appends; a streamed append cannot be retried.
         client.append(journal, b"")
         with client.appender(journal) as append, progress(f"Appending to {journal}", size, unit="bytes") as report:
-            piece = first
-            while piece:
+            for piece in itertools.chain([first], pieces):
                 append.write(piece)
                 report.advance(len(piece))
-                piece = source.read(_PIECE_BYTES)
             result = append.commit()
     survives = f", {result.durability}" if result.durability is not None else ""  # A broker of Gazette does not tell.
     typer.echo(f"{journal}: appended {result.end - result.begin} bytes at [{result.begin}, {result.end}){survives}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coranto.labels import CONTENT_TYPE, CSV, FIXED_FRAMES, JSON_LINES, LINES, label_set
 from coranto.messages.fixed_frame import encode_frame
 from coranto.messages.mapping import modulo, rendezvous
 from coranto.testing.command_line import CommandLine, RemoteBroker
@@ -105,3 +106,46 @@ def test_a_journal_is_named_once(run: CommandLine, remote: RemoteBroker) -> None
     assert run("append").code == 1
     assert "name one journal" in run("append", "a/journal", "-l", "b/journal").errors
     assert "--tail" in run("read", "a/journal", "--tail", "--offset", "3").errors
+
+
+@pytest.mark.parametrize(
+    ("told", "content", "problem"),
+    [
+        ({CONTENT_TYPE: JSON_LINES}, b'{"customer":"torn"}', "record 1 of the input: the input ends within a line"),
+        ({CONTENT_TYPE: CSV}, b"a,b\nc,d", "record 2 of the input: the input ends within a line"),
+        ({LINES: "whole"}, b"text", "the input ends within a line"),
+        ({CONTENT_TYPE: FIXED_FRAMES}, encode_frame(b"whole") + encode_frame(b"half")[:-1], "ends within a frame"),
+        ({CONTENT_TYPE: FIXED_FRAMES}, b"no frame", "is not where a frame begins"),
+        ({CONTENT_TYPE: JSON_LINES}, b"x\n" * 2_000_000 + b"x", "record 2000001 of the input: the input ends"),
+    ],
+)
+def test_the_labels_of_a_journal_say_where_its_records_end(
+    run: CommandLine, remote: RemoteBroker, told: dict[str, str], content: bytes, problem: str
+) -> None:
+    remote.fake.create("a/journal", labels=label_set(told))
+    result = run("append", "a/journal", input=content)
+    assert (result.code, result.output) == (1, "")
+    assert problem in result.errors
+    assert not remote.contents()["a/journal"]
+    # All of it is one append, and no other framing is looked at if one is named.
+    assert run("append", "a/journal", "-f", "none", input=content).code == 0
+    assert remote.contents()["a/journal"] == content
+
+
+def test_whole_records_are_one_append(run: CommandLine, remote: RemoteBroker) -> None:
+    for number, (told, content) in enumerate(
+        [
+            ({CONTENT_TYPE: JSON_LINES}, b'{"n":1}\n{"n":2}\n'),
+            ({CONTENT_TYPE: JSON_LINES}, b'{"n":1}\n' * 500_000),
+            ({CONTENT_TYPE: JSON_LINES}, b""),
+            ({CONTENT_TYPE: FIXED_FRAMES}, encode_frame(b"x" * 3_000_000) * 3),
+            ({CONTENT_TYPE: JSON_LINES, LINES: "any"}, b"half"),
+            ({}, b"half"),
+        ]
+    ):
+        remote.fake.create(f"a/journal-{number}", labels=label_set(told))
+        result = run("append", f"a/journal-{number}", input=content)
+        assert result.output == f"a/journal-{number}: appended {len(content)} bytes at [0, {len(content)})\n", (
+            result.errors
+        )
+        assert remote.contents()[f"a/journal-{number}"] == content

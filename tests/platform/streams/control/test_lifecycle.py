@@ -203,7 +203,7 @@ async def test_appends_under_way_end_up_before_the_final_offset_or_nowhere(
     async def append(size: int) -> None:
         try:
             while True:
-                result = await client.append(journal, b"e" * size, union_registers=HELD)
+                result = await client.append(journal, b"e" * size + b"\n", union_registers=HELD)
                 committed.append(result.end)
                 if len(committed) >= 10:
                     enough.set()

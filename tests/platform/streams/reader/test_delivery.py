@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from coranto.client import JournalClient
-from coranto.errors import CorruptMessage
+from coranto.errors import CorruptMessage, TornMessage
 from coranto.messages.framing import JsonObject
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, build_uuid, clock_from_ns
 from coranto.streams.model.events import JsonEvents
@@ -206,6 +206,30 @@ async def test_reading_continues_after_content_that_is_no_message() -> None:
         except CorruptMessage as error:
             found.append(error.offset > 0)
     assert found == [[0], True, [1]]
+    await asyncio.wait([source.close()])
+
+
+async def test_an_event_behind_a_torn_line_is_delivered() -> None:
+    journal = Journal()
+    journal.write(1, Flags.CONTINUE_TXN, 0)
+    content = journal.journals.journals[journal.segment.journal]
+    torn = journal.head
+    content.write(b'{"customer":"to')
+    journal.write(1, Flags.ACK_TXN)
+    content.write(b'{"customer":"to')
+    journal.write(1, Flags.OUTSIDE_TXN, 1)
+    source = journal.source(end=journal.head)
+    await asyncio.wait([source._fetching])
+    found: list[Any] = []
+    while not source.is_finished:
+        try:
+            transaction = await source.take()
+            found.append(None if transaction is None else numbers(transaction))
+        except TornMessage as error:
+            found.append((error.offset, error.following))
+    assert found[0] == (torn, torn + 15)
+    assert found[1] == [0]
+    assert found[3:] == [[1]]
     await asyncio.wait([source.close()])
 
 
