@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
+from coranto.member.etcd_budget import EtcdBudgetMetrics
 from coranto_broker.fast_counters import FastCounter, FastHistogram, FastLabeledCounter
 
 WATCHED: Final = {
@@ -107,6 +108,7 @@ class Metrics:
         self.disk_failures = counter(
             "coranto_disk_failures", "Spools that the disk failed to keep, and that were recovered anew."
         )
+        self.etcd_budget = EtcdBudgetMetrics(self.registry)
         self.calls = gauge("coranto_calls", "Calls under way.", ["method"])
         self.frame_connections = gauge("coranto_frame_connections", "Open connections for frames.", ["method"])
         self.frame_bytes_held = gauge(

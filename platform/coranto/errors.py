@@ -9,6 +9,7 @@
     │   ├── CorruptMessage              bytes of a journal that are not a message of its framing
     │   └── CorruptSpool                a broker's own durable spool
     ├── Unavailable                     nobody answered, or the broker that did cannot serve now
+    │   └── EtcdFull                    etcd's database has reached its quota
     ├── StatusError                     a broker answered with a status other than OK
     │   ├── JournalNotFound
     │   ├── NoPrimaryBroker
@@ -156,6 +157,10 @@ class Unavailable(CorantoError):
     """There was no answer, or no usable one. Nothing was applied; a retry may succeed."""
 
     retriable = True
+
+
+class EtcdFull(Unavailable):
+    """etcd refused a change because its database has reached its quota. Nothing was changed."""
 
 
 class AppendOutcomeUnknown(CorantoError):

@@ -11,11 +11,13 @@ from coranto.errors import (
     CoordinationError,
     CorantoError,
     CorruptData,
+    EtcdFull,
     InvalidInput,
     PermissionDenied,
     Unauthenticated,
     Unavailable,
 )
+from coranto.member.etcd_budget import EtcdBudgetExceeded
 from coranto.security.admission import TokenExpired
 
 MOST_TOLD: Final = 1500
@@ -29,6 +31,8 @@ CODES: Final[Codes] = (
     (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (TokenExpired, grpc.StatusCode.DEADLINE_EXCEEDED),
     (CorruptData, grpc.StatusCode.DATA_LOSS),
+    (EtcdBudgetExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (EtcdFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (CoordinationError, grpc.StatusCode.UNAVAILABLE),
     (CorantoError, grpc.StatusCode.UNKNOWN),
