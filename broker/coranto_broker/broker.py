@@ -52,6 +52,7 @@ from coranto_broker.replication.peers import Peers, PeerStream
 from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicaStream
 from coranto_broker.replication.replica import PULSE_SECONDS, PulseFailed, Replica
 from coranto_broker.replication.resolver import JournalKeySpace, JournalState, Resolution, Resolver
+from coranto_broker.rpc.blocking_reads import BlockingReads
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import Judgement
@@ -132,6 +133,7 @@ class Broker:
             caller_bytes=settings.etcd_caller_bytes,
             total_bytes=settings.max_etcd_bytes,
         )
+        self.blocking_reads = BlockingReads(settings.max_blocking_reads, self.metrics.reads_refused.inc)
         self.receive_budget = ReceiveBudget(settings.group_append_bytes)
         self.answer_watch = AnswerWatch(self.receive_budget)
         for reason in REASONS:  # A series of each is there from the start, with 0.

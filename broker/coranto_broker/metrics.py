@@ -88,6 +88,9 @@ class Metrics:
             self.registry,
         )
         self.reads = counter("coranto_reads", "Reads that were begun.")
+        self.reads_refused = counter(
+            "coranto_reads_refused", "Blocking reads that were refused because their caller had too many."
+        )
         self.read_bytes = counter("coranto_read_bytes", "Content sent to readers.")
         self.persisted = counter("coranto_fragments_stored", "Fragments stored.")
         self.persisted_bytes = counter("coranto_fragment_bytes_stored", "Uncompressed content of stored fragments.")

@@ -32,6 +32,7 @@
     │   └── PermissionDenied            the token is valid, but does not allow this call
     ├── MessageTypeNotFound             a registry has no such message type, or no such version of it
     ├── IncompatibleType                a new version of a message type breaks the promise to readers of its journals
+    ├── LimitExceeded                   a server refused a call because of a limit of what callers may do
     ├── AppendOutcomeUnknown            the connection broke after a commit may have been sent
     ├── ApplyOutcomeUnknown             the connection broke while specs were being applied
     ├── NotDurable                      an acknowledged append does not survive yet what its client waits for
@@ -161,6 +162,12 @@ class Unavailable(CorantoError):
 
 class EtcdFull(Unavailable):
     """etcd refused a change because its database has reached its quota. Nothing was changed."""
+
+
+class LimitExceeded(CorantoError):
+    """A server refused a call because its caller does too much, or all together do. The call changed nothing."""
+
+    retriable = True
 
 
 class AppendOutcomeUnknown(CorantoError):

@@ -109,7 +109,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
     async def Read(self, request: pb.ReadRequest, context: Context) -> None:  # type: ignore[override]
         context = self._endable(context)
         async with self._admitted("Read", context, request) as claims:
-            await read.serve(self._broker, request, context, claims)
+            await read.serve(self._broker, request, context, claims, caller_of(claims, context.peer()))
 
     async def Append(self, request_iterator: Any, context: Context) -> pb.AppendResponse:
         return pb.AppendResponse.FromString(await self.append_encoded(request_iterator, context))

@@ -13,11 +13,11 @@ from coranto.errors import (
     CorruptData,
     EtcdFull,
     InvalidInput,
+    LimitExceeded,
     PermissionDenied,
     Unauthenticated,
     Unavailable,
 )
-from coranto.member.etcd_budget import EtcdBudgetExceeded
 from coranto.security.admission import TokenExpired
 
 MOST_TOLD: Final = 1500
@@ -31,7 +31,7 @@ CODES: Final[Codes] = (
     (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (TokenExpired, grpc.StatusCode.DEADLINE_EXCEEDED),
     (CorruptData, grpc.StatusCode.DATA_LOSS),
-    (EtcdBudgetExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (LimitExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (EtcdFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (CoordinationError, grpc.StatusCode.UNAVAILABLE),

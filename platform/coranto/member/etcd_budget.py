@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from coranto.coordination.etcd import Coordinator, Op, Put
 from coranto.effects import Clock
-from coranto.errors import CorantoError, Unavailable
+from coranto.errors import LimitExceeded, Unavailable
 
 HISTORY_SECONDS: Final = 1200.0
 """The longest time that an etcd with a retention of ten minutes keeps an old version of a key."""
@@ -29,7 +29,7 @@ _LOOK_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)
 
 
-class EtcdBudgetExceeded(CorantoError):
+class EtcdBudgetExceeded(LimitExceeded):
     """A change was refused because its caller, or all together, have written too much to etcd. Nothing was changed."""
 
 
