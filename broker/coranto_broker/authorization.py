@@ -20,7 +20,7 @@ RULES: Final[Mapping[str, Capability]] = {
     "ListFragments": Capability.READ,
     "FragmentStoreHealth": Capability.READ,
     "Heads": Capability.READ,
-    "Note": Capability.READ,
+    "Note": Capability.NOTE,
 }
 """The capability that each method of `protocol.Journal`, `coranto.Journals` and `coranto.Appends` requires.
 

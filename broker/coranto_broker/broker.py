@@ -20,6 +20,7 @@ from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Disk
 from coranto.errors import CorantoError, InvalidInput, StatusError, status_error
 from coranto.fragments.stores import StoreRegistry
+from coranto.member.etcd_budget import EtcdBudget
 from coranto.security.call_tokens import CallTokens
 from coranto.security.server import keys_of, peer_tls
 from coranto.security.tokens import TOKEN_SECONDS, Capability
@@ -51,6 +52,7 @@ from coranto_broker.replication.peers import Peers, PeerStream
 from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicaStream
 from coranto_broker.replication.replica import PULSE_SECONDS, PulseFailed, Replica
 from coranto_broker.replication.resolver import JournalKeySpace, JournalState, Resolution, Resolver
+from coranto_broker.rpc.blocking_reads import BlockingReads
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import Judgement
@@ -124,6 +126,14 @@ class Broker:
         self.authorizer = Authorizer(keys, clock, RULES)
         self.peers = peers if peers is not None else Peers(settings.zone, CallTokens(keys, clock), peer_tls(settings))
         self.fragments = fragments or FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
+        self.etcd_budget = EtcdBudget(
+            coordinator,
+            clock,
+            self.metrics.etcd_budget,
+            caller_bytes=settings.etcd_caller_bytes,
+            total_bytes=settings.max_etcd_bytes,
+        )
+        self.blocking_reads = BlockingReads(settings.max_blocking_reads, self.metrics.reads_refused.inc)
         self.receive_budget = ReceiveBudget(settings.group_append_bytes)
         self.answer_watch = AnswerWatch(self.receive_budget)
         for reason in REASONS:  # A series of each is there from the start, with 0.

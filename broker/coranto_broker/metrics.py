@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
+from coranto.member.etcd_budget import EtcdBudgetMetrics
 from coranto_broker.fast_counters import FastCounter, FastHistogram, FastLabeledCounter
 
 WATCHED: Final = {
@@ -87,6 +88,9 @@ class Metrics:
             self.registry,
         )
         self.reads = counter("coranto_reads", "Reads that were begun.")
+        self.reads_refused = counter(
+            "coranto_reads_refused", "Blocking reads that were refused because their caller had too many."
+        )
         self.read_bytes = counter("coranto_read_bytes", "Content sent to readers.")
         self.persisted = counter("coranto_fragments_stored", "Fragments stored.")
         self.persisted_bytes = counter("coranto_fragment_bytes_stored", "Uncompressed content of stored fragments.")
@@ -107,6 +111,7 @@ class Metrics:
         self.disk_failures = counter(
             "coranto_disk_failures", "Spools that the disk failed to keep, and that were recovered anew."
         )
+        self.etcd_budget = EtcdBudgetMetrics(self.registry)
         self.calls = gauge("coranto_calls", "Calls under way.", ["method"])
         self.frame_connections = gauge("coranto_frame_connections", "Open connections for frames.", ["method"])
         self.frame_bytes_held = gauge(

@@ -54,6 +54,11 @@ class BrokerSettings(MemberSettings):
         ge=0,
         description="Most appends under way at a time; others are refused, and those of streams wait. 0: any number.",
     )
+    max_blocking_reads: int = Field(
+        default=2048,
+        ge=0,
+        description="Most blocking reads of one caller under way at a time; others are refused. 0: any number.",
+    )
     group_append_bytes: int = Field(
         default=1 << 16,
         ge=0,

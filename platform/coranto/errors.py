@@ -10,6 +10,7 @@
     │   │   └── TornMessage             a part of a message, which another message follows
     │   └── CorruptSpool                a broker's own durable spool
     ├── Unavailable                     nobody answered, or the broker that did cannot serve now
+    │   └── EtcdFull                    etcd's database has reached its quota
     ├── StatusError                     a broker answered with a status other than OK
     │   ├── JournalNotFound
     │   ├── NoPrimaryBroker
@@ -33,6 +34,7 @@
     │   └── PermissionDenied            the token is valid, but does not allow this call
     ├── MessageTypeNotFound             a registry has no such message type, or no such version of it
     ├── IncompatibleType                a new version of a message type breaks the promise to readers of its journals
+    ├── LimitExceeded                   a server refused a call because of a limit of what callers may do
     ├── AppendOutcomeUnknown            the connection broke after a commit may have been sent
     ├── ApplyOutcomeUnknown             the connection broke while specs were being applied
     ├── NotDurable                      an acknowledged append does not survive yet what its client waits for
@@ -171,6 +173,16 @@ class CorruptSpool(CorruptData):
 
 class Unavailable(CorantoError):
     """There was no answer, or no usable one. Nothing was applied; a retry may succeed."""
+
+    retriable = True
+
+
+class EtcdFull(Unavailable):
+    """etcd refused a change because its database has reached its quota. Nothing was changed."""
+
+
+class LimitExceeded(CorantoError):
+    """A server refused a call because its caller does too much, or all together do. The call changed nothing."""
 
     retriable = True
 

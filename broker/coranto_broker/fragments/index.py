@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -49,6 +50,8 @@ The primary reports that within the latency of one message, unless it has just d
 """
 SOUND_JUMP_SECONDS = 60.0
 """Time for which reads may jump to an offset after no other broker had the content before it."""
+AT_ONCE = 16
+"""Most reads that a change wakes in one turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,16 @@ def _spans(fragments: Iterable[Fragment]) -> dict[tuple[int, int], set[bytes]]:
     for fragment in fragments:
         found.setdefault((fragment.begin, fragment.end), set()).add(fragment.sum)
     return found
+
+
+def _wake_in_turns(waiters: deque[asyncio.Future[None]]) -> None:
+    """Wake AT_ONCE waiters now and the others later, in order, so that thousands do not hold up an append's answer."""
+    for _ in range(min(AT_ONCE, len(waiters))):
+        waiter = waiters.popleft()
+        if not waiter.done():
+            waiter.set_result(None)
+    if waiters:
+        waiters[0].get_loop().call_soon(_wake_in_turns, waiters)
 
 
 class FragmentIndex:
@@ -487,6 +500,4 @@ class FragmentIndex:
     def _wake(self) -> None:
         if self._waiters:
             waiters, self._waiters = self._waiters, {}
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            _wake_in_turns(deque(waiters))

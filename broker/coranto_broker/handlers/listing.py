@@ -77,12 +77,13 @@ def _matching(state: JournalState, selector: pb.LabelSelector, claims: Claims) -
     ]
 
 
-async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
+async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims, caller: str) -> pb.ApplyResponse:
     """Apply all changes in one transaction, and answer once this broker's key space has them.
 
     Raises PermissionDenied if the caller may not make all of the changes, even if they are malformed. Raises
     InvalidInput for a new journal whose name nests with another's, for a journal that would get a folder of another's
-    in a store, with the name of the other, and for changes that would break a fork.
+    in a store, with the name of the other, and for changes that would break a fork. Raises EtcdBudgetExceeded if
+    `caller` has written too much to etcd.
     """
     _authorize(broker.keyspace.state, request, claims)
     validate(request)
@@ -107,7 +108,7 @@ async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) 
             require_stored(ends, await heads_of(broker, ends))
         wanted = _transaction(broker, state, request)
         wanted.compares += guards
-        response = await _attempt(broker, state, wanted, claims)
+        response = await _attempt(broker, state, wanted, claims, caller)
         if response is not None:
             return response
     return _failed(broker, broker.keyspace.known_revision)
@@ -202,7 +203,7 @@ def _compares(state: JournalState, wanted: _Transaction) -> list[Compare]:
 
 
 async def _attempt(
-    broker: Broker, state: JournalState, wanted: _Transaction, claims: Claims
+    broker: Broker, state: JournalState, wanted: _Transaction, claims: Claims, caller: str
 ) -> pb.ApplyResponse | None:
     """Try the transaction. Returns the response, or None if other changes came before it and made `state` outdated.
 
@@ -233,7 +234,11 @@ async def _attempt(
     response = pb.ApplyResponse(status=pb.OK, header=broker.unrouted_header(state))
     if not wanted.ops:
         return response
-    result = await broker.coordinator.txn(_compares(state, wanted), wanted.ops, otherwise=list(wanted.expected))
+    compares = _compares(state, wanted)
+    cost = await broker.etcd_budget.spend(caller, wanted.ops)
+    result = await broker.coordinator.txn(compares, wanted.ops, otherwise=list(wanted.expected))
+    if not result.succeeded:
+        broker.etcd_budget.give_back(caller, cost)
     revisions = zip(wanted.expected.values(), result.found, strict=False)
     if not result.succeeded and any(want != (kv.mod_revision if kv is not None else 0) for want, kv in revisions):
         return _failed(broker, result.header.revision)

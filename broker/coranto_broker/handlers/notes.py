@@ -25,8 +25,11 @@ MAX_NOTES: Final = 4096
 """Most notes of a cluster, so that no caller can fill etcd."""
 
 
-async def serve(broker: Broker, request: NoteRequest, claims: Claims) -> NoteResponse:
-    """Read or write a note. Raises InvalidInput, and PermissionDenied if the token has nothing to do with the store."""
+async def serve(broker: Broker, request: NoteRequest, claims: Claims, caller: str) -> NoteResponse:
+    """Read or write a note. Raises InvalidInput, and PermissionDenied if the token has nothing to do with the store.
+
+    Raises EtcdBudgetExceeded if `caller` has written too much to etcd.
+    """
     if not claims.covers_all and not covered_journals(broker, request.fragment_store, claims):
         raise PermissionDenied("the token covers no journal of this fragment store, and not all journals")
     _validate(request)
@@ -41,8 +44,11 @@ async def serve(broker: Broker, request: NoteRequest, claims: Claims) -> NoteRes
             "those of stores that nobody audits any more"
         )
     unchanged = Compare(key, CompareTarget.VERSION, request.expect_version)
-    result = await broker.coordinator.txn([unchanged], [Put(key, request.content)], otherwise=[key])
+    put = Put(key, request.content)
+    cost = await broker.etcd_budget.spend(caller, [put])
+    result = await broker.coordinator.txn([unchanged], [put], otherwise=[key])
     if not result.succeeded:
+        broker.etcd_budget.give_back(caller, cost)
         return _response(broker, pb.ETCD_TRANSACTION_FAILED, result.found[0])
     written = KeyValue(key, request.content, version=request.expect_version + 1)
     return _response(broker, pb.OK, written)

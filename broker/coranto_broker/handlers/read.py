@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import structlog
@@ -34,8 +34,16 @@ URL_TTL_SECONDS = 60.0
 _log = structlog.get_logger(__name__)
 
 
-async def serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, claims: Claims) -> None:
-    """Serve a read, from this broker or through one that holds the journal."""
+async def serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, claims: Claims, caller: str) -> None:
+    """Serve a read, from this broker or through one that holds the journal.
+
+    Raises TooManyReads for a blocking read if `caller` has too many under way.
+    """
+    with broker.blocking_reads.under_way(caller) if request.block else nullcontext():
+        await _serve(broker, request, context, claims)
+
+
+async def _serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, claims: Claims) -> None:
     if not is_acceptable(broker, request, request.journal, claims):
         header = broker.unrouted_header(broker.keyspace.state)
         await context.write(pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND, header=header))

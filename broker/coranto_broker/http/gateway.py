@@ -21,6 +21,7 @@ from aiohttp import web
 from coranto.errors import CorantoError, InvalidInput
 from coranto.member.call_errors import told
 from coranto.member.hosts import local_only, trusts_the_machine
+from coranto.security.admission import caller_of
 from coranto.security.tokens import HEADER
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers import append, read
@@ -101,7 +102,9 @@ class _Gateway:
                         return refusal(pb.JOURNAL_NOT_FOUND, {})
                     raise
                 answer = ReadAnswer(http, request)
-                await answer.made_by(read.serve(self._broker, request, answer, claims))
+                # As gRPC shows addresses, so that a caller's reads count together.
+                caller = caller_of(claims, f"ipv4:{http.remote}:0")
+                await answer.made_by(read.serve(self._broker, request, answer, claims, caller))
         except (CorantoError, OSError) as error:
             if answer is None or answer.response is None or not answer.response.prepared:
                 raise

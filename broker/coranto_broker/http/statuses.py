@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from coranto.errors import (
     CoordinationError,
     InvalidInput,
+    LimitExceeded,
     PermissionDenied,
     StatusError,
     StoreError,
@@ -57,6 +58,7 @@ _ERRORS: tuple[tuple[type[BaseException], int], ...] = (
     (PermissionDenied, 403),
     (AppendUnderflow, 408),
     (DiskFull, 507),
+    (LimitExceeded, 429),
     (RolledBack, 503),
     (StoreError, 503),
     (Unavailable, 503),

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from coranto.errors import CorantoError
+from coranto.security.admission import caller_of
 from coranto.security.tokens import Claims
 from coranto.wire import append_stream_pb2, append_stream_pb2_grpc, heads_pb2, heads_pb2_grpc
 from coranto.wire import protocol_pb2 as pb
@@ -103,12 +104,12 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
 
     async def Apply(self, request: pb.ApplyRequest, context: Context) -> pb.ApplyResponse:
         async with self._admitted("Apply", context, request) as claims:
-            return await listing.serve_apply(self._broker, request, claims)
+            return await listing.serve_apply(self._broker, request, claims, caller_of(claims, context.peer()))
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> None:  # type: ignore[override]
         context = self._endable(context)
         async with self._admitted("Read", context, request) as claims:
-            await read.serve(self._broker, request, context, claims)
+            await read.serve(self._broker, request, context, claims, caller_of(claims, context.peer()))
 
     async def Append(self, request_iterator: Any, context: Context) -> pb.AppendResponse:
         return pb.AppendResponse.FromString(await self.append_encoded(request_iterator, context))
@@ -159,7 +160,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
 
     async def Note(self, request: heads_pb2.NoteRequest, context: Context) -> heads_pb2.NoteResponse:
         async with self._admitted("Note", context, request) as claims:
-            return await notes.serve(self._broker, request, claims)
+            return await notes.serve(self._broker, request, claims, caller_of(claims, context.peer()))
 
 
 def _method_handlers(kind: ServiceDescriptor, service: JournalService) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:

@@ -16,6 +16,7 @@ from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Entropy
 from coranto.errors import TxnOutcomeUnknown, Unavailable
+from coranto.member.etcd_budget import EtcdBudget
 from coranto.security.admission import Authorizer
 from coranto.security.call_tokens import CallTokens
 from coranto.security.server import keys_of, peer_tls
@@ -62,6 +63,13 @@ class Consumer:
         self.metrics = metrics
         keys = keys_of(settings)
         self.authorizer = Authorizer(keys, clock, RULES)
+        self.etcd_budget = EtcdBudget(
+            coordinator,
+            clock,
+            metrics.etcd_budget,
+            caller_bytes=settings.etcd_caller_bytes,
+            total_bytes=settings.max_etcd_bytes,
+        )
         self.tokens = CallTokens(keys, clock)
         self.peers = peers if peers is not None else ShardPeers(peer_tls(settings))
         self._app = app

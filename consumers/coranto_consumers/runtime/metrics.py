@@ -9,6 +9,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from coranto.member.etcd_budget import EtcdBudgetMetrics
 from coranto_consumers.runtime.transaction import Times
 
 PHASES: Final = ("consuming", "stalled", "committing", "acknowledging")
@@ -22,6 +23,7 @@ class ConsumerMetrics:
         self.registry = CollectorRegistry()
         counter = partial(Counter, labelnames=["shard"], registry=self.registry)
         gauge = partial(Gauge, labelnames=["shard"], registry=self.registry)
+        self.etcd_budget = EtcdBudgetMetrics(self.registry)
         self._transactions = counter("coranto_shard_transactions", "Completed transactions.")
         self._messages = counter("coranto_shard_messages", "Messages of completed transactions.")
         self._bytes = counter("coranto_shard_message_bytes", "Content of completed transactions.")

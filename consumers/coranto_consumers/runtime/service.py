@@ -22,6 +22,7 @@ from coranto.errors import (
 )
 from coranto.member.call_errors import code_of, told
 from coranto.names import shown, validate_shard_id
+from coranto.security.admission import caller_of
 from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import ANY_REVISION, validate, validate_header
 from coranto.wire import consumer_pb2 as pc
@@ -59,7 +60,7 @@ class ShardService(pc_grpc.ShardServicer):
 
     async def Apply(self, request: pc.ApplyRequest, context: Context) -> pc.ApplyResponse:
         async with self._admitted("Apply", context) as claims:
-            return await self._apply(request, claims)
+            return await self._apply(request, claims, caller_of(claims, context.peer()))
 
     async def GetHints(self, request: pc.GetHintsRequest, context: Context) -> pc.GetHintsResponse:
         async with self._admitted("GetHints", context) as claims:
@@ -144,7 +145,7 @@ class ShardService(pc_grpc.ShardServicer):
                 )
         return response
 
-    async def _apply(self, request: pc.ApplyRequest, claims: Claims) -> pc.ApplyResponse:
+    async def _apply(self, request: pc.ApplyRequest, claims: Claims, caller: str) -> pc.ApplyResponse:
         """Apply all changes in one transaction, and answer once this process's key space shows them.
 
         A caller that may not make all of the changes learns only that, whatever they hold.
@@ -184,10 +185,12 @@ class ShardService(pc_grpc.ShardServicer):
         response = pc.ApplyResponse(status=pc.OK, header=process.unrouted_header())
         if not ops:
             return response
+        cost = await process.etcd_budget.spend(caller, ops)
         result = await process.coordinator.txn(list(dict.fromkeys(compares)), ops)  # Both kinds may ask the same.
         if result.succeeded:
             await process.keyspace.wait_for_revision(result.header.revision)
         else:
+            process.etcd_budget.give_back(caller, cost)
             response.status = pc.ETCD_TRANSACTION_FAILED
         response.header.etcd.revision = result.header.revision
         return response

@@ -194,8 +194,9 @@ class JournalClient:
         """Create, update and delete journals, all or none.
 
         Later calls of this client see the changes at any broker. Raises EtcdTransactionFailed when a journal is not at
-        the revision that its change expects, InvalidInput for changes that no broker would accept, and
-        ApplyOutcomeUnknown when the answer was lost. After a cancellation the outcome is unknown too.
+        the revision that its change expects, InvalidInput for changes that no broker would accept, Unavailable when too
+        much was written to etcd, and ApplyOutcomeUnknown when the answer was lost. After a cancellation the outcome is
+        unknown too.
         """
         subject = f"apply of {len(changes)} changes"
         request = pb.ApplyRequest(changes=changes)
@@ -206,7 +207,8 @@ class JournalClient:
             response = await way.stub.Apply(request, metadata=self._apply_metadata(request))
         except grpc.aio.AioRpcError as error:
             failure = way.failure(subject, error)
-            if isinstance(failure, Unavailable):
+            # A broker that has no room for changes refuses them before it makes any.
+            if isinstance(failure, Unavailable) and error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise ApplyOutcomeUnknown(f"{failure}. List the journals to learn whether it was applied.") from error
             raise failure from error
         header = check_answer(response, subject)

@@ -33,7 +33,7 @@ async def ask(way: ChosenConnection, request: NoteRequest) -> Note | None:
     Raises EtcdTransactionFailed if the note was not written because it has another version.
     """
     subject = f"note about {request.fragment_store}"
-    metadata = way.tokens.over(Capability.READ, pb.LabelSelector())
+    metadata = way.tokens.over(Capability.NOTE | Capability.READ, pb.LabelSelector())  # Older brokers want READ.
     call = way.connection.heads_stub.Note(request, metadata=metadata)
     with way.calling(subject, call):
         try:

@@ -216,6 +216,10 @@ class Coordinator(Protocol):
         """Delete a lease with all its keys. It is no error if the lease is gone already."""
         ...
 
+    async def bytes_in_use(self) -> int:
+        """Return how much of etcd's database is in use, history included; 0 if this client may not ask."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -36,7 +36,7 @@ from coranto.coordination.etcd import (
 )
 from coranto.coordination.etcd_endpoints import channel_target, etcd_certificates
 from coranto.effects import Clock, SystemClock
-from coranto.errors import CoordinationError, InvalidInput, TxnOutcomeUnknown, Unavailable, WatchReset
+from coranto.errors import CoordinationError, EtcdFull, InvalidInput, TxnOutcomeUnknown, Unavailable, WatchReset
 from coranto.security.tls import ClientTls
 
 _log = structlog.get_logger(__name__)
@@ -62,6 +62,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+_NO_SPACE = "database space exceeded"
 _TRANSIENT = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -101,6 +102,7 @@ class EtcdCoordinator:
         self._kv: Any = None
         self._lease: Any = None
         self._watch: Any = None
+        self._maintenance: Any = None
 
     async def __aenter__(self) -> EtcdCoordinator:
         return self
@@ -132,6 +134,7 @@ class EtcdCoordinator:
         self._kv = rpc_pb2_grpc.KVStub(self._channel)
         self._lease = rpc_pb2_grpc.LeaseStub(self._channel)
         self._watch = rpc_pb2_grpc.WatchStub(self._channel)
+        self._maintenance = rpc_pb2_grpc.MaintenanceStub(self._channel)
 
     async def range(
         self, prefix: str, *, revision: int = 0, min_mod_revision: int = 0, limit: int = 0, keys_only: bool = False
@@ -300,6 +303,16 @@ class EtcdCoordinator:
             if error.code() != grpc.StatusCode.NOT_FOUND:
                 self._raise(error, "LeaseRevoke", changes=False)
 
+    async def bytes_in_use(self) -> int:
+        self._connect()
+        try:
+            status = await self._maintenance.Status(rpc_pb2.StatusRequest(), timeout=self._timeout, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+                return 0
+            self._raise(error, "Status", changes=False)
+        return int(status.dbSizeInUse or status.dbSize)
+
     async def _call(self, method: Any, request: Any, *, changes: bool = False) -> Any:
         try:
             return await method(request, timeout=self._timeout, wait_for_ready=True)
@@ -309,6 +322,12 @@ class EtcdCoordinator:
     def _raise(self, error: grpc.aio.AioRpcError, what: str, *, changes: bool) -> NoReturn:
         if error.code() not in _TRANSIENT:
             _refused(error, what)
+        if _NO_SPACE in (error.details() or ""):
+            raise EtcdFull(
+                f"etcd at {self.endpoint} refused {what}, and nothing was changed: its database has reached its quota "
+                "(alarm NOSPACE). Compact its history, `etcdctl defrag`, then `etcdctl alarm disarm`; `coranto doctor "
+                "--etcd` shows its state"
+            ) from error
         detail = f"etcd at {self.endpoint}: {what}: {error.code().name}: {error.details()}"
         raise (TxnOutcomeUnknown if changes else Unavailable)(detail) from error
 

@@ -41,6 +41,16 @@ class MemberSettings(BaseSettings):
         gt=0,
         description="Most time of a graceful exit, for each of draining, stopping, storing and leaving.",
     )
+    etcd_caller_bytes: int = Field(
+        default=32 << 20,
+        ge=0,
+        description="Most bytes that one caller may write to etcd through this process in 20 minutes; 0: no limit.",
+    )
+    max_etcd_bytes: int = Field(
+        default=1 << 30,
+        ge=0,
+        description="Callers may not write to etcd while its database uses more; less than etcd's quota; 0: no limit.",
+    )
     auth_keys: SecretStr = Field(
         default=SecretStr(""), description="Keys of tokens, base64 with commas; the first signs. Empty: no tokens."
     )

@@ -15,6 +15,13 @@ UNRESTRICTED: Final = Claims(Capability.ALL)
 """The claims of callers when there are no keys, and of the server itself."""
 
 
+def caller_of(claims: Claims, peer: str) -> str:
+    """Return a text that names a caller for limits: by its token, or without one by its address, as gRPC shows it."""
+    if claims is not UNRESTRICTED:
+        return claims.identity
+    return f"the caller at {peer.rpartition(':')[0] if peer.startswith(('ipv4:', 'ipv6:')) else peer}"
+
+
 class TokenExpired(CorantoError):
     """A call was ended because its token expired. The caller may go on with another token."""
 

@@ -1,7 +1,7 @@
 """Authorization by bearer tokens: each grants capabilities on some journals for some time.
 
 A token is a JWT, signed with a key that brokers share (HS256; HS384 is accepted too). Besides the registered claims
-`iat` and `exp` it has two claims, the same as in Gazette::
+`iat` and `exp`, and `sub` if it names its bearer, it has two claims, the same as in Gazette::
 
     cap    a bit mask of capabilities
     sel    a label selector for the journals in scope
@@ -18,6 +18,7 @@ import base64
 import binascii
 import enum
 import functools
+import hashlib
 import hmac
 import json
 import math
@@ -43,6 +44,7 @@ HEADER: Final = "authorization"
 
 _ACCEPT_MISSING = "AA=="
 _SIGN_WITH = "HS256"
+_MAX_SUBJECT = 256
 _MAX_TIME = 2.0**53
 _MAX_SCOPE_BYTES = 2048
 """The size limit for selectors in tokens. Larger ones would exceed the metadata that servers accept."""
@@ -66,6 +68,8 @@ class Capability(enum.IntFlag):
     APPEND = 1 << 4
     REPLICATE = 1 << 5
     """For calls between brokers."""
+    NOTE = 1 << 6
+    """For notes about files in fragment stores, which audits keep."""
     ALL = 0xFFFFFFFF
 
 
@@ -104,6 +108,16 @@ class Claims:
     selector: pb.LabelSelector = field(default_factory=pb.LabelSelector)
     iat: float = 0.0
     exp: float = math.inf
+    subject: str = ""
+    """The bearer's name, so that limits count its tokens together."""
+
+    @property
+    def identity(self) -> str:
+        """A text that is the same for all tokens of one bearer: its name, otherwise what its tokens allow."""
+        if self.subject:
+            return f"the bearer {self.subject}"
+        scope = hashlib.sha256(self.selector.SerializeToString(deterministic=True)).hexdigest()[:12]
+        return f"the bearer of capability {int(self.capability)} over scope {scope}"
 
     @property
     def covers_all(self) -> bool:
@@ -224,12 +238,14 @@ def sign(claims: Claims, keys: Keys) -> str:
     """Return a token with these claims, signed with the first key. They must expire. Raises InvalidInput."""
     if not math.isfinite(claims.exp):
         raise InvalidInput("a token must expire; give it a time above 0", field="exp")
-    content = {
+    content: dict[str, Any] = {
         "cap": int(claims.capability),
         "sel": {"include": _side_to_json(claims.selector.include), "exclude": _side_to_json(claims.selector.exclude)},
         "iat": int(claims.iat),
         "exp": int(claims.exp),
     }
+    if claims.subject:
+        content["sub"] = claims.subject
     payload = json.dumps(content, separators=(",", ":")).encode()
     return _jws().encode(payload, keys.secrets[0].reveal(), _SIGN_WITH)
 
@@ -255,7 +271,10 @@ def _signed_claims(token: str, keys: Keys) -> tuple[Claims, float]:
     capability = content.get("cap")
     if not isinstance(capability, int) or isinstance(capability, bool) or not 0 <= capability <= Capability.ALL:
         raise Unauthenticated("the token's claim `cap` is not a 32-bit mask")
-    claims = Claims(Capability(capability), _selector(content), issued, expires)
+    subject = content.get("sub", "")
+    if not isinstance(subject, str) or len(subject) > _MAX_SUBJECT or not subject.isprintable():
+        raise Unauthenticated(f"the token's claim `sub` is not a printable text of at most {_MAX_SUBJECT} characters")
+    claims = Claims(Capability(capability), _selector(content), issued, expires, subject)
     return claims, max(issued, not_before)
 
 

@@ -17,13 +17,13 @@ import trustme
 from coranto.client import ClientTls
 from coranto.cluster import EmbeddedCluster, EtcdServer
 from coranto.cluster.etcd_program import find_etcd
-from coranto.cluster.etcd_server import etcd_tls, is_healthy, keep_lease_alive
+from coranto.cluster.etcd_server import ask_etcd, etcd_tls, is_healthy, keep_lease_alive
 from coranto.cluster.processes import ChildProcess, free_port, wait_ready
 from coranto.coordination.etcd import Put, prefix_end
 from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.etcd_endpoints import channel_target
 from coranto.coordination.layout import Layout
-from coranto.errors import CoordinationError, InvalidInput, TxnOutcomeUnknown, Unavailable, WatchReset
+from coranto.errors import CoordinationError, EtcdFull, InvalidInput, TxnOutcomeUnknown, Unavailable, WatchReset
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,9 @@ async def test_a_watch_survives_the_server_and_notices_lost_history(tmp_path: Pa
                 await asyncio.to_thread(etcd.start)
                 await coordinator.txn([], [Put(layout.root + "a", b"2")])
                 batch = await asyncio.wait_for(following, 120)
+                assert batch.reconnected
+                assert (batch.header.revision, batch.events) == (first.header.revision, ())
+                batch = await asyncio.wait_for(anext(batches), 120)
                 assert [e.kv.value for e in batch.events] == [b"2"]
             await asyncio.to_thread(_compact, etcd, batch.header.revision)
             with pytest.raises(WatchReset, match="compacted"):
@@ -215,3 +218,17 @@ def test_a_cluster_uses_an_etcd_with_tls(secure_etcd: SecureEtcd, tmp_path: Path
     environment = {f"CORANTO_ETCD_{name}": str(path) for name, path in files.items()}
     with EmbeddedCluster(tmp_path, environment={"CORANTO_ETCD": secure_etcd.endpoint, **environment}) as cluster:
         assert cluster.info.etcd == secure_etcd.endpoint
+
+
+@pytest.mark.integration
+async def test_an_etcd_at_its_quota_says_so_and_nothing_is_changed(tmp_path: Path, layout: Layout) -> None:
+    with EtcdServer(tmp_path, fsync=False) as etcd:
+        async with EtcdCoordinator(etcd.endpoint, timeout_seconds=60) as coordinator:
+            assert 0 < await coordinator.bytes_in_use() < 1 << 20
+            lease = await coordinator.lease_grant(60)
+            alarm: dict[str, object] = {"action": "ACTIVATE", "alarm": "NOSPACE"}
+            await asyncio.to_thread(ask_etcd, etcd.endpoint, None, "/v3/maintenance/alarm", alarm, 60.0)
+            with pytest.raises(EtcdFull, match="alarm disarm"):
+                await coordinator.txn([], [Put(layout.root + "a", b"1")])
+            assert (await coordinator.get(layout.root + "a"))[1] is None
+            assert await coordinator.lease_keepalive(lease.id) > 0

@@ -117,6 +117,9 @@ class Faulty:
     async def lease_revoke(self, lease: int) -> None:
         await self.real.lease_revoke(lease)
 
+    async def bytes_in_use(self) -> int:
+        return await self.real.bytes_in_use()
+
     async def close(self) -> None:
         await self.real.close()
 

@@ -58,7 +58,7 @@ def with_claims(**changes: Any) -> str:
 
 
 def test_claims_return_from_a_token() -> None:
-    claims = Claims(Capability.READ | Capability.LIST, READ, NOW, NOW + 60)
+    claims = Claims(Capability.READ | Capability.LIST, READ, NOW, NOW + 60, "someone")
     assert verify(sign(claims, KEYS), KEYS, NOW) == claims
 
 
@@ -80,7 +80,7 @@ def test_the_wire_form() -> None:
 def test_a_token_as_go_writes_it() -> None:
     selector = {"include": {"labels": [{"name": "name", "value": "a/b"}]}, "exclude": {"labels": None}}
     claims = verify(with_claims(sel=selector, iss="control", sub="someone"), KEYS, NOW)
-    assert claims == Claims(Capability.READ, labels.parse_selector("name=a/b"), NOW, NOW + 60)
+    assert claims == Claims(Capability.READ, labels.parse_selector("name=a/b"), NOW, NOW + 60, "someone")
 
 
 def test_the_old_meta_label_prefix_is_understood() -> None:
@@ -168,6 +168,9 @@ REFUSED: dict[str, str] = {
     "cap is a fraction": with_claims(cap=8.0),
     "cap is true": with_claims(cap=True),
     "cap is text": with_claims(cap="READ"),
+    "sub is a number": with_claims(sub=7),
+    "sub has lines": with_claims(sub="a\nb"),
+    "sub is too long": with_claims(sub="x" * 257),
     "sel is missing": with_claims(sel=...),
     "sel is null": with_claims(sel=None),
     "sel is text": with_claims(sel="name=a"),

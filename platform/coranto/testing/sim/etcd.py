@@ -369,6 +369,9 @@ class SimCoordinator:
     async def lease_revoke(self, lease: int) -> None:
         await self._call(functools.partial(self._etcd.revoke, lease))
 
+    async def bytes_in_use(self) -> int:
+        return await self._call(lambda: sum(len(kv.key) + len(kv.value) for kv in self._etcd.kvs.values()))
+
     async def close(self) -> None:
         """Do nothing: there is nothing to release."""
 

@@ -1,0 +1,128 @@
+"""Limits of what callers write to etcd: the bytes of each caller, and those of the whole database.
+
+etcd keeps every version of a key until its history is compacted. At its quota it refuses all changes, also those
+that the cluster lives on. So each caller has a budget, from which the bytes of its writes are taken, and which fills up
+again within the time that etcd usually keeps its history. And no caller adds anything while etcd's database has too
+many bytes in use. Deletions are never refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+
+from coranto.coordination.etcd import Coordinator, Op, Put
+from coranto.effects import Clock
+from coranto.errors import LimitExceeded, Unavailable
+
+HISTORY_SECONDS: Final = 1200.0
+"""The longest time that an etcd with a retention of ten minutes keeps an old version of a key."""
+_CHANGE_BYTES: Final = 256
+"""The bytes that etcd keeps with each change of a key, in its database and its index."""
+_MOST_CALLERS: Final = 10_000
+_LOOK_SECONDS: Final = 5.0
+_log = structlog.get_logger(__name__)
+
+
+class EtcdBudgetExceeded(LimitExceeded):
+    """A change was refused because its caller, or all together, have written too much to etcd. Nothing was changed."""
+
+
+class EtcdBudgetMetrics:
+    """The counters of what callers write to etcd."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.written = Counter("coranto_etcd_bytes", "Bytes that callers have written to etcd.", registry=registry)
+        self.refused = Counter(
+            "coranto_etcd_writes_refused",
+            "Changes that were refused because too much was written to etcd: by the caller, or in total.",
+            ["limit"],
+            registry=registry,
+        )
+        for limit in ("caller", "total"):  # A series of each is there from the start, with 0.
+            self.refused.labels(limit)
+
+
+class EtcdBudget:
+    """Admits changes of etcd by callers, who are known by a text (`coranto.security.admission.caller_of`)."""
+
+    def __init__(
+        self, coordinator: Coordinator, clock: Clock, metrics: EtcdBudgetMetrics, *, caller_bytes: int, total_bytes: int
+    ) -> None:
+        """`caller_bytes` are for each caller within HISTORY_SECONDS, `total_bytes` for the database. 0: no limit."""
+        self._coordinator = coordinator
+        self._clock = clock
+        self._metrics = metrics
+        self._caller_bytes = caller_bytes
+        self._total_bytes = total_bytes
+        self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()  # As of a time; the oldest first.
+        self._in_use = 0
+        self._looked_at = -math.inf
+
+    async def spend(self, caller: str, ops: Sequence[Op]) -> int:
+        """Take the bytes of a change from the caller's budget, and return them. Raises EtcdBudgetExceeded."""
+        cost = sum(_CHANGE_BYTES + len(op.key) + (len(op.value) if isinstance(op, Put) else 0) for op in ops)
+        if any(isinstance(op, Put) for op in ops):
+            await self._require_room()
+            self._require_budget(caller, cost)
+        self._add(caller, cost)
+        self._in_use += cost
+        self._metrics.written.inc(cost)
+        return cost
+
+    def give_back(self, caller: str, cost: int) -> None:
+        """Return the bytes of a change that was not applied."""
+        self._add(caller, -cost)
+        self._in_use -= cost
+
+    def _require_budget(self, caller: str, cost: int) -> None:
+        excess = self._spent_by(caller) + cost - self._caller_bytes
+        if not self._caller_bytes or excess <= 0:
+            return
+        seconds = math.ceil(excess * HISTORY_SECONDS / self._caller_bytes)
+        when = f"Try again in {seconds} s" if cost <= self._caller_bytes else "Make smaller changes"
+        self._refuse(
+            "caller",
+            caller,
+            f"{caller} has written {round(self._spent_by(caller))} bytes to etcd in the last minutes and would write "
+            f"{cost} more; the limit of each caller is {self._caller_bytes} within {HISTORY_SECONDS / 60:g} minutes "
+            f"(etcd_caller_bytes). {when}, or have an operator raise the limit",
+        )
+
+    async def _require_room(self) -> None:
+        if not self._total_bytes:
+            return
+        if self._clock.monotonic() - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = self._clock.monotonic()
+            try:
+                self._in_use = await self._coordinator.bytes_in_use()
+            except Unavailable:
+                self._looked_at = -math.inf  # The change itself will tell.
+        if self._in_use >= self._total_bytes:
+            self._refuse(
+                "total",
+                "",
+                f"etcd's database has {self._in_use} bytes in use, and the limit is {self._total_bytes} "
+                "(max_etcd_bytes). Deletions are still accepted. Let etcd compact its history, delete what is no "
+                "longer needed, or raise the limit together with etcd's --quota-backend-bytes",
+            )
+
+    def _refuse(self, limit: str, caller: str, reason: str) -> None:
+        self._metrics.refused.labels(limit).inc()
+        _log.warning("etcd_budget.refused", limit=limit, caller=caller)
+        raise EtcdBudgetExceeded(f"{reason}. Nothing was changed")
+
+    def _spent_by(self, caller: str) -> float:
+        spent, at = self._spent.get(caller, (0.0, 0.0))
+        return max(0.0, spent - (self._clock.monotonic() - at) * self._caller_bytes / HISTORY_SECONDS)
+
+    def _add(self, caller: str, cost: int) -> None:
+        self._spent[caller] = max(0.0, self._spent_by(caller) + cost), self._clock.monotonic()
+        self._spent.move_to_end(caller)
+        if len(self._spent) > _MOST_CALLERS:
+            self._spent.popitem(last=False)
