@@ -54,6 +54,7 @@ from coranto_broker.replication.replica import PULSE_SECONDS, PulseFailed, Repli
 from coranto_broker.replication.resolver import JournalKeySpace, JournalState, Resolution, Resolver
 from coranto_broker.rpc.blocking_reads import BlockingReads
 from coranto_broker.settings import BrokerSettings
+from coranto_broker.spool.disk_room import DiskRoom
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import Judgement
 from coranto_broker.turns import Turns
@@ -145,6 +146,7 @@ class Broker:
         """The port at which this broker serves frames; None while it does not."""
         self.is_stopping = False
         self._disk = disk
+        self.room = DiskRoom(lambda: disk.free_bytes(settings.data_dir), settings.disk_reserve_bytes, clock)
         self._background: set[asyncio.Task[None]] = set()
         self._stopping: dict[str, list[asyncio.Task[None]]] = {}  # What uses the files of journals, by journal.
         self._base = residence.base if residence is not None else 0
@@ -366,6 +368,7 @@ class Broker:
                 self._disk,
                 self.clock,
                 self._base,
+                self.room,
             ),
             fsync=self._fsync_of(item.spec),
             spec=self._spec_reader(item.id, item.create_revision),
@@ -515,6 +518,7 @@ class Broker:
             "fragments_pending": lambda: self.persister.pending,
             "spools_unreadable": lambda: self.unreadable_spools,
             "fragments_without_copy": lambda: self.persister.damaged,
+            "disk_short_of_room": lambda: self.room.is_short,
             "append_bytes_held": lambda: self.receive_budget.held,
             "unpersisted_bytes": lambda: self.unpersisted.size,
             "unpersisted_age_seconds": lambda: self.unpersisted.age,

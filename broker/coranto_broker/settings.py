@@ -71,6 +71,11 @@ class BrokerSettings(MemberSettings):
     chunk_bytes: int = Field(
         default=1 << 20, ge=1 << 10, le=3 << 20, description="Most content per message to readers."
     )
+    disk_reserve_bytes: int = Field(
+        default=64 << 20,
+        ge=0,
+        description="Replicated appends are refused while less than this is free on the disk of a replica; 0: never.",
+    )
     cache_bytes: int = Field(
         default=2 << 30, ge=0, description="Disk space below data_dir for content read from fragment stores."
     )

@@ -104,6 +104,10 @@ class Disk(Protocol):
         """Return the names in a folder, sorted; empty when the folder is absent."""
         ...
 
+    def free_bytes(self, folder: Path) -> int:
+        """Return the room on the disk that holds a folder, or that will hold it."""
+        ...
+
     def rename(self, source: Path, target: Path) -> None:
         """Move a file or folder, and create the target's parent folder. A file at the target is replaced."""
         ...
@@ -175,6 +179,12 @@ class LocalDisk:
             os.fsync(file.fileno())
         temporary.replace(path)
         self.sync_folder(path.parent)
+
+    def free_bytes(self, folder: Path) -> int:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        status = os.statvfs(folder)
+        return status.f_bavail * status.f_frsize
 
     def list(self, folder: Path) -> list[str]:
         try:

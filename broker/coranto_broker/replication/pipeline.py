@@ -146,6 +146,8 @@ async def complete(
 ) -> None:
     """Wait for the disk as far as the spool's policy and `ask` demand it, and say in an acknowledgement what is there.
 
+    It also says whether the disk is nearly full.
+
     `version` is the spool's when it took the proposal. Raises OSError if the disk fails.
     """
     if spool.fsync is Fsync.COMMIT:
@@ -154,6 +156,8 @@ async def complete(
         response.held_from = await replica.force()
     elif ask != _NOTHING and replica is not None:
         response.held_from = replica.held_from
+    if spool.short_of_room:
+        response.short_of_room = True
     if ask != _HELD and spool.is_on_disk(version):  # Completed fragments may be on the disk only in part.
         response.synced = True
 
@@ -323,7 +327,8 @@ class Pipeline:
         self.demand_unmet = ""
         """The reason why the replicas cannot meet it; empty if they can."""
         self.refusal = ""
-        """The reason why appends with content are refused for that; empty if they are not."""
+        """The reason why appends with content are refused, for that or for lack of room; empty if they are not."""
+        self._short_of_room = ""
         self.whole_lines = False
         """True if the journal's labels demand that each append ends with a newline."""
         self._zones = {name: name.partition("#")[0] for name in names}
@@ -386,7 +391,7 @@ class Pipeline:
             self.demand_unmet = unmet(self.demand, tells)
         except InvalidInput as error:
             self.demand, self.demand_unmet = NO_DEMAND, f"the journal's labels cannot be obeyed: {error}"
-        self.refusal = self.demand_unmet if self.demand.refuses else ""
+        self.refusal = (self.demand_unmet if self.demand.refuses else "") or self._short_of_room
         self.whole_lines = takes_whole_lines(labels)
         self.answers_at_once = self.local_only and self.spool.fsync is not Fsync.COMMIT and not self.demand_unmet
 
@@ -637,7 +642,18 @@ class Pipeline:
                     responses.append((name, await stream.acknowledgement()))
                 except (OSError, CorantoError) as error:
                     self._failed_to_receive(name, str(error), error)
+        if not self.local_only:  # A lone spool is certain to roll back what it cannot write.
+            self._heed_room([name for name, each in responses if each.short_of_room])
         return responses
+
+    def _heed_room(self, short: list[str]) -> None:
+        """Have appends with content refused while replicas are short of room. Each further append asks them again."""
+        if short:
+            self._short_of_room = (
+                f"the disk of {' and of '.join(short)} is nearly full (disk_reserve_bytes), so nothing was applied. "
+                "Make room there, or end that broker, so that another one takes over"
+            )
+            self.replace()
 
     def _failed_to_send(self, name: str, error: Exception) -> ReplicationFailed:
         if self._send_error is None:

@@ -42,6 +42,7 @@ from coranto.effects import Bytes, Clock, Disk
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool import commit_log
+from coranto_broker.spool.disk_room import DiskRoom
 from coranto_broker.spool.flush import Current, Flusher
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.shared_file import SharedFile
@@ -182,7 +183,7 @@ class SpoolObserver(Protocol):
 class SpoolFolder:
     """The folder of the spool of one journal at one create revision, with the disk and clock to use it.
 
-    `base` is added to the etcd revisions of pipelines (`coranto_broker.recovery.identity`).
+    `room` is that of the disk. `base` is added to the etcd revisions of pipelines (`coranto_broker.recovery.identity`).
     """
 
     path: Path
@@ -191,6 +192,7 @@ class SpoolFolder:
     disk: Disk
     clock: Clock
     base: int = 0
+    room: DiskRoom | None = None
 
     def content(self, begin: int) -> SharedFile:
         return SharedFile(self.disk, self.path / f"{begin:016x}.content")
@@ -517,6 +519,11 @@ class DurableSpool:
     def settle(self, offset: int) -> None:
         """Raise the watermark: nobody can go on without the content below `offset`."""
         self._watermark.raise_to(offset)
+
+    @property
+    def short_of_room(self) -> bool:
+        """True if the disk is nearly full."""
+        return self._folder.room is not None and self._folder.room.is_short
 
     def roll_back(self) -> None:
         """Drop content that has not committed."""

@@ -46,11 +46,12 @@ class FaultyDisk(LocalDisk):
     """This machine's disk, with faults.
 
     Writes to files that contain `full` in their name fail half-way; if `stuck`, truncating them fails, too. Syncs of
-    files that contain `failing` in their name fail.
+    files that contain `failing` in their name fail. `room` is what it says is free.
     """
 
     def __init__(self) -> None:
         self.full: str | None = None
+        self.room = 1 << 40
         self.stuck = False
         self.failing: str | None = None
         self.syncs: list[str] = []
@@ -59,6 +60,9 @@ class FaultyDisk(LocalDisk):
     def sync_folder(self, folder: Path) -> None:
         self.folder_syncs.append(folder.name)
         super().sync_folder(folder)
+
+    def free_bytes(self, folder: Path) -> int:
+        return self.room
 
     def open(self, path: Path) -> Any:
         return _FaultyFile(self, path, super().open(path))

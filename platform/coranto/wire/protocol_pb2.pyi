@@ -894,6 +894,7 @@ class ReplicateResponse(_message.Message):
     SYNCED_FIELD_NUMBER: _builtins.int
     HELD_FROM_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
+    SHORT_OF_ROOM_FIELD_NUMBER: _builtins.int
     status: Global___Status.ValueType
     takes_readable: _builtins.bool
     """Not of Gazette: in its first response, whether a replica takes messages that hold nothing but `readable`."""
@@ -905,6 +906,8 @@ class ReplicateResponse(_message.Message):
     """Everything that this acknowledges is on the replica's disk, and survives a loss of power."""
     held_from: _builtins.int
     """If asked: the replica has all content from this offset on. All of it is on its disk if `synced` is set."""
+    short_of_room: _builtins.bool
+    """Not of Gazette: the replica's disk is nearly full, so that no further content should be sent to it."""
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property
@@ -928,10 +931,11 @@ class ReplicateResponse(_message.Message):
         synced: _builtins.bool = ...,
         held_from: _builtins.int | None = ...,
         frames: _frames_pb2.FramePort | None = ...,
+        short_of_room: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "frames", b"frames", "header", b"header", "held_from", b"held_from", "registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "frames", b"frames", "header", b"header", "held_from", b"held_from", "registers", b"registers", "status", b"status", "synced", b"synced", "takes_content_with_proposal", b"takes_content_with_proposal", "takes_readable", b"takes_readable", "tells_synced", b"tells_synced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_from", b"_held_from", "fragment", b"fragment", "frames", b"frames", "header", b"header", "held_from", b"held_from", "registers", b"registers", "short_of_room", b"short_of_room", "status", b"status", "synced", b"synced", "takes_content_with_proposal", b"takes_content_with_proposal", "takes_readable", b"takes_readable", "tells_synced", b"tells_synced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__held_from: _TypeAlias = _typing.Literal["held_from"]  # noqa: Y015
     _WhichOneofArgType__held_from: _TypeAlias = _typing.Literal["_held_from", b"_held_from"]  # noqa: Y015

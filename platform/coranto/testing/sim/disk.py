@@ -197,6 +197,10 @@ class ProcessDisk:
     def write_atomic(self, path: Path, data: bytes) -> None:
         self._disk.put(self._process, path, data)
 
+    def free_bytes(self, folder: Path) -> int:
+        self._process.check_alive()
+        return 0 if self._disk.full else 1 << 60
+
     def list(self, folder: Path) -> list[str]:
         self._process.check_alive()
         return self._disk.names(folder)
