@@ -67,7 +67,7 @@ class RunCommits:
 
 @dataclass(slots=True)
 class Outages:
-    """The retries of one run. `told` is called with the progress at each failure, and once the run makes progress."""
+    """The retries of one run. `told` is called with the progress at each failure. It may fail by the same outage."""
 
     consumer: str
     policy: RetryPolicy
@@ -132,7 +132,7 @@ class Outages:
         except Exception as error:
             if not _may_pass(error):
                 raise
-            # Who is told of progress may depend on the same store.
+            # A listener may use the same store, as one that reports rows of tables does.
             _log.info("consumer.progress_not_told", consumer=self.consumer, error=type(error).__name__)
 
 

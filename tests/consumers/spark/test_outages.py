@@ -255,7 +255,7 @@ def test_a_job_gives_up_after_its_timeout_and_a_service_never_does():
     assert ended is None, "it was stopped, and did not give up"
 
 
-def test_who_is_told_of_progress_may_depend_on_the_store_that_is_away():
+def test_a_listener_of_progress_may_use_the_store_that_is_away():
     hooks, told, failures = Paused(), [], [1, 2]
 
     def tell(report: ConsumeReport) -> None:
