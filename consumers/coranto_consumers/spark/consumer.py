@@ -29,12 +29,13 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+import structlog
 from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import JOB_SECONDS, RetryPolicy
 from coranto.client.routes import KnownRoute
-from coranto.errors import OffsetJump
+from coranto.errors import CorantoError, OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
@@ -46,7 +47,7 @@ from coranto_consumers.spark.consumer_options import (
     DEFAULT_TRANSACTION_BYTES,
     ConsumerOptions,
 )
-from coranto_consumers.spark.dead_letters import DeadLetters
+from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs, no_letters
 from coranto_consumers.spark.discovery import (
     ContentExtent,
     begins_of,
@@ -74,6 +75,8 @@ from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.spark.transaction_bounds import MessageBound, Pace, TooManyMessages
 from coranto_consumers.spark.unread import UnreadContent, ends_of
 from coranto_consumers.spark.writing_at_once import NotAtOnce, WritingAtOnce
+
+_log = structlog.get_logger(__name__)
 
 
 class SparkConsumer:
@@ -143,6 +146,7 @@ class SparkConsumer:
             client = replace(client, name=f"spark-consumer/{quote(application.name)[:100]}")
         self._input = InputSettings(application, client, spark, options, application.name)
         self._fail_on_data_loss = fail_on_data_loss
+        self._misfits = misfits
         self._application = application
         self._config = client
         self._hooks = hooks or Hooks()
@@ -260,6 +264,7 @@ class SparkConsumer:
             if isinstance(self._application, DeclaresSql):
                 for each in self._application.sql:
                     self._store.prepare(each)
+            self._compare_tables(client)
             fence, checkpoint = self._store.raise_fence(name)
             commits.begin(checkpoint, replace(NOTHING, fence=fence))
             commits.committed()
@@ -274,6 +279,41 @@ class SparkConsumer:
         report = self._progress()
         replayed += report.replayed_intents
         return replace(report, replayed_intents=replayed, retries=self._outages.retries), checkpoint.sources
+
+    def _compare_tables(self, client: SyncJournalClient) -> None:
+        """Raise InvalidInput for outputs that their tables cannot take, before an earlier instance is fenced off.
+
+        The outputs are those of a transaction without messages. No session is started for that if there is nothing to
+        read.
+        """
+        if not self._store.compares:
+            return
+        present = self._present(client)
+        if not self._input.has_session and self._reader is None and not self._has_unread(present):
+            return
+        nothing = self._input_reader().nothing()
+        try:
+            made = self._application.outputs(nothing)
+            letters = (
+                self._misfits if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None else None
+            )
+            compared = [made, *([] if letters is None else [dead_letter_outputs(letters, no_letters(nothing))])]
+            tables = [each for outputs in compared for each in outputs.tables]
+            sql = list(made.sql)
+        except CorantoError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of the application, which usually gets no empty frame
+            _log.info("consumer.tables_not_compared", consumer=self._application.name, error=type(error).__name__)
+            return
+        self._store.compare(Outputs(tables, (), sql))
+
+    def _has_unread(self, present: Mapping[str, ContentExtent]) -> bool:
+        restored = self._store.read(self._application.name)
+        sources = {} if restored is None else restored.checkpoint.sources
+        return any(
+            extent.head > max(extent.begin, sources[journal].read_through if journal in sources else 0)
+            for journal, extent in present.items()
+        )
 
     def _catch_up(
         self,

@@ -61,8 +61,9 @@ def can_bind(kind: Any, column: Column[Any], dialect: Dialect) -> bool:
 
     if column.type.dialect_impl(dialect)._has_bind_expression:
         return False
+    own = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
     try:
-        stored = column.type.python_type
+        stored = own.python_type
     except NotImplementedError:
         return False
     types = pa.types

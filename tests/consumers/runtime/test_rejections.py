@@ -20,7 +20,7 @@ from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, de
 from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.columns import Columns
 from coranto_consumers.runtime.metrics import ConsumerMetrics
-from coranto_consumers.runtime.rejections import RejectionSearch, Subject
+from coranto_consumers.runtime.rejections import Consumed, RejectionSearch
 from coranto_consumers.runtime.replica import ShardReplica
 from coranto_consumers.runtime.testing import shard_spec
 from coranto_consumers.stores.sql import SqlStore
@@ -175,7 +175,7 @@ async def test_policies_that_cannot_be_are_refused(store_url: str, journals: Any
 
 def test_a_dead_letter_that_is_rejected_itself_ends_the_search() -> None:
     search, problem = RejectionSearch(), RejectedRow("too long")
-    letter = Subject("in/one", 7, DeadLetters(journals=["in/two"]))
+    letter = Consumed("in/one", 7, DeadLetters(journals=["in/two"]))
     assert search.met(problem, 9, None) is problem
     assert search.may_continue()
     assert search.most_messages == 4
