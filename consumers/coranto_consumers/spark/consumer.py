@@ -29,25 +29,25 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-import structlog
 from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import JOB_SECONDS, RetryPolicy
 from coranto.client.routes import KnownRoute
-from coranto.errors import CorantoError, OffsetJump
+from coranto.errors import OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application, DeclaresSql, Outputs
 from coranto_consumers.spark.committing import acknowledge
+from coranto_consumers.spark.comparing import compare_tables
 from coranto_consumers.spark.consumer_options import (
     DEFAULT_PARTITION_BYTES,
     DEFAULT_TRANSACTION_BYTES,
     ConsumerOptions,
 )
-from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs, no_letters
+from coranto_consumers.spark.dead_letters import DeadLetters
 from coranto_consumers.spark.discovery import (
     ContentExtent,
     begins_of,
@@ -76,8 +76,6 @@ from coranto_consumers.spark.transaction_bounds import MessageBound, Pace, TooMa
 from coranto_consumers.spark.unread import UnreadContent, ends_of
 from coranto_consumers.spark.writing_at_once import NotAtOnce, WritingAtOnce
 
-_log = structlog.get_logger(__name__)
-
 
 class SparkConsumer:
     """Runs an application over its source journals, with exactly-once effects.
@@ -101,7 +99,8 @@ class SparkConsumer:
     then continues from its last commit, under the same fence: a run until it has caught up for `retry_timeout` seconds
     since the first failure after the last progress, a service without a limit.
 
-    Messages that do not fit the application's columns, or whose UUID cannot be read, are `misfits`. They end the run;
+    Messages that do not fit the application's columns, whose UUID cannot be read, or whose rows the store rejects
+    (`rejected.py`), are `misfits`. They end the run;
     or the application gets them, with nulls for what does not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters`
     in the same transaction.
 
@@ -176,6 +175,7 @@ class SparkConsumer:
           otherwise,
         * InvalidInput for outputs that do not fit a table or journal, and for a source that is a fork of a journal in
           the checkpoint which is no source any more,
+        * RejectedRow for a message whose rows the store does not take, unless `misfits` says otherwise,
         * SqlStoreError or CommitOutcomeUnknown for a store that fails for longer than `retry_timeout`, or for good,
         * OffsetJump for content that is gone, StreamTruncated for a segment of a stream, and CorruptData when a journal
           is not the one that was processed before, unless `fail_on_data_loss` is False,
@@ -291,21 +291,7 @@ class SparkConsumer:
         present = self._present(client)
         if not self._input.has_session and self._reader is None and not self._has_unread(present):
             return
-        nothing = self._input_reader().nothing()
-        try:
-            made = self._application.outputs(nothing)
-            letters = (
-                self._misfits if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None else None
-            )
-            compared = [made, *([] if letters is None else [dead_letter_outputs(letters, no_letters(nothing))])]
-            tables = [each for outputs in compared for each in outputs.tables]
-            sql = list(made.sql)
-        except CorantoError:
-            raise
-        except Exception as error:  # noqa: BLE001 - of the application, which usually gets no empty frame
-            _log.info("consumer.tables_not_compared", consumer=self._application.name, error=type(error).__name__)
-            return
-        self._store.compare(Outputs(tables, (), sql))
+        compare_tables(self._application, self._store, self._misfits, self._input_reader().nothing())
 
     def _has_unread(self, present: Mapping[str, ContentExtent]) -> bool:
         restored = self._store.read(self._application.name)

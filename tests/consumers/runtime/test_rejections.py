@@ -127,6 +127,18 @@ async def test_dead_letters_keep_rejected_messages_and_all_others_commit_once(
     ]
 
 
+@pytest.mark.parametrize("way", ["rows", "statements", "batches"])
+async def test_a_single_half_of_a_surrogate_pair_is_the_same_on_every_way(
+    store_url: str, journals: Any, client: Any, way: str
+) -> None:
+    texts = [r"a\ud83d", r"\ud83d\ude00", r"\\ud83d", r"\ude00\ud83d", r"\uD83D\u0041"]
+    lines = [f'{{"id":{number},"name":"{text}","price":1}}\n' for number, text in enumerate(texts)]
+    await journals.fake.write("in/one", "".join(lines).encode())
+    app = Items(SqlStore(store_url), way, MisfitPolicy.FAIL)
+    assert await Run(app, client).through(journals.head("in/one"))
+    assert [name for _, name, _ in app.rows()] == ["a?", "😀", "\\ud83d", "??", "?A"]
+
+
 async def test_dead_letters_may_be_messages(store_url: str, journals: Any, client: Any, written: Any) -> None:
     app = Items(SqlStore(store_url), "rows", DeadLetters(journals=["in/two"]))
     assert await Run(app, client).through(journals.head("in/one"))

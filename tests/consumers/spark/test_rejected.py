@@ -363,3 +363,18 @@ def test_windows_treat_rejected_rows_as_consumers_do(new_store, broker, spark, t
     with SqlStore(url).engine.connect() as connection:
         assert sorted(connection.execute(select(numbers.c.n)).scalars()) == [1, 3]
         assert connection.execute(select(letters.c.offset, letters.c.line)).all() == [(8, b'{"n":7777}')]
+
+
+def test_a_single_half_of_a_surrogate_pair_is_what_it_is_for_shards(new_store, broker, spark):
+    broker.create(SOURCE)
+    texts = [r"a\ud83d", r"\ud83d\ude00", r"\\ud83d", r"\ude00\ud83d", r"\uD83D\u0041"]
+    lines = [f'{{"id":{number},"name":"{text}"}}\n' for number, text in enumerate(texts)]
+    for kind in ("sqlite", "postgresql"):
+        url = new_store(kind)
+        SqlStore(url).create_tables(PLACES)
+        if kind == "sqlite":
+            broker.write(SOURCE, "".join(lines).encode())
+        SparkConsumer(Required(), broker.config, url, spark).run_until_caught_up()
+        with SqlStore(url).engine.connect() as connection:
+            found = list(connection.execute(select(ORDERS.c.name).order_by("id")).scalars())
+        assert found == ["a?", "😀", "\\ud83d", "??", "?A"]
