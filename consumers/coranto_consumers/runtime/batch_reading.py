@@ -37,7 +37,7 @@ class BatchReader:
     """Decodes the committed lines of one source."""
 
     def __init__(self, columns: Columns, treatments: Treatments | None = None) -> None:
-        """`treatments` are those of messages whose rows the store rejects."""
+        """`treatments` has the messages whose rows the store rejects."""
         self._columns = columns
         self._treatments: Treatments = {} if treatments is None else treatments
         self._schema = pa.schema([field.with_nullable(True) for field in columns.schema])
@@ -63,7 +63,7 @@ class BatchReader:
         return MessageBatch(committed.journal, whole, rows.select(_POSITIONS)), misfits
 
     def _treated(self, journal: str, rows: Any, table: Any, misfits: list[Misfit]) -> tuple[Any, Any]:
-        """Return rows and their table without those that are left out, which are added to misfits, and with nulls."""
+        """Return rows and their table without messages that are left out (added to misfits), and with nulls."""
         kept: Mask = np.ones(rows.num_rows, dtype=np.bool_)
         for row, offset in enumerate(rows.column("offset").to_pylist()):
             if (journal, offset) not in self._treatments:

@@ -105,7 +105,7 @@ class MessageInput(SourceInput):
         """Note the framing of a source. Raises InvalidInput for `misfits` of the application that cannot be."""
         if policy_of(self._app.misfits) is MisfitPolicy.NULLS:
             raise InvalidInput(
-                "an application that takes messages one by one decides itself what is null: choose DeadLetters or "
+                "an application that takes messages one by one chooses nulls itself: choose DeadLetters or "
                 "MisfitPolicy.FAIL, or take messages in Columns",
                 field="misfits",
             )

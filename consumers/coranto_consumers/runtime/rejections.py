@@ -1,7 +1,7 @@
 """The search for messages of a shard whose rows the store rejects. Pure.
 
 A store tells that a transaction has a row which it does not take, and not which message the row comes from. The shard
-starts anew from its checkpoint then, with transactions of half as many messages, until one message is alone in its
+starts again from its checkpoint then, with transactions of half as many messages, until one message is alone in its
 transaction. Transactions without it commit meanwhile. Transactions that commit get larger again.
 """
 
@@ -65,7 +65,7 @@ class RejectionSearch:
         return found
 
     def may_continue(self) -> bool:
-        """Return True if the shard may start anew after the error of the last `met`. It counts once."""
+        """Return True if the shard may start again after the error of the last `met`. It counts once."""
         may, self._may_continue = self._may_continue, False
         return may
 
@@ -91,5 +91,5 @@ class RejectionSearch:
 
     def _keep(self, place: tuple[str, int], treatment: Treatment) -> None:
         self.treatments[place] = treatment
-        if len(self.treatments) > _MOST_KEPT:  # Those that were found first were consumed long ago.
+        if len(self.treatments) > _MOST_KEPT:  # The first ones were consumed long ago.
             del self.treatments[next(iter(self.treatments))]

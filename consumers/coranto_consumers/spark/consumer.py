@@ -283,8 +283,8 @@ class SparkConsumer:
     def _compare_tables(self, client: SyncJournalClient) -> None:
         """Raise InvalidInput for outputs that their tables cannot take, before an earlier instance is fenced off.
 
-        The outputs are those of a transaction without messages. No session is started for that if there is nothing to
-        read.
+        The application makes the outputs of a transaction without messages. No session is started for that if there is
+        nothing to read.
         """
         if not self._store.compares:
             return

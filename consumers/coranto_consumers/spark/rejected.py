@@ -113,7 +113,7 @@ class Rejections:
 
 
 def treated(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment]) -> DataFrame:
-    """Return messages without those that are to be left out, and with nulls in others."""
+    """Return messages without the left-out ones, and with nulls in others."""
     if not treatments:
         return frame
     marks = frame.sparkSession.createDataFrame(

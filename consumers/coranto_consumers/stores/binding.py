@@ -118,7 +118,7 @@ def require_times(batch: pa.RecordBatch, table: Table) -> None:
 
 
 def without_halves(value: Any) -> Any:
-    """Return a text, or what is in a value of JSON, with question marks for single halves of surrogate pairs.
+    """Return a text, or a value of JSON, with question marks for single halves of surrogate pairs.
 
     JSON can write them, and no database keeps them. Spark's reader of JSON does the same.
     """

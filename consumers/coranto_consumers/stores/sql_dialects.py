@@ -99,7 +99,7 @@ def _parsed(code: str, dialect: str, field: str) -> Any:
         found = [each for each in sqlglot.parse(code, dialect=_PARSERS[dialect]) if each is not None]
     except (SqlglotError, RecursionError) as error:
         raise InvalidInput(
-            f"is not understood as {dialect}, so nobody can tell which tables it writes to: write it more simply, in "
+            f"is not understood as {dialect}, so the tables that it writes to are unknown: write it more simply, in "
             "several statements",
             field=field,
         ) from error

@@ -55,7 +55,7 @@ def require_target(connection: Connection, table: Table, columns: Sequence[str] 
 
 
 def _lacking(table: Table, names: Sequence[str], found: dict[str, Any], dialect: Dialect) -> Iterator[str]:
-    """Yield what is missing of columns, and those that are too narrow."""
+    """Yield a problem for each column that is missing or too narrow."""
     for name in names:
         column = table.c[name]
         wanted = column.type.dialect_impl(dialect)

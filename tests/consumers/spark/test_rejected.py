@@ -202,7 +202,7 @@ def test_nulls_replace_what_the_database_rejects_where_it_may_be_null(world, run
         if kind in world.bad:
             values = found[world.bad[kind][0]]
             assert values[place] is None
-            assert sum(value is None for value in values) == 2, "the place, and what was rejected"
+            assert sum(value is None for value in values) == 2, "the place, and the rejected value"
     assert whole >= set(world.good)
     assert report.misfits == len(world.bad) - 2
 

@@ -1,4 +1,4 @@
-"""Errors of databases are told without the values of rows (`test_row_paths.py` has real ones of each database)."""
+"""Errors of databases have no values of rows (`test_row_paths.py` has real ones of each database)."""
 
 import sqlite3
 
@@ -53,7 +53,7 @@ def of_mysql(kind, code, message):
         ),
     ],
 )
-def test_what_was_rejected_is_told_by_kind_and_names(error, told):
+def test_a_rejection_has_the_kind_and_names(error, told):
     rejected = rejection_of(error)
     assert rejected is not None
     assert told in rejected.problem

@@ -1,4 +1,4 @@
-"""Tables of a database are compared with what is written to them (`test_rejected.py` starts consumers over some)."""
+"""Tables of a database are compared with the rows of a consumer (`test_rejected.py` starts consumers over some)."""
 
 import pytest
 from sqlalchemy import BigInteger, Column, Integer, MetaData, Numeric, String, Table, Text, text
@@ -70,7 +70,7 @@ def test_what_is_missing_is_told_in_each_database(store_url, ddl, problem):
         ("name TEXT, price INTEGER", "column 'price' is INTEGER"),
     ],
 )
-def test_columns_that_are_too_narrow_are_told(new_store, column, problem):
+def test_columns_that_are_too_narrow_are_named(new_store, column, problem):
     url = new_store("postgresql")
     make(url, f"id BIGINT PRIMARY KEY, {column}")
     with pytest.raises(InvalidInput, match=problem):
