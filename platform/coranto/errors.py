@@ -326,8 +326,8 @@ class SqlStoreError(CorantoError):
 class RejectedRow(SqlStoreError):
     """A database does not take a row because of its values. Nothing was committed, and a retry fails in the same way.
 
-    `problem` has no values of rows. `journal` and `offset` are those of the message that the row comes from; `journal`
-    is "" and `offset` -1 until the message is found.
+    `problem` has no values of rows. `journal` and `offset` say where its message is; `journal` is "" and `offset`
+    -1 until the message is found.
     """
 
     def __init__(self, problem: str, *, journal: str = "", offset: int = -1) -> None:

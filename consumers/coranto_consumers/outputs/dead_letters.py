@@ -19,12 +19,15 @@ COLUMNS: Final = ("journal", "offset", "line")
 
 
 class MisfitPolicy(enum.Enum):
-    """The way of a consumer with messages that do not fit its application's columns, or whose UUID cannot be read."""
+    """The way of a consumer with messages that do not fit its application's columns, or whose UUID cannot be read, and
+    with those whose rows the store rejects.
+    """
 
     FAIL = "fail"
     """The first one ends the run, before anything of it is committed."""
     NULLS = "nulls"
-    """The application gets them, with nulls for what does not fit."""
+    """The application gets them, with nulls for what does not fit, or is rejected. Where that must not be null, it is
+    as with FAIL."""
     DEAD_LETTERS = "dead letters"
     """The application does not get them. The transaction keeps them as they are."""
 

@@ -11,7 +11,7 @@ MOST_REJECTED: Final = 1000
 """The most messages of one transaction that are left out, or given nulls. Each one takes some tries to find."""
 
 Attempt = Callable[[Collection[int], int], RejectedRow | None]
-"""Tries so many of the first messages of a transaction, without those of some numbers. Returns what was rejected."""
+"""Tries so many of the first messages of a transaction, without those of some numbers. Returns the rejection."""
 
 
 class TooManyRejected(Exception):
@@ -32,7 +32,7 @@ def find_rejected(
     and TooManyRejected for more than `most`.
     """
     found: dict[int, RejectedRow] = {}
-    low = 0  # The store takes [0, low) without those that were found.
+    low = 0  # The store takes [0, low) without the found ones.
     failure: RejectedRow | None = problem
     while failure is not None:
         if low >= count:

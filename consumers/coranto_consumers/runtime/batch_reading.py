@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import re
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,10 @@ from coranto_consumers.runtime.column_intake import CommittedRows
 from coranto_consumers.runtime.columns import Columns, MessageBatch
 from coranto_consumers.runtime.rejections import Treatments
 
+_ESCAPED: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
+"""Escaped characters of JSON: pairs of surrogates, single halves of them (the group), and others."""
 _POSITIONS = [name for name in POSITION.names if name != "journal"]
 
 
@@ -32,7 +37,7 @@ class BatchReader:
     """Decodes the committed lines of one source."""
 
     def __init__(self, columns: Columns, treatments: Treatments | None = None) -> None:
-        """`treatments` are those of messages whose rows the store rejects."""
+        """`treatments` has the messages whose rows the store rejects."""
         self._columns = columns
         self._treatments: Treatments = {} if treatments is None else treatments
         self._schema = pa.schema([field.with_nullable(True) for field in columns.schema])
@@ -58,7 +63,7 @@ class BatchReader:
         return MessageBatch(committed.journal, whole, rows.select(_POSITIONS)), misfits
 
     def _treated(self, journal: str, rows: Any, table: Any, misfits: list[Misfit]) -> tuple[Any, Any]:
-        """Return rows and their table without those that are left out, which are added to misfits, and with nulls."""
+        """Return rows and their table without messages that are left out (added to misfits), and with nulls."""
         kept: Mask = np.ones(rows.num_rows, dtype=np.bool_)
         for row, offset in enumerate(rows.column("offset").to_pylist()):
             if (journal, offset) not in self._treatments:
@@ -88,9 +93,10 @@ class BatchReader:
             line = rows.column("content")[row].as_py()[:-1]
             offset = int(rows.column("offset")[row].as_py())
             readable = unreadable is None or not unreadable[row]
-            parsed = self._parsed(line) if readable else None
+            text = _without_halves(line)
+            parsed = self._parsed(text) if readable else None
             if parsed is None and self._columns.misfits is MisfitPolicy.NULLS:
-                parsed = self._parts(line if readable else b"{}")
+                parsed = self._parts(text if readable else b"{}")
             if parsed is None:
                 if not isinstance(self._columns.misfits, DeadLetters):
                     wanted = ", ".join(f"{each.name} {each.type}" for each in self._columns.schema)
@@ -137,3 +143,13 @@ class BatchReader:
             return None
         mask: Mask = rows.column(UNREADABLE).to_numpy(zero_copy_only=False)
         return mask if mask.any() else None
+
+
+def _without_halves(line: bytes) -> bytes:
+    """Return a line with question marks for single halves of surrogate pairs, which Arrow does not parse.
+
+    Other ways into a store have them, too (`binding.without_halves`, Spark's reader of JSON).
+    """
+    if b"\\ud" not in line.lower():
+        return line
+    return _ESCAPED.sub(lambda found: b"?" if found[1] is not None else found[0], line)

@@ -15,7 +15,7 @@ from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.columns import Columns
 from coranto_consumers.runtime.inputs import BatchInput, Feed, MessageInput, SourceInput
 from coranto_consumers.runtime.publishing import ShardPublisher
-from coranto_consumers.runtime.rejections import RejectionSearch, Subject
+from coranto_consumers.runtime.rejections import Consumed, RejectionSearch
 from coranto_consumers.runtime.transaction import DeferToNextTransaction, Transactions
 from coranto_consumers.stores.base import Store
 
@@ -132,7 +132,7 @@ class Consuming:
         self._arrived_bytes += size
 
     @property
-    def last(self) -> Subject | None:
+    def last(self) -> Consumed | None:
         """The message that was handed out last, if one was, and nothing else with it."""
         return None if self._last is None else self._last[0].subject(self._last[1])
 

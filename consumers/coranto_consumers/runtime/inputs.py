@@ -21,7 +21,7 @@ from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.columns import Columns
 from coranto_consumers.runtime.intake import Intake
 from coranto_consumers.runtime.publishing import ShardPublisher
-from coranto_consumers.runtime.rejections import Subject, Treatments
+from coranto_consumers.runtime.rejections import Consumed, Treatments
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.sql_shard import SqlShardStore
 
@@ -69,7 +69,7 @@ class SourceInput(ABC):
         """Return the states of this input's sources."""
 
     @abstractmethod
-    def subject(self, pulled: Any) -> Subject | None:
+    def subject(self, pulled: Any) -> Consumed | None:
         """Return the one message that was pulled, in case its rows are rejected. None if it is an acknowledgement."""
 
     def add_replayed(self, decoded: Any) -> None:
@@ -105,7 +105,7 @@ class MessageInput(SourceInput):
         """Note the framing of a source. Raises InvalidInput for `misfits` of the application that cannot be."""
         if policy_of(self._app.misfits) is MisfitPolicy.NULLS:
             raise InvalidInput(
-                "an application that takes messages one by one decides itself what is null: choose DeadLetters or "
+                "an application that takes messages one by one chooses nulls itself: choose DeadLetters or "
                 "MisfitPolicy.FAIL, or take messages in Columns",
                 field="misfits",
             )
@@ -138,8 +138,8 @@ class MessageInput(SourceInput):
     def checkpoint(self, pruning: Pruning | None) -> Mapping[str, Source]:
         return self.intake.checkpoint(pruning)
 
-    def subject(self, pulled: Envelope[Any]) -> Subject | None:
-        return None if _is_ack(pulled) else Subject(pulled.journal, pulled.begin, self._app.misfits)
+    def subject(self, pulled: Envelope[Any]) -> Consumed | None:
+        return None if _is_ack(pulled) else Consumed(pulled.journal, pulled.begin, self._app.misfits)
 
     def _leaves_out(self, store: Store, pulled: Envelope[Any]) -> bool:
         """Keep a message whose rows the store rejects as a dead letter. Return False for other messages."""
@@ -227,12 +227,12 @@ class BatchInput(SourceInput):
         sources: Mapping[str, Source] = self.intake.checkpoint(pruning)
         return sources
 
-    def subject(self, pulled: Any) -> Subject | None:
+    def subject(self, pulled: Any) -> Consumed | None:
         if pulled.rows.num_rows != 1:
             return None
         columns = self._columns[pulled.journal]
         nullable = tuple(field.name for field in columns.schema if field.nullable)
-        return Subject(pulled.journal, pulled.rows.column("offset")[0].as_py(), columns.misfits, nullable)
+        return Consumed(pulled.journal, pulled.rows.column("offset")[0].as_py(), columns.misfits, nullable)
 
 
 def _require_place(misfits: MisfitPolicy | DeadLetters, store: Store) -> None:

@@ -78,7 +78,7 @@ class Primary:
     ) -> None:
         """`restored` is awaited once the store has restored its checkpoint.
 
-        `search` goes on over several runs of a shard's primary.
+        `search` lasts for several runs of a shard's primary.
         """
         self._search = RejectionSearch() if search is None else search
         self._app = app

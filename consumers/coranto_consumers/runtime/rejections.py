@@ -1,7 +1,7 @@
 """The search for messages of a shard whose rows the store rejects. Pure.
 
 A store tells that a transaction has a row which it does not take, and not which message the row comes from. The shard
-starts anew from its checkpoint then, with transactions of half as many messages, until one message is alone in its
+starts again from its checkpoint then, with transactions of half as many messages, until one message is alone in its
 transaction. Transactions without it commit meanwhile. Transactions that commit get larger again.
 """
 
@@ -22,7 +22,7 @@ _UNLIMITED: Final = 1 << 16
 _MOST_KEPT: Final = 10_000
 
 
-class Subject(NamedTuple):
+class Consumed(NamedTuple):
     """A message that was consumed, and the way with it if its rows are rejected."""
 
     journal: str
@@ -33,7 +33,7 @@ class Subject(NamedTuple):
 
 
 class RejectionSearch:
-    """What is known of the rejected messages of one shard in this process, over all runs of its primary."""
+    """The knowledge of rejected messages of one shard in this process, over all runs of its primary."""
 
     def __init__(self) -> None:
         self.most_messages: int | None = None
@@ -48,7 +48,7 @@ class RejectionSearch:
             more = 2 * self.most_messages
             self.most_messages = more if more < _UNLIMITED else None
 
-    def met(self, problem: RejectedRow, messages: int, last: Subject | None) -> RejectedRow:
+    def met(self, problem: RejectedRow, messages: int, last: Consumed | None) -> RejectedRow:
         """Note that the store has rejected a row of a transaction of so many messages, whose last one is given.
 
         Returns the error, with journal and offset if the message is found.
@@ -65,11 +65,11 @@ class RejectionSearch:
         return found
 
     def may_continue(self) -> bool:
-        """Return True if the shard may start anew after the error of the last `met`. It counts once."""
+        """Return True if the shard may start again after the error of the last `met`. It counts once."""
         may, self._may_continue = self._may_continue, False
         return may
 
-    def _treat(self, found: Subject) -> bool:
+    def _treat(self, found: Consumed) -> bool:
         """Choose the next way with a message. Return False if there is none."""
         place = (found.journal, found.offset)
         if isinstance(found.misfits, DeadLetters):
@@ -91,5 +91,5 @@ class RejectionSearch:
 
     def _keep(self, place: tuple[str, int], treatment: Treatment) -> None:
         self.treatments[place] = treatment
-        if len(self.treatments) > _MOST_KEPT:  # Those that were found first were consumed long ago.
+        if len(self.treatments) > _MOST_KEPT:  # The first ones were consumed long ago.
             del self.treatments[next(iter(self.treatments))]

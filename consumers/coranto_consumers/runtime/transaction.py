@@ -108,7 +108,7 @@ class Transactions:
     def messages_under_way(self, *, only_one: bool) -> int:
         """Return the messages of the transaction that is open or commits: the larger one, if it is not the `only_one`.
 
-        Those of a transaction that has committed do not count if it is the only one.
+        A transaction that has committed does not count if there is only one.
         """
         if not only_one:
             return max(self.current.messages, self.completing.messages)

@@ -41,6 +41,7 @@ from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application, DeclaresSql, Outputs
 from coranto_consumers.spark.committing import acknowledge
+from coranto_consumers.spark.comparing import compare_tables
 from coranto_consumers.spark.consumer_options import (
     DEFAULT_PARTITION_BYTES,
     DEFAULT_TRANSACTION_BYTES,
@@ -98,7 +99,8 @@ class SparkConsumer:
     then continues from its last commit, under the same fence: a run until it has caught up for `retry_timeout` seconds
     since the first failure after the last progress, a service without a limit.
 
-    Messages that do not fit the application's columns, or whose UUID cannot be read, are `misfits`. They end the run;
+    Messages that do not fit the application's columns, whose UUID cannot be read, or whose rows the store rejects
+    (`rejected.py`), are `misfits`. They end the run;
     or the application gets them, with nulls for what does not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters`
     in the same transaction.
 
@@ -143,6 +145,7 @@ class SparkConsumer:
             client = replace(client, name=f"spark-consumer/{quote(application.name)[:100]}")
         self._input = InputSettings(application, client, spark, options, application.name)
         self._fail_on_data_loss = fail_on_data_loss
+        self._misfits = misfits
         self._application = application
         self._config = client
         self._hooks = hooks or Hooks()
@@ -172,6 +175,7 @@ class SparkConsumer:
           otherwise,
         * InvalidInput for outputs that do not fit a table or journal, and for a source that is a fork of a journal in
           the checkpoint which is no source any more,
+        * RejectedRow for a message whose rows the store does not take, unless `misfits` says otherwise,
         * SqlStoreError or CommitOutcomeUnknown for a store that fails for longer than `retry_timeout`, or for good,
         * OffsetJump for content that is gone, StreamTruncated for a segment of a stream, and CorruptData when a journal
           is not the one that was processed before, unless `fail_on_data_loss` is False,
@@ -260,6 +264,7 @@ class SparkConsumer:
             if isinstance(self._application, DeclaresSql):
                 for each in self._application.sql:
                     self._store.prepare(each)
+            self._compare_tables(client)
             fence, checkpoint = self._store.raise_fence(name)
             commits.begin(checkpoint, replace(NOTHING, fence=fence))
             commits.committed()
@@ -274,6 +279,27 @@ class SparkConsumer:
         report = self._progress()
         replayed += report.replayed_intents
         return replace(report, replayed_intents=replayed, retries=self._outages.retries), checkpoint.sources
+
+    def _compare_tables(self, client: SyncJournalClient) -> None:
+        """Raise InvalidInput for outputs that their tables cannot take, before an earlier instance is fenced off.
+
+        The application makes the outputs of a transaction without messages. No session is started for that if there is
+        nothing to read.
+        """
+        if not self._store.compares:
+            return
+        present = self._present(client)
+        if not self._input.has_session and self._reader is None and not self._has_unread(present):
+            return
+        compare_tables(self._application, self._store, self._misfits, self._input_reader().nothing())
+
+    def _has_unread(self, present: Mapping[str, ContentExtent]) -> bool:
+        restored = self._store.read(self._application.name)
+        sources = {} if restored is None else restored.checkpoint.sources
+        return any(
+            extent.head > max(extent.begin, sources[journal].read_through if journal in sources else 0)
+            for journal, extent in present.items()
+        )
 
     def _catch_up(
         self,

@@ -8,7 +8,12 @@ from pyspark.sql import functions as F
 from coranto_consumers.outputs.dead_letters import COLUMNS, DeadLetters, dead_letter_table, policy_of
 from coranto_consumers.spark.application import JournalOutput, Outputs, TableOutput
 
-__all__ = ["DeadLetters", "dead_letter_outputs", "dead_letter_table", "policy_of"]
+__all__ = ["DeadLetters", "dead_letter_outputs", "dead_letter_table", "no_letters", "policy_of"]
+
+
+def no_letters(nothing: DataFrame) -> DataFrame:
+    """Return a frame without rows of `COLUMNS`, made of one without messages."""
+    return nothing.selectExpr("_journal AS journal", "_offset AS offset", "CAST(NULL AS BINARY) AS line")
 
 
 def dead_letter_outputs(letters: DeadLetters, dead: DataFrame) -> Outputs:

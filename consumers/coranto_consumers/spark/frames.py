@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from coranto.client import ClientConfig
 from coranto.client.routes import KnownRoute
 from coranto.errors import CorruptMessage, InvalidInput
+from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.client_options import client_options
 from coranto_consumers.spark.framings import ReadFraming, name_of, options_of
 from coranto_consumers.spark.options import Isolation
@@ -34,6 +37,7 @@ from coranto_consumers.spark.rows import (
     SUMMARY,
     Misfits,
     nullable,
+    required,
 )
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
 from coranto_consumers.spark.sequencing import PieceCommit, PieceLimit
@@ -107,6 +111,7 @@ def planned_rows(
 ) -> PlannedRows:
     """Return the rows of a plan, with messages parsed into an application's columns.
 
+    A message without a column that `schema` has as not nullable is a misfit.
     `zone` is the time zone of texts with a time that name none. A tolerant read takes lines whose UUID cannot be read
     for messages without one. Raises InvalidInput for columns that messages of the framing are not parsed into.
     """
@@ -126,9 +131,10 @@ def planned_rows(
         for field in own
         if PARSED_PREFIX + field.name in (*METADATA, _PIECE, _LINE, _SUMMARY)
     ]
-    asked = StructType([*needed, *schema.fields])
+    asked = StructType([*needed, *map(required, schema.fields)])
+    rows = StructType([*needed, *_nullable(schema.fields).fields])
     reader = JournalDataSource(options).reader(asked)
-    return PlannedRows(ReadTask(reader, tuple(reader.partitions())), asked, plan.places)
+    return PlannedRows(ReadTask(reader, tuple(reader.partitions())), rows, plan.places)
 
 
 def read_lines(client: ClientConfig, plan: ReadPlan, framing: ReadFraming, zone: str) -> dict[tuple[str, int], bytes]:
@@ -258,8 +264,9 @@ def choose_committed(
 def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
     """Return the columns of an application's `value_schema`, which may ask for `COMMITTED_AT`. Raises InvalidInput.
 
-    `*` at the beginning stands for the columns of a registered type. All of them may be null, whatever the schema says,
-    because messages may lack what they should have.
+    `*` at the beginning stands for the columns of a registered type. These may be null, whatever the type says, because
+    messages of other versions may lack them. A message that lacks a column which the schema itself declares NOT NULL is
+    a misfit. Parts of columns may be null.
     """
     star, rest = _ALL.match(ddl), ddl
     if star is not None:
@@ -269,7 +276,7 @@ def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
             )
         rest = ddl[star.end() :]
         if not rest.strip():
-            return _checked(registered)
+            return _checked(_nullable(registered.fields))
     try:
         schema = StructType.fromDDL(rest)
     except PySparkException as error:
@@ -283,8 +290,12 @@ def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
     if star is not None and registered is not None:
         if twice := sorted(set(registered.names) & set(schema.names)):
             raise InvalidInput(f"column {twice[0]} is among those that `*` stands for; leave it out", field=_DDL)
-        schema = StructType([*registered.fields, *schema.fields])
+        schema = StructType([*_nullable(registered.fields).fields, *schema.fields])
     return _checked(schema)
+
+
+def _nullable(fields: Sequence[StructField]) -> StructType:
+    return StructType([StructField(field.name, field.dataType, True) for field in fields])
 
 
 def _checked(schema: StructType) -> StructType:
@@ -296,7 +307,14 @@ def _checked(schema: StructType) -> StructType:
     reserved = sorted(name for name in schema.names if name in own or name.startswith("_coranto_"))
     if reserved:
         raise InvalidInput(f"column {reserved[0]} is reserved; give yours another name", field=_DDL)
-    return StructType([StructField(field.name, nullable(field.dataType), True) for field in schema.fields])
+    return StructType([StructField(each.name, nullable(each.dataType), each.nullable) for each in schema.fields])
+
+
+def nothing_committed(spark: SparkSession, schema: StructType, *, commits: bool) -> DataFrame:
+    """Return the frame that an application would get of a transaction without messages."""
+    names = [name.removeprefix(PARSED_PREFIX) for name in (*METADATA, *([COMMITTED_AT] if commits else []))]
+    own = [StructField(PARSED_PREFIX + name, FIELDS[name].dataType) for name in names]
+    return spark.createDataFrame([], StructType([*_nullable(schema.fields).fields, *own]))
 
 
 def parsed_values(rows: DataFrame, schema: StructType) -> DataFrame:
@@ -327,13 +345,24 @@ class TakenIn(NamedTuple):
     """The number of messages that do not fit."""
 
 
-def take_in(rows: DataFrame, schema: StructType, *, fails: bool) -> TakenIn:
-    """Count committed rows and those that do not fit. With `fails`, raises CorruptMessage for one that does not."""
+def take_in(rows: DataFrame, schema: StructType, misfits: MisfitPolicy) -> TakenIn:
+    """Count committed rows and those that do not fit.
+
+    Raises CorruptMessage for one that ends the run: any with `MisfitPolicy.FAIL`, and with `MisfitPolicy.NULLS` one
+    that would have nulls in columns that are not nullable.
+    """
     misfit = F.col(_LINE).isNotNull()
-    first = F.min(F.when(misfit, F.struct("_journal", "_offset"))).alias("first")
+    lacks = [_column(field.name).isNull() for field in schema.fields if not field.nullable]
+    if misfits is not MisfitPolicy.NULLS:
+        lacks = [F.lit(misfits is MisfitPolicy.FAIL)]
+    fatal = misfit & functools.reduce(operator.or_, lacks, F.lit(False))
+    first = F.min(F.when(fatal, F.struct("_journal", "_offset"))).alias("first")
     [found] = rows.agg(F.count(F.lit(1)).alias("messages"), F.count(_LINE).alias("misfits"), first).collect()
-    if found.first is not None and fails:
-        columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields)
+    if found.first is not None:
+        columns = ", ".join(
+            f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' NOT NULL'}"
+            for field in schema.fields
+        )
         journal, offset = found.first
         raise CorruptMessage(journal, offset, f"its value does not fit the columns {columns}")
     dead = rows.where(misfit).select(

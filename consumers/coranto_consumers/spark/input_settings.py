@@ -41,6 +41,11 @@ class InputSettings:
         self._name = name
         self._type: ResolvedType | None = None
 
+    @property
+    def has_session(self) -> bool:
+        """True if there is a session, so that to use it starts none."""
+        return not callable(self._spark)
+
     def journals(
         self, client: SyncJournalClient, wanted: str | Sequence[str], *, field: str
     ) -> tuple[JournalInfo, ...]:

@@ -30,6 +30,7 @@ from coranto_consumers.spark.frames import (
     PlannedRows,
     choose_committed,
     collect_summaries,
+    nothing_committed,
     packed_input,
     packed_summaries,
     parsed_values,
@@ -122,6 +123,10 @@ class InputReader:
         self._skew: dict[str, SkewWatch] = {}
         self._places = FragmentPlaces()
 
+    def nothing(self) -> DataFrame:
+        """Return the frame of a transaction without messages, with the columns that an application gets."""
+        return nothing_committed(self._spark, self._schema, commits=self._commits)
+
     @contextmanager
     def read(
         self,
@@ -213,7 +218,7 @@ class InputReader:
         misfits = 0
         if None in counts or any(summary.misfits for summary in summaries):
             with described(self._spark, f"{self._name}: counts what is committed, and what of it does not fit"):
-                taken = take_in(chosen, self._schema, fails=self._misfits is MisfitPolicy.FAIL)
+                taken = take_in(chosen, self._schema, self._misfits)
             committed, messages, misfits = taken.all, taken.messages, taken.misfits
             if self._misfits is MisfitPolicy.DEAD_LETTERS and misfits:
                 yield self._input(taken.fitting, messages - misfits, count, after, dead=taken.dead, misfits=misfits)

@@ -17,11 +17,11 @@ from coranto.errors import InvalidInput, RejectedRow
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application import Outputs, SqlOutput, TableOutput
 from coranto_consumers.spark.frames import ExpectedRows
-from coranto_consumers.spark.outputs import Staged, stage_sql_output, stage_table_output
+from coranto_consumers.spark.outputs import Staged, compare_table_output, stage_sql_output, stage_table_output
 from coranto_consumers.spark.packed import PackedInput
 from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.stores.reading import ICEBERG
-from coranto_consumers.stores.sql import Restored, SqlStore
+from coranto_consumers.stores.sql import Restored, SqlStore, check_deferred
 from coranto_consumers.stores.staged_sql import StagedSql
 from coranto_consumers.stores.staging import delete_staged, delete_stale
 
@@ -93,6 +93,19 @@ class OutputStore(ABC, Generic[W]):
         """
         return self.write_all([made], shard, fence)
 
+    compares = False
+    """True if outputs can be compared with their tables before anything is written (`compare`, `read`)."""
+
+    def read(self, shard: str) -> Restored | None:
+        """Return a consumer's fence and checkpoint without raising the fence. None if it never started."""
+        raise InvalidInput(f"{self.name} is read when its fence is raised", field="store")
+
+    def compare(self, made: Outputs) -> None:
+        """Raise InvalidInput for outputs whose rows their tables cannot take, and for missing privileges.
+
+        Creates tables and stage tables that are absent.
+        """
+
     def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
         """Write the rows of outputs in a transaction that is rolled back. Return what the store rejects of them.
 
@@ -116,6 +129,7 @@ class SqlOutputs(OutputStore[Staged]):
     """A database, as a store of outputs."""
 
     at_once = True
+    compares = True
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
@@ -129,6 +143,15 @@ class SqlOutputs(OutputStore[Staged]):
 
     def resume(self, shard: str, fence: int) -> Checkpoint:
         return self._store.resume(shard, fence)
+
+    def read(self, shard: str) -> Restored | None:
+        return self._store.read(shard)
+
+    def compare(self, made: Outputs) -> None:
+        for output in made.sql:
+            output.sql.prepare(self._store)
+        for each in made.tables:
+            compare_table_output(each, self._store)
 
     def sweep(self, shard: str, fence: int) -> None:
         try:
@@ -157,8 +180,7 @@ class SqlOutputs(OutputStore[Staged]):
             with self._store.transaction(shard, fence) as transaction:
                 for each in written:
                     each.merge(transaction.connection)
-                if self._store.is_postgresql:  # Some may be deferred to the commit.
-                    transaction.connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+                check_deferred(transaction.connection)
         except RejectedRow as rejected:
             return rejected
         return None

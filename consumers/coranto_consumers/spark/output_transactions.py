@@ -77,8 +77,16 @@ class OutputTransactions:
             try:
                 return self._finish(client, read, report, written, times)
             except RejectedRow as rejected:
-                settled = Rejections(self.application, self.store, self.misfits).settled(read, report.fence, rejected)
+                settled = self._settled(read, report.fence, rejected)
             return self._finish(client, settled, report, written, times)
+
+    def _settled(self, read: Input, fence: int, rejected: RejectedRow) -> Input:
+        """Return an input without what the store rejects. Raises RejectedRow if `misfits` do not allow that."""
+
+        def reject(made: Outputs) -> RejectedRow | None:
+            return self.store.rejection(made, self.application.name, fence)
+
+        return Rejections(self.application, self.misfits, reject).settled(read, rejected)
 
     def _finish(
         self,

@@ -40,7 +40,7 @@ from coranto_consumers.spark.tasks import PUBLISHED, STAGED, PublishTask, StageT
 from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staged_sql import StagedSql
-from coranto_consumers.stores.staging import merge_in_transaction, stage_of, write_in_transaction
+from coranto_consumers.stores.staging import compare_plan, merge_in_transaction, stage_of, write_in_transaction
 
 EXACT: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -131,13 +131,24 @@ def stage_table_output(
 
     Tasks that read the messages which are `expected` stage them themselves, if the rows are columns of these.
     """
-    table = table_of(output)
-    plan = plan_merge(table, output.rows.columns, output.keys, output.merge, output.delete)
-    require_deletes(output, table.name)
+    plan = _plan_of(output)
     stage = stage_of(store, plan)
     few = CARRIED_TO_MERGE if plan.keys and not store.is_postgresql else CARRIED_TO_APPEND
     most = few if can_carry(plan) else 0
     return _staged(output.rows, plan, stage, store, shard, fence, most, expected=expected)
+
+
+def compare_table_output(output: TableOutput, store: SqlStore) -> None:
+    """Raise InvalidInput for an output whose rows its table cannot take. Creates the table and its stage if absent."""
+    plan = _plan_of(output)
+    compare_plan(store, plan, stage_of(store, plan))
+
+
+def _plan_of(output: TableOutput) -> MergePlan:
+    table = table_of(output)
+    plan = plan_merge(table, output.rows.columns, output.keys, output.merge, output.delete)
+    require_deletes(output, table.name)
+    return plan
 
 
 def _staged(

@@ -6,7 +6,7 @@ of the transaction are tried, in transactions of the store that are rolled back 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +21,6 @@ from coranto_consumers.outputs.rejections import MOST_REJECTED, TooManyRejected,
 from coranto_consumers.spark.application import Application, Outputs
 from coranto_consumers.spark.frames import METADATA
 from coranto_consumers.spark.inputs import Input
-from coranto_consumers.spark.output_stores import OutputStore
 
 _MOST_TOLD: Final = 10
 _LOOKED_FOR_TO_FAIL: Final = 8
@@ -31,7 +30,7 @@ _JOURNAL, _OFFSET, _NULLS, _MARK = (f"_coranto_{name}" for name in ("journal", "
 _log = structlog.get_logger(__name__)
 
 
-class Position(NamedTuple):
+class MessagePlace(NamedTuple):
     """The place of a message."""
 
     journal: str
@@ -47,10 +46,11 @@ class Rejections:
     """Treats what a store rejects of one consumer's transactions."""
 
     application: Application
-    store: OutputStore[Any]
     misfits: MisfitPolicy | DeadLetters
+    reject: Callable[[Outputs], RejectedRow | None]
+    """Writes outputs in a transaction that is rolled back, and returns what the store rejects of them."""
 
-    def settled(self, read: Input, fence: int, problem: RejectedRow) -> Input:
+    def settled(self, read: Input, problem: RejectedRow) -> Input:
         """Return an input without the rows that the store rejects: as misfits of the policy, or with nulls.
 
         `problem` is what the store rejected of the input. Raises RejectedRow, with journal and offset, for a message
@@ -60,7 +60,7 @@ class Rejections:
 
         def attempt(left_out: Collection[int], until: int) -> RejectedRow | None:
             frame = read.committed if until == len(places) else _before(read.committed, places[until])
-            return self._rejection(treated(frame, {places[number]: None for number in left_out}), fence)
+            return self._rejection(treated(frame, {places[number]: None for number in left_out}))
 
         fails = self.misfits is MisfitPolicy.FAIL
         try:
@@ -78,10 +78,8 @@ class Rejections:
         if fails:
             raise _first(places, found)
         rejected = {places[number]: problem for number, problem in sorted(found.items())}
-        if self.misfits is MisfitPolicy.NULLS:
-            treatments = self._nulls(read, rejected, fence)
-        else:
-            treatments = dict.fromkeys(rejected)
+        nulls = self.misfits is MisfitPolicy.NULLS
+        treatments = self._nulls(read, rejected) if nulls else dict.fromkeys(rejected)
         for place, each in list(rejected.items())[:_MOST_TOLD]:
             _log.warning(
                 "consumer.row_rejected",
@@ -94,14 +92,14 @@ class Rejections:
             )
         return _with(read, treatments)
 
-    def _nulls(self, read: Input, rejected: Mapping[Position, RejectedRow], fence: int) -> dict[Position, Treatment]:
+    def _nulls(self, read: Input, rejected: Mapping[MessagePlace, RejectedRow]) -> dict[MessagePlace, Treatment]:
         """Return the columns of rejected messages that have to be null. Raises RejectedRow if that does not do."""
         columns = [name for name in read.committed.columns if name not in METADATA and name not in read.required]
-        treatments: dict[Position, Treatment] = dict.fromkeys(rejected)
+        treatments: dict[MessagePlace, Treatment] = dict.fromkeys(rejected)
         for place, problem in rejected.items():
 
-            def attempt(nulls: Collection[str], place: Position = place) -> RejectedRow | None:
-                return self._rejection(treated(read.committed, {**treatments, place: frozenset(nulls)}), fence)
+            def attempt(nulls: Collection[str], place: MessagePlace = place) -> RejectedRow | None:
+                return self._rejection(treated(read.committed, {**treatments, place: frozenset(nulls)}))
 
             nulls = find_nulls(columns, attempt)
             if nulls is None:
@@ -109,13 +107,13 @@ class Rejections:
             treatments[place] = nulls
         return treatments
 
-    def _rejection(self, committed: DataFrame, fence: int) -> RejectedRow | None:
+    def _rejection(self, committed: DataFrame) -> RejectedRow | None:
         outputs = self.application.outputs(committed)
-        return self.store.rejection(Outputs(outputs.tables, (), outputs.sql), self.application.name, fence)
+        return self.reject(Outputs(outputs.tables, (), outputs.sql))
 
 
-def treated(frame: DataFrame, treatments: Mapping[Position, Treatment]) -> DataFrame:
-    """Return messages without those that are to be left out, and with nulls in others."""
+def treated(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment]) -> DataFrame:
+    """Return messages without the left-out ones, and with nulls in others."""
     if not treatments:
         return frame
     marks = frame.sparkSession.createDataFrame(
@@ -143,7 +141,7 @@ def treated(frame: DataFrame, treatments: Mapping[Position, Treatment]) -> DataF
     )
 
 
-def _with(read: Input, treatments: Mapping[Position, Treatment]) -> Input:
+def _with(read: Input, treatments: Mapping[MessagePlace, Treatment]) -> Input:
     left_out = sorted(place for place, nulls in treatments.items() if nulls is None)
     dead = read.dead
     if left_out:
@@ -163,20 +161,20 @@ def _with(read: Input, treatments: Mapping[Position, Treatment]) -> Input:
     )
 
 
-def _first(places: list[Position], found: Mapping[int, RejectedRow]) -> RejectedRow:
+def _first(places: list[MessagePlace], found: Mapping[int, RejectedRow]) -> RejectedRow:
     number = min(found)
     return found[number].at(*places[number])
 
 
-def _places(committed: DataFrame) -> list[Position]:
+def _places(committed: DataFrame) -> list[MessagePlace]:
     """Return the places of messages, in order."""
     table = (
         committed.select("_journal", "_offset").toArrow().sort_by([("_journal", "ascending"), ("_offset", "ascending")])
     )
-    return [Position(*each) for each in zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True)]
+    return [MessagePlace(*each) for each in zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True)]
 
 
-def _before(committed: DataFrame, place: Position) -> DataFrame:
+def _before(committed: DataFrame, place: MessagePlace) -> DataFrame:
     """Return the messages that are before one, by journal and offset."""
     journal, offset = F.col("_journal"), F.col("_offset")
     return committed.where((journal < place.journal) | ((journal == place.journal) & (offset < place.offset)))

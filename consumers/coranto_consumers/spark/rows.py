@@ -71,6 +71,10 @@ class Misfits(enum.Enum):
     """For consumers: values that do not fit are null, and the column `LINE` has the line."""
 
 
+_REQUIRED: Final = "coranto.required"
+"""The metadata of columns that messages must have."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowLayout:
     """The origins of a schema's columns."""
@@ -165,6 +169,11 @@ def nullable(kind: DataType) -> DataType:
     return kind
 
 
+def required(column: StructField) -> StructField:
+    """Return a column as one that may be null for Spark, and whose nulls are misfits if it is not nullable."""
+    return StructField(column.name, column.dataType, True, None if column.nullable else {_REQUIRED: True})
+
+
 def _require_nullable(column: StructField) -> None:
     """Raise InvalidInput for a column that must not be null: Spark ends with an error of its own at the first null."""
     if not column.nullable or column.dataType != nullable(column.dataType):
@@ -240,6 +249,9 @@ class BatchBuilder:
         else:
             # Nothing is parsed, so everything fits that has a UUID.
             misfits = np.zeros(len(lines), dtype=np.bool_) if lines.unreadable is None else lines.unreadable
+        for each in layout.message.fields:
+            if each.metadata.get(_REQUIRED):
+                misfits = misfits | columns[each.name].is_null().to_numpy(zero_copy_only=False)
         if layout.misfits is Misfits.FAILFAST and misfits.any():
             wanted = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in layout.message.fields)
             row = int(np.argmax(misfits))

@@ -18,19 +18,19 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from sqlalchemy import Table, delete
+from sqlalchemy import Connection, Table, delete
 from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import JOB_SECONDS, RetryPolicy
-from coranto.errors import CorruptData, InvalidInput
+from coranto.errors import CorruptData, InvalidInput, RejectedRow
 from coranto.fragments.windows import Window, find
 from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
-from coranto_consumers.spark.application import Application, TableOutput
+from coranto_consumers.spark.application import Application, Outputs, TableOutput
 from coranto_consumers.spark.consumer_options import DEFAULT_PARTITION_BYTES, ConsumerOptions
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.discovery import cuts_of
@@ -41,7 +41,9 @@ from coranto_consumers.spark.outages import Outages
 from coranto_consumers.spark.outputs import Staged, stage_table_output, table_of
 from coranto_consumers.spark.progress import NOTHING, Hooks, Step
 from coranto_consumers.spark.ranges import Range
-from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.spark.rejected import Rejections
+from coranto_consumers.spark.task_errors import errors_of_tasks
+from coranto_consumers.stores.sql import SqlStore, check_deferred
 from coranto_consumers.stores.staging import delete_shards, delete_staged, delete_stale
 from coranto_consumers.stores.windows import (
     WINDOW_COLUMN,
@@ -161,8 +163,15 @@ class WindowConsumer:
             with reader.read(ranges, sources, cuts, pruning) as read:
                 _require_whole(window, read.sources)
                 self._hooks.reached(Step.SEQUENCED)
-                staged = self._stage(window, shard, read, fence)
-                self._commit(window, shard, fence, staged, Checkpoint(read.sources))
+                try:
+                    self._write(window, shard, fence, read)
+                except RejectedRow as rejected:
+
+                    def reject(made: Outputs) -> RejectedRow | None:
+                        return self._rejection(window, shard, fence, made)
+
+                    read = Rejections(self._application, self._misfits, reject).settled(read, rejected)
+                    self._write(window, shard, fence, read)
                 return WindowReport(window, read.messages, read.rows, fence, read.misfits)
 
     def _sources(
@@ -203,22 +212,44 @@ class WindowConsumer:
         self._hooks.reached(Step.STAGED)
         return staged
 
+    def _write(self, window: Window, shard: str, fence: int, read: Input) -> None:
+        with errors_of_tasks():
+            staged = self._stage(window, shard, read, fence)
+        self._commit(window, shard, fence, staged, Checkpoint(read.sources))
+
+    def _rejection(self, window: Window, shard: str, fence: int, made: Outputs) -> RejectedRow | None:
+        """Write outputs of a window in a transaction that is rolled back. Return what the store rejects of them."""
+        try:
+            with errors_of_tasks():
+                tables = [_of_window(output, window) for output in made.tables]
+                staged = [stage_table_output(output, self._store, shard, fence) for output in tables]
+            with self._store.transaction(shard, fence) as transaction:
+                self._replace(transaction.connection, window, staged)
+                check_deferred(transaction.connection)
+        except RejectedRow as rejected:
+            return rejected
+        return None
+
     def _commit(self, window: Window, shard: str, fence: int, staged: Sequence[Staged], after: Checkpoint) -> None:
         with self._store.transaction(shard, fence) as transaction:
             connection = transaction.connection
             self.log.claim(connection, window, after, time.time())
-            tables: dict[str, Table] = {each.plan.table.fullname: each.plan.table for each in staged}
-            if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
-                tables[self._misfits.table.fullname] = self._misfits.table  # There may be none any more.
-            for table in tables.values():
-                connection.execute(delete(table).where(table.c[WINDOW_COLUMN].between(window.first, window.last)))
-            for each in staged:
-                each.merge(connection)
+            self._replace(connection, window, staged)
             for stage in {each.stage.name: each.stage for each in staged}.values():
                 delete_staged(connection, stage, shard, below_fence=fence + 1)
             self._hooks.reached(Step.MERGED)
             transaction.commit(after)
         self._hooks.reached(Step.COMMITTED)
+
+    def _replace(self, connection: Connection, window: Window, staged: Sequence[Staged]) -> None:
+        """Replace the rows of a window by staged ones."""
+        tables: dict[str, Table] = {each.plan.table.fullname: each.plan.table for each in staged}
+        if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
+            tables[self._misfits.table.fullname] = self._misfits.table  # There may be none any more.
+        for table in tables.values():
+            connection.execute(delete(table).where(table.c[WINDOW_COLUMN].between(window.first, window.last)))
+        for each in staged:
+            each.merge(connection)
 
     def _delete_stale_rows(self, shard: str, fence: int, windows: Sequence[Window]) -> None:
         """Delete rows that earlier runs of the window staged, and runs of windows that were merged since."""

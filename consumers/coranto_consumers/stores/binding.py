@@ -61,8 +61,9 @@ def can_bind(kind: Any, column: Column[Any], dialect: Dialect) -> bool:
 
     if column.type.dialect_impl(dialect)._has_bind_expression:
         return False
+    own = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
     try:
-        stored = column.type.python_type
+        stored = own.python_type
     except NotImplementedError:
         return False
     types = pa.types
@@ -117,7 +118,7 @@ def require_times(batch: pa.RecordBatch, table: Table) -> None:
 
 
 def without_halves(value: Any) -> Any:
-    """Return a text, or what is in a value of JSON, with question marks for single halves of surrogate pairs.
+    """Return a text, or a value of JSON, with question marks for single halves of surrogate pairs.
 
     JSON can write them, and no database keeps them. Spark's reader of JSON does the same.
     """

@@ -62,7 +62,7 @@ _MYSQL: Final = {
     3988: "22P05",
     4025: "23514",
 }
-"""Errors of MariaDB and MySQL, by those of PostgreSQL. 1366 is also that of a character that a column does not keep."""
+"""Errors of MariaDB and MySQL, by their SQLSTATE in PostgreSQL. 1366 also means a character that is not kept."""
 _COPIED: Final = re.compile(r"COPY .*?, line [0-9]+, column ([^:]{1,63}):")
 _MYSQL_NAMES: Final = re.compile(
     r"for key '([^']+)'|(?:for column|Column|Field) (?:[`\w]*\.)*[`']?([^`'\s]+)[`']?|CONSTRAINT `([^`]+)`"
@@ -93,7 +93,7 @@ def described(error: SQLAlchemyError, *, shows_values: bool = False) -> str:
     if (rejected := rejection_of(error)) is not None:
         return rejected.problem
     if _is_postgresql(original) and original.diag.message_primary:
-        # What is behind the message (DETAIL, CONTEXT) may quote values.
+        # The rest (DETAIL, CONTEXT) may quote values.
         return " ".join(original.diag.message_primary.split())
     return _one_line(original) or type(original).__name__
 

@@ -12,7 +12,7 @@ has waited for the lock of the broken transaction.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -38,10 +38,11 @@ from coranto.client.retry import RetryPolicy
 from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.durability import RELAXED, commit_durably, risks
-from coranto_consumers.stores.engines import READS_ONLY, is_transient, open_engine, was_rolled_back
+from coranto_consumers.stores.engines import READS_ONLY, is_denied, is_transient, open_engine, was_rolled_back
 from coranto_consumers.stores.mysql import GUARDED, NAME, create_tables
 from coranto_consumers.stores.rejections import SHOW_VALUES, described, rejection_of
 from coranto_consumers.stores.retired import checkpoint_of
+from coranto_consumers.stores.targets import require_target
 from coranto_consumers.stores.urls import display_url, parse_store_url
 
 CHECKPOINTS = Table(
@@ -163,7 +164,31 @@ class SqlStore:
                 for table in (CHECKPOINTS, *tables):
                     table.create(connection, checkfirst=True)
         except SQLAlchemyError as error:
+            if isinstance(error, DBAPIError) and is_denied(error):
+                raise self._may_not_create(tables) from error
             raise self.failure("tables could not be created", error) from error
+
+    def _may_not_create(self, tables: Sequence[Table]) -> InvalidInput:
+        names = ", ".join(table.fullname for table in (CHECKPOINTS, *tables))
+        grant = "CREATE ON SCHEMA public" if self.is_postgresql else f"CREATE, INDEX ON {self.engine.url.database}.*"
+        return InvalidInput(
+            f"{self.name}: {self.engine.url.username} may not create one of the tables {names}. A consumer needs its "
+            f"checkpoint table, and a stage table for each table that it writes: GRANT {grant} TO that user, or create "
+            "the tables as another user and grant access to them",
+            field="store_url",
+        )
+
+    def compare(self, *tables: Table) -> None:
+        """Raise InvalidInput for a table of the database that cannot take the rows of its definition.
+
+        Raises SqlStoreError.
+        """
+        try:
+            with self.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
+                for table in tables:
+                    require_target(connection, table)
+        except SQLAlchemyError as error:
+            raise self.failure("tables could not be compared", error) from error
 
     def table_names(self, connection: Connection, prefix: str) -> list[str]:
         """Return the names of tables in the default schema that start with `prefix`, sorted."""
@@ -304,6 +329,12 @@ def _locked(shard: str) -> Select[tuple[int, bytes]]:
     """Return the query for a consumer's row. It waits until a broken transaction has committed or rolled back."""
     found = select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(CHECKPOINTS.c.shard_fqn == shard)
     return found.with_for_update()
+
+
+def check_deferred(connection: Connection) -> None:
+    """Have PostgreSQL check now what it would check at the commit. SQLite checks that at the commit only."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 
 
 def _raised(connection: Connection, shard: str) -> Restored:

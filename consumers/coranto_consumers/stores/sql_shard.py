@@ -122,6 +122,7 @@ class SqlShardStore(Store):
     async def restore_checkpoint(self, shard: str) -> Checkpoint:
         def restore() -> Checkpoint:
             self.database.create_tables(*self._tables)
+            self.database.compare(*self._tables)
             self._fence, checkpoint = self.database.raise_fence(shard)
             return checkpoint
 

@@ -56,7 +56,7 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
         return InvalidInput(what, field=field)
 
     code, unnamed, ended = "", "", False  # `unnamed` lacks quoted names, which may have any words in them.
-    for kind, piece in _pieces(text):
+    for kind, piece in pieces(text):
         if kind == "comment":
             if piece.startswith(("/*!", "/*M!")):
                 raise refuse("has a comment /*!, which MariaDB and MySQL run: write what is in it without the comment")
@@ -131,12 +131,12 @@ def _require_kind(code: str, *, refuse_with: str) -> None:
 def filled(text: str, values: Mapping[str, str]) -> str:
     """Return a statement that `require_statement` accepts, with values for its placeholders and without its end."""
     return "".join(
-        values[piece[1:-1]] if kind == "placeholder" else "" if kind == "end" else piece
-        for kind, piece in _pieces(text)
+        values[piece[1:-1]] if kind == "placeholder" else "" if kind == "end" else piece for kind, piece in pieces(text)
     )
 
 
-def _pieces(text: str) -> Iterator[tuple[str, str]]:
+def pieces(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the pieces of a statement, each with its kind: `comment`, `literal`, `name`, `placeholder` and so on."""
     for found in _PIECES.finditer(text):
         kind = next(
             name for name in ("comment", "literal", "name", "placeholder", "stray", "end", "code") if found[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, Dialect, Table
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -17,6 +17,7 @@ from coranto.errors import InvalidInput
 from coranto_consumers.stores.engines import READS_ONLY, is_transient
 from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, plan_merge, require_staged
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
+from coranto_consumers.stores.sql_dialects import require_dialect
 from coranto_consumers.stores.sql_text import STAGE, filled, require_statement
 from coranto_consumers.stores.staging import PREFIX, stage_of
 
@@ -69,6 +70,9 @@ class StagedSql:
 
         Raises InvalidInput for a statement that the database would not run, and SqlStoreError.
         """
+        names = [table.name for table in self.tables]
+        for number, statement in enumerate(self.statements, 1):
+            require_dialect(statement, store.engine.dialect.name, names, field=self._where(number))
         stage = stage_of(store, self.plan(self.rows.c.keys()), self.tables)
         options = {**_AS_IT_IS, READS_ONLY: True}
         try:
@@ -102,7 +106,8 @@ class StagedSql:
 
     def _filled(self, dialect: Dialect, stage: Table, attempts: Sequence[str]) -> list[str]:
         """Return the statements with their placeholders filled in. Attempts are ids without special characters."""
-        prepare = dialect.identifier_preparer
+        prepare: Any = dialect.preparer(dialect)
+        prepare._double_percents = False  # The driver gets the statement as it is.
         columns = ", ".join(prepare.quote(name) for name in self.rows.c.keys())  # noqa: SIM118
         chosen = ", ".join(f"'{attempt}'" for attempt in attempts) or "''"
         place, attempt = prepare.format_table(stage), prepare.quote(STAGE_COLUMNS[2])

@@ -14,21 +14,25 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Column, Connection, Dialect, MetaData, Table, delete, insert, inspect, select
+from sqlalchemy import Column, Connection, Dialect, MetaData, Table, delete, insert, inspect, select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateTable
 
+from coranto.errors import InvalidInput
 from coranto_consumers.stores.binding import bound_rows, can_bind, cleaned, require_times, rows_of
 from coranto_consumers.stores.copying import can_copy, copy_text, copying
 from coranto_consumers.stores.engines import is_denied
-from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, merge_staged, stage_table
+from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, Quotient, merge_staged, stage_table
+from coranto_consumers.stores.rejections import described
 from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.targets import require_target
 
 if TYPE_CHECKING:
     from psycopg import Copy
 
 PREFIX = "coranto_stage_"
+_MAY_STAGE = "SELECT has_database_privilege(current_database(), 'TEMPORARY')"
 _TEXT_BYTES = 64 << 20
 """The number of bytes of columns that are made text at once: Arrow's texts end at 2 GiB."""
 
@@ -44,6 +48,33 @@ def stage_of(store: SqlStore, plan: MergePlan, tables: Sequence[Table] | None = 
     return stage
 
 
+def compare_plan(store: SqlStore, plan: MergePlan, stage: Table) -> None:
+    """Raise InvalidInput for a table that cannot take a plan's rows, or that the role may not write.
+
+    The plan's statements run for no rows, in a transaction that is rolled back. Raises SqlStoreError.
+    """
+    computed = [name for name, rule in plan.rules.items() if isinstance(rule, Quotient)]
+    try:
+        with store.engine.connect() as connection:
+            require_target(connection, plan.table, [*plan.columns, *computed])
+            merge_staged(connection, plan, stage, ("",), 0)
+            delete_staged(connection, stage, "", below_fence=0)
+            if plan.keys and store.is_postgresql and not connection.execute(text(_MAY_STAGE)).scalar_one():
+                raise InvalidInput(
+                    f"{store.name}: {store.engine.url.username} may not create temporary tables, in which few rows are "
+                    f"staged: GRANT TEMPORARY ON DATABASE {store.engine.url.database} TO that user",
+                    field="store_url",
+                )
+    except SQLAlchemyError as error:
+        if isinstance(error, DBAPIError) and is_denied(error):
+            raise InvalidInput(
+                f"{store.name}: {store.engine.url.username} may not read and write it ({described(error)}): GRANT "
+                f"SELECT, INSERT, UPDATE, DELETE ON {plan.table.fullname} TO that user, and on {stage.name}",
+                field=f"table {plan.table.name}",
+            ) from error
+        raise store.failure(f"table {plan.table.name} could not be compared with its rows", error) from error
+
+
 def stage_name(plan: MergePlan, dialect: Dialect | None = None) -> str:
     """Return the name of a plan's stage table. It depends on the columns' types, so a table of another layout differs.
 
@@ -53,7 +84,9 @@ def stage_name(plan: MergePlan, dialect: Dialect | None = None) -> str:
     layout = [plan.table.fullname] + [f"{name} {plan.table.c[name].type.compile(named)}" for name in plan.columns]
     layout += [f"delete {plan.delete}"] if plan.delete else []
     digest = hashlib.sha256("\n".join(layout).encode()).hexdigest()[:10]
-    return f"{PREFIX}{plan.table.name[:24]}_{digest}"
+    # Databases bound names by bytes, and this one becomes part of others.
+    short = plan.table.name.encode()[:24].decode(errors="ignore")
+    return f"{PREFIX}{short}_{digest}"
 
 
 def stage_tables(store: SqlStore, connection: Connection) -> list[Table]:

@@ -20,7 +20,7 @@ from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, de
 from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.columns import Columns
 from coranto_consumers.runtime.metrics import ConsumerMetrics
-from coranto_consumers.runtime.rejections import RejectionSearch, Subject
+from coranto_consumers.runtime.rejections import Consumed, RejectionSearch
 from coranto_consumers.runtime.replica import ShardReplica
 from coranto_consumers.runtime.testing import shard_spec
 from coranto_consumers.stores.sql import SqlStore
@@ -127,6 +127,18 @@ async def test_dead_letters_keep_rejected_messages_and_all_others_commit_once(
     ]
 
 
+@pytest.mark.parametrize("way", ["rows", "statements", "batches"])
+async def test_a_single_half_of_a_surrogate_pair_is_the_same_on_every_way(
+    store_url: str, journals: Any, client: Any, way: str
+) -> None:
+    texts = [r"a\ud83d", r"\ud83d\ude00", r"\\ud83d", r"\ude00\ud83d", r"\uD83D\u0041"]
+    lines = [f'{{"id":{number},"name":"{text}","price":1}}\n' for number, text in enumerate(texts)]
+    await journals.fake.write("in/one", "".join(lines).encode())
+    app = Items(SqlStore(store_url), way, MisfitPolicy.FAIL)
+    assert await Run(app, client).through(journals.head("in/one"))
+    assert [name for _, name, _ in app.rows()] == ["a?", "😀", "\\ud83d", "??", "?A"]
+
+
 async def test_dead_letters_may_be_messages(store_url: str, journals: Any, client: Any, written: Any) -> None:
     app = Items(SqlStore(store_url), "rows", DeadLetters(journals=["in/two"]))
     assert await Run(app, client).through(journals.head("in/one"))
@@ -169,13 +181,13 @@ async def test_policies_that_cannot_be_are_refused(store_url: str, journals: Any
         listed = Items(SqlStore(store_url), "rows", DeadLetters(journals="name=in/two"))
         assert not await Run(listed, client).through(journals.head("in/one"))
     errors = [each["error"] for each in logs if each["event"] == "shard.failed"]
-    assert "decides itself what is null" in errors[0]
+    assert "chooses nulls itself" in errors[0]
     assert "name the journals of dead letters in a list" in errors[1]
 
 
 def test_a_dead_letter_that_is_rejected_itself_ends_the_search() -> None:
     search, problem = RejectionSearch(), RejectedRow("too long")
-    letter = Subject("in/one", 7, DeadLetters(journals=["in/two"]))
+    letter = Consumed("in/one", 7, DeadLetters(journals=["in/two"]))
     assert search.met(problem, 9, None) is problem
     assert search.may_continue()
     assert search.most_messages == 4

@@ -25,9 +25,7 @@ pytestmark = pytest.mark.integration
 
 JOURNAL = "values/source"
 LINES = 1500
-COLUMNS = (
-    f"{WIDE}, {MAPS.partition(', d')[0]}, q ARRAY<MAP<STRING, DOUBLE>>, b BOOLEAN, y TINYINT, l BIGINT NOT NULL, Y INT"
-)
+COLUMNS = f"{WIDE}, {MAPS.partition(', d')[0]}, q ARRAY<MAP<STRING, DOUBLE>>, b BOOLEAN, y TINYINT, l BIGINT, Y INT"
 NAMES = [*"dtncefagrsvmoqbylY"]
 BERLIN, KOLKATA = "Europe/Berlin", "Asia/Kolkata"
 TEXTS = Table(

@@ -19,11 +19,14 @@ from sqlalchemy import (
     Numeric,
     String,
     Table,
+    make_url,
     select,
+    text,
 )
 from structlog.testing import capture_logs
 
-from coranto.errors import RejectedRow
+from coranto.client import SyncJournalClient
+from coranto.errors import CorruptMessage, InvalidInput, RejectedRow
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
@@ -37,7 +40,9 @@ from coranto_consumers.spark import (
     TableOutput,
     dead_letter_table,
 )
+from coranto_consumers.spark.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
+from coranto_consumers.stores.window_growth import grow
 
 pytestmark = pytest.mark.integration
 
@@ -197,7 +202,7 @@ def test_nulls_replace_what_the_database_rejects_where_it_may_be_null(world, run
         if kind in world.bad:
             values = found[world.bad[kind][0]]
             assert values[place] is None
-            assert sum(value is None for value in values) == 2, "the place, and what was rejected"
+            assert sum(value is None for value in values) == 2, "the place, and the rejected value"
     assert whole >= set(world.good)
     assert report.misfits == len(world.bad) - 2
 
@@ -212,3 +217,164 @@ def test_large_inputs_that_are_written_in_one_job_are_settled_too(new_store, bro
     assert report.messages == len(world.good) + 20_000
     assert report.misfits == len(world.bad)
     assert len(world.rows("at")) == len(world.good) + 20_000
+
+
+class Required:
+    """Columns that messages must have."""
+
+    name = "required"
+    sources = f"name={SOURCE}"
+    value_schema = "id BIGINT NOT NULL, name STRING"
+
+    def outputs(self, committed):
+        return Outputs(tables=[TableOutput(ORDERS, committed.selectExpr("_offset AS at", "id", "name"))])
+
+
+def test_a_message_without_a_column_that_it_must_have_is_a_misfit(new_store, broker, spark):
+    url, lines = new_store("sqlite"), [b'{"id":1,"name":"a"}', b'{"name":"b"}', b'{"id":null}', b'{"id":2}']
+    broker.create(SOURCE)
+    broker.write(SOURCE, b"\n".join(lines) + b"\n")
+    lacking = [20, 33]
+    SqlStore(url).create_tables(PLACES)
+
+    def run(misfits):
+        return SparkConsumer(Required(), broker.config, url, spark, misfits=misfits).run_until_caught_up()
+
+    for misfits in (MisfitPolicy.FAIL, MisfitPolicy.NULLS):
+        with pytest.raises(CorruptMessage, match=r"does not fit the columns id bigint NOT NULL, name string") as caught:
+            run(misfits)
+        assert caught.value.offset == lacking[0]
+    report = run(DeadLetters(table=LETTERS))
+    assert (report.messages, report.misfits) == (2, 2)
+    with SqlStore(url).engine.connect() as connection:
+        assert list(connection.execute(select(LETTERS.c.offset).order_by("offset")).scalars()) == lacking
+        assert list(connection.execute(select(ORDERS.c.id).order_by("id")).scalars()) == [1, 2]
+
+
+def test_a_consumer_whose_tables_do_not_fit_starts_without_fencing_another_off(new_store, broker, spark):
+    url = new_store("postgresql")
+    broker.create(SOURCE)
+    broker.write(SOURCE, json.dumps(GOOD).encode() + b"\n")
+    store = SqlStore(url)
+    fence, _ = store.raise_fence("orders")
+    with store.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE places (id BIGINT PRIMARY KEY)"))
+        connection.execute(
+            text(
+                "CREATE TABLE orders (at BIGINT PRIMARY KEY, id INTEGER, name VARCHAR(8), price NUMERIC(5, 2), "
+                "place BIGINT, region TEXT NOT NULL)"
+            )
+        )
+    for session in (spark, lambda: spark):
+        with pytest.raises(InvalidInput, match="table orders: does not fit its definition in the database") as caught:
+            SparkConsumer(Orders(), broker.config, url, session).run_until_caught_up()
+        for problem in (
+            "it has no column 'due': ALTER TABLE orders ADD COLUMN due TIMESTAMP",
+            "column 'id' is INTEGER, and longer values are written there as BIGINT",
+            r"column 'name' is VARCHAR(8), and longer values are written there as VARCHAR(12)",
+            "column 'price' is NUMERIC(5, 2), and longer values",
+            "column 'region' must not be null",
+        ):
+            assert problem in str(caught.value)
+    found = store.read("orders")
+    assert found is not None
+    assert found.fence == fence
+
+
+def test_missing_privileges_are_told_before_the_fence_is_raised(new_store, broker, spark):
+    url = new_store("postgresql")
+    broker.create(SOURCE)
+    broker.write(SOURCE, json.dumps(GOOD).encode() + b"\n")
+    store = SqlStore(url)
+    store.create_tables(PLACES, ORDERS)
+    with store.engine.begin() as connection:
+        connection.execute(text("DROP ROLE IF EXISTS clerk"))
+        connection.execute(text("CREATE ROLE clerk LOGIN PASSWORD 'secret'"))
+        connection.execute(text("GRANT SELECT, INSERT, UPDATE ON gazette_checkpoints TO clerk"))
+    mine = make_url(url).set(username="clerk").render_as_string(hide_password=False)
+
+    def run(keys=()):
+        return SparkConsumer(Orders(keys=keys), broker.config, mine, spark).run_until_caught_up()
+
+    with pytest.raises(InvalidInput, match=r"clerk may not create one of the tables .*coranto_stage_.*GRANT CREATE ON"):
+        run()
+    with store.engine.begin() as connection:
+        connection.execute(text("GRANT CREATE ON SCHEMA public TO clerk"))
+    with pytest.raises(InvalidInput, match=r"table orders: .*clerk may not read and write it .*GRANT SELECT, INSERT"):
+        run()
+    assert store.read("orders") is None
+    with store.engine.begin() as connection:
+        connection.execute(text("GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO clerk"))
+        connection.execute(text(f"REVOKE TEMPORARY ON DATABASE {make_url(url).database} FROM PUBLIC"))
+    with pytest.raises(InvalidInput, match="GRANT TEMPORARY ON DATABASE"):
+        run(keys=("at",))
+    assert run().messages == 1
+
+
+def test_an_application_that_cannot_do_without_messages_runs_without_the_comparison(new_store, broker, spark):
+    url = new_store("sqlite")
+    broker.create(SOURCE)
+    broker.write(SOURCE, json.dumps(GOOD).encode() + b"\n")
+    needy = Orders()
+    whole = needy.outputs
+
+    def outputs(committed):
+        committed.first().asDict()
+        return whole(committed)
+
+    needy.outputs = outputs
+    SqlStore(url).create_tables(PLACES)
+    assert SparkConsumer(needy, broker.config, url, spark).run_until_caught_up().messages == 1
+
+
+def test_windows_treat_rejected_rows_as_consumers_do(new_store, broker, spark, tmp_path):
+    url = new_store("postgresql")
+    numbers = Table(
+        "numbers_by_window",
+        MetaData(),
+        Column("coranto_window", BigInteger, nullable=False),
+        Column("n", BigInteger, CheckConstraint("n < 100", name="n_is_small")),
+    )
+    letters = dead_letter_table("letters_by_window", by_window=True)
+
+    class Numbers:
+        name = "numbers"
+        sources = f"name={SOURCE}"
+        value_schema = "n BIGINT"
+
+        def outputs(self, committed):
+            return Outputs(tables=[TableOutput(numbers, committed.select("n"))])
+
+    broker.create(SOURCE)
+    broker.write(SOURCE, b"".join(b'{"n":%d}\n' % n for n in (1, 7777, 3)))
+    broker.fake.journals[SOURCE].roll(tmp_path / "fragments")
+
+    def materialise(misfits):
+        consumer = WindowConsumer("numbers", Numbers(), broker.config, url, spark, misfits=misfits)
+        with SyncJournalClient.of(broker.config) as client:
+            [known] = grow(consumer.log, client, [Numbers.sources], partial=True)
+        return consumer.materialise(known.window.name)
+
+    with pytest.raises(RejectedRow, match=f"journal {SOURCE} at offset 8: .*n_is_small"):
+        materialise(MisfitPolicy.FAIL)
+    for _ in range(2):
+        report = materialise(DeadLetters(table=letters))
+        assert (report.messages, report.misfits) == (2, 1)
+    with SqlStore(url).engine.connect() as connection:
+        assert sorted(connection.execute(select(numbers.c.n)).scalars()) == [1, 3]
+        assert connection.execute(select(letters.c.offset, letters.c.line)).all() == [(8, b'{"n":7777}')]
+
+
+def test_a_single_half_of_a_surrogate_pair_is_what_it_is_for_shards(new_store, broker, spark):
+    broker.create(SOURCE)
+    texts = [r"a\ud83d", r"\ud83d\ude00", r"\\ud83d", r"\ude00\ud83d", r"\uD83D\u0041"]
+    lines = [f'{{"id":{number},"name":"{text}"}}\n' for number, text in enumerate(texts)]
+    for kind in ("sqlite", "postgresql"):
+        url = new_store(kind)
+        SqlStore(url).create_tables(PLACES)
+        if kind == "sqlite":
+            broker.write(SOURCE, "".join(lines).encode())
+        SparkConsumer(Required(), broker.config, url, spark).run_until_caught_up()
+        with SqlStore(url).engine.connect() as connection:
+            found = list(connection.execute(select(ORDERS.c.name).order_by("id")).scalars())
+        assert found == ["a?", "😀", "\\ud83d", "??", "?A"]

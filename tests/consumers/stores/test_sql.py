@@ -3,7 +3,20 @@
 import threading
 
 import pytest
-from sqlalchemy import Column, Connection, Integer, MetaData, Table, create_engine, func, inspect, select, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    ForeignKey,
+    Integer,
+    MetaData,
+    Table,
+    create_engine,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.exc import OperationalError
 
 from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, RejectedRow, SqlStoreError
@@ -343,3 +356,19 @@ def test_a_postgresql_that_syncs_nothing_is_refused_unless_that_is_asked_for(pos
         SqlStore(url.partition("?")[0]).raise_fence("shard")
     assert "secret" not in str(caught.value)
     assert SqlStore(url).raise_fence("shard").fence == 1
+
+
+def test_a_constraint_that_is_checked_at_the_commit_rejects_a_row_there(store_url):
+    if store_url.startswith("mysql"):
+        pytest.skip("MariaDB defers no constraints")
+    store = SqlStore(store_url)
+    parents = Table("parents", MetaData(), Column("n", Integer, primary_key=True))
+    deferred = ForeignKey("parents.n", deferrable=True, initially="DEFERRED")
+    children = Table("children", parents.metadata, Column("n", Integer, deferred))
+    store.create_tables(parents, children)
+    fence, _ = store.raise_fence("shard")
+    with store.transaction("shard", fence) as transaction:
+        transaction.connection.execute(insert(children).values(n=7))
+        with pytest.raises(RejectedRow, match=r"(?i)foreign key"):
+            transaction.commit(checkpoint(100))
+    assert store.raise_fence("shard").checkpoint == Checkpoint()
