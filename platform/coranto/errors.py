@@ -320,6 +320,10 @@ class FragmentNotFound(StoreError):
     retriable = False
 
 
+class SpillFailed(CorantoError):
+    """Pending appends could not be written to the disk of this machine, or read from it."""
+
+
 class SqlStoreError(CorantoError):
     """A consumer's SQL store refused or failed. The transaction was not committed.
 
