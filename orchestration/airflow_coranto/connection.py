@@ -27,6 +27,25 @@ _EXTRA: Final = {
 """The names that extra may have, and the variables that they stand for."""
 
 
+_PLACES: Final = {
+    **{f"${variable}": f"{name} in the connection's extra" for name, variable in _EXTRA.items() if variable},
+    "$CORANTO_AUTH_TOKEN": "the connection's password",
+    "$CORANTO_AUTH_KEYS": "the connection's password with auth = keys in its extra",
+    "$CORANTO_FILE_ROOT": "file_root in the connection's extra",
+    "$CORANTO_DATA": "data_dir in the connection's extra",
+    "$CORANTO_ENDPOINT": "the connection's host",
+    "(--allow-empty)": "(allow_empty=True)",
+}
+"""Variables and options of commands, and the places where Airflow's users write the same."""
+
+
+def in_airflow(text: str) -> str:
+    """Return the text of an error with the places where Airflow's users write what it advises."""
+    for name, place in _PLACES.items():
+        text = text.replace(name, place)
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionFields:
     """The fields of a connection.

@@ -7,17 +7,20 @@ from contextlib import contextmanager
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
+from airflow_coranto.connection import in_airflow
 from coranto.errors import (
     CorantoError,
     CorruptData,
     Fenced,
     InvalidInput,
     JournalNotFound,
+    MissingExtra,
     PermissionDenied,
     Unauthenticated,
 )
+from coranto.extras import explained
 
-_LASTING = (CorruptData, Fenced, InvalidInput, PermissionDenied, Unauthenticated)
+_LASTING = (CorruptData, Fenced, InvalidInput, MissingExtra, PermissionDenied, Unauthenticated)
 
 
 @contextmanager
@@ -30,7 +33,9 @@ def airflow_errors() -> Iterator[None]:
         yield
     except CorantoError as error:
         lasting = isinstance(error, _LASTING) and not isinstance(error, JournalNotFound)
-        raise (AirflowFailException if lasting else AirflowException)(str(error)) from error
+        raise (AirflowFailException if lasting else AirflowException)(in_airflow(str(error))) from error
+    except ModuleNotFoundError as error:
+        raise AirflowFailException(f"{explained(error)}, on the workers") from error
 
 
 class TaskLog:

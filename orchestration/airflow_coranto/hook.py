@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_coranto.connection import CONNECTION_TYPE, DEFAULT_CONNECTION, ConnectionFields
+from airflow_coranto.connection import CONNECTION_TYPE, DEFAULT_CONNECTION, ConnectionFields, in_airflow
 from coranto.errors import CorantoError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class CorantoHook(BaseHook):
             with self.get_conn() as client:
                 return True, f"the cluster has {len(client.list().journals)} journals"
         except CorantoError as error:
-            return False, str(error)
+            return False, in_airflow(str(error))
 
 
 def _fields(connection: Any) -> ConnectionFields:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_coranto import offsets
-from airflow_coranto.committed import Commits
-from airflow_coranto.connection import DEFAULT_CONNECTION
+from airflow_coranto.connection import DEFAULT_CONNECTION, in_airflow
 from airflow_coranto.hook import CorantoHook
 from airflow_coranto.variables import get_variable, set_variable
 from coranto.errors import CorantoError, InvalidInput, PermissionDenied, Unauthenticated
@@ -109,7 +108,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
                         yield TriggerEvent({"heads": heads_of(now), "bytes": grown})
                         return
             except CorantoError as error:
-                yield TriggerEvent({"error": str(error)})
+                yield TriggerEvent({"error": in_airflow(str(error))})
             return
         last: offsets.StoredEvent | None = None
         async for now in heads.each(fail=False):
@@ -157,9 +156,10 @@ class _Heads:
     """Messages became committed behind `before`, as of the last answer."""
 
     def __init__(self, group: str, conn_id: str, interval: float, committed: bool, log: Any) -> None:
+        from coranto.client.commits import CommitWatch
         from coranto.client.groups import JournalGroup
 
-        self._commits = Commits() if committed else None
+        self._commits = CommitWatch() if committed else None
         self._is_missing = False
         self._group = JournalGroup(group)
         self._hook = CorantoHook(conn_id)
@@ -183,7 +183,7 @@ class _Heads:
                     await self._forget_client()
                     if problem != str(error):
                         problem = str(error)
-                        self._log.warning("Journals %s/… cannot be asked: %s", self._group.name, problem)
+                        self._log.warning("Journals %s/… cannot be asked: %s", self._group.name, in_airflow(problem))
                     pause = min(_MAX_PAUSE, pause * 2)
                 else:
                     if problem:

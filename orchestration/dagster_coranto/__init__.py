@@ -14,7 +14,12 @@ Importing this package does not import Spark.
 
 from __future__ import annotations
 
-from dagster_shared.libraries import DagsterLibraryRegistry
+from coranto.extras import explained
+
+try:
+    from dagster_shared.libraries import DagsterLibraryRegistry
+except ModuleNotFoundError as error:
+    raise explained(error) from error
 
 from coranto.client.groups import JournalGroup
 from dagster_coranto.components import JournalCollectionComponent, ShardConsumerComponent, SparkConsumerComponent

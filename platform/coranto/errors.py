@@ -122,6 +122,16 @@ class InvalidInput(CorantoError, ValueError):
         return InvalidInput(self.message, field=f"{parent}.{self.field}" if self.field else parent)
 
 
+class MissingExtra(CorantoError, ModuleNotFoundError):
+    """A module cannot be imported because the extra that brings it is not installed."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(
+            f"{module} is not installed; it comes with an extra: pip install 'coranto[{extra}]'", name=module
+        )
+        self.extra = extra
+
+
 class CorruptData(CorantoError):
     """Bytes contradict themselves."""
 
@@ -308,6 +318,10 @@ class FragmentNotFound(StoreError):
     """The store has no such fragment (any more): list the journal's fragments again."""
 
     retriable = False
+
+
+class SpillFailed(CorantoError):
+    """Pending appends could not be written to the disk of this machine, or read from it."""
 
 
 class SqlStoreError(CorantoError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 
+from coranto.extras import explained
+
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
     """Return a `__getattr__` for a package. `homes` maps names to the modules that define them."""
@@ -12,6 +14,9 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object
     def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes[name]), name)
+        try:
+            return getattr(importlib.import_module(homes[name]), name)
+        except ModuleNotFoundError as error:
+            raise explained(error) from error
 
     return get

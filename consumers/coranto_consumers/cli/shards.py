@@ -12,6 +12,7 @@ import typer
 from coranto import labels
 from coranto.cli.connect import PATIENCE, Endpoint, find_cluster
 from coranto.cli.journals.editing import edit_until_applied
+from coranto.cli.numbers import with_numbers
 from coranto.cli.output import Format, note, print_json, print_table
 from coranto.cli.reconciling import (
     ApplyOptions,
@@ -28,6 +29,7 @@ from coranto.client import ClientConfig, JournalClient
 from coranto.client.loop import run_blocking
 from coranto.errors import CorantoError, InvalidInput
 from coranto.reconcile import SpecAction, SpecPlan
+from coranto.reconcile.reconciler import BATCH_CHANGES
 from coranto.telemetry import amount
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.recoverylog import Player, RecoveredFiles
@@ -92,6 +94,7 @@ def list_shards(
 
 
 @app.command("apply")
+@with_numbers(changes=BATCH_CHANGES)
 def apply(
     specs: Annotated[str, typer.Option("--specs", help="File with shard specs as YAML, or - for input.")],
     dry_run: DryRun = False,
@@ -107,8 +110,8 @@ def apply(
     A shard's `revision` is the one that it must be at: 0 or none creates it, -1 takes it as it is. The journals that
     shards are to read must exist.
 
-    Up to 128 changes are one transaction: all or none. More take several, deletions last. After an interruption, apply
-    the same document again: it goes on with the rest.
+    Up to {changes} changes are one transaction: all or none. More take several, deletions last. After an interruption,
+    apply the same document again: it continues with the rest.
     """
     changes = read_document(specs, parse_shards, SHARDS.plural, "shards")
     options = ApplyOptions(dry_run, check, update, prune, max_txn_size)

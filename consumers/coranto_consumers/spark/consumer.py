@@ -29,7 +29,12 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from pyspark.sql import SparkSession
+from coranto.extras import explained
+
+try:
+    from pyspark.sql import SparkSession
+except ModuleNotFoundError as error:
+    raise explained(error) from error
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import JOB_SECONDS, RetryPolicy

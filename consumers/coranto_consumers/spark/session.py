@@ -13,9 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyspark
-from pyspark.errors import PySparkRuntimeError
-from pyspark.sql import SparkSession
+from coranto.extras import explained
+
+try:
+    import pyspark
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+except ModuleNotFoundError as error:
+    raise explained(error) from error
 
 from coranto.errors import InvalidInput
 from coranto_consumers.spark.class_archive import archive_options, find_java

@@ -27,10 +27,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
-from pyspark.sql.types import BinaryType, StructField, StructType
+from coranto.extras import explained
+
+try:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+    from pyspark.sql.types import BinaryType, StructField, StructType
+except ModuleNotFoundError as error:
+    raise explained(error) from error
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.routes import KnownRoute

@@ -36,10 +36,10 @@ def build_journal_specs_asset(
     """Return an asset that applies a tree of journal specs.
 
     `specs` is the path of a YAML file, its text, or a function that returns the text. Applying is idempotent: the tree
-    is compared with the existing journals, and only differences are applied, in transactions of at most 100 journals.
-    A run that was interrupted goes on when it is repeated. If somebody else changes one of the journals meanwhile, the
-    comparison is repeated. Suspended journals stay suspended. Journals outside the tree are not changed: a run deletes
-    those of `prune_groups` only when its config says `prune: true`.
+    is compared with the existing journals, and only differences are applied, in transactions of at most `BATCH_CHANGES`
+    journals. A run that was interrupted continues when it is repeated. If somebody else changes one of the journals
+    meanwhile, the comparison is repeated. Suspended journals stay suspended. Journals outside the tree are not changed:
+    a run deletes those of `prune_groups` only when its config says `prune: true`.
 
     Metadata: counts, and a table of journals, those that change first. The data version is a digest of the tree.
     """

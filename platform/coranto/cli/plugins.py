@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import typer
 
 from coranto.cli.output import Panel
-from coranto.errors import CorantoError
+from coranto.errors import CorantoError, MissingExtra
 
 GROUP = "coranto.commands"
 
@@ -61,6 +61,8 @@ def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:
 
 
 def _missing(entry: importlib.metadata.EntryPoint, error: ImportError) -> str:
+    if isinstance(error, MissingExtra):
+        return f"`coranto {entry.name}` cannot be loaded: {error}"
     package = entry.module.partition(".")[0]
     extra = _EXTRAS.get(package)
     distribution = entry.dist.name if entry.dist is not None else package

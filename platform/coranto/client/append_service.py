@@ -1,4 +1,4 @@
-"""Batching of small appends: ordered within each journal, parallel across journals, bounded in memory.
+"""Batching of small appends: ordered within each journal, parallel across journals, bounded in memory or on disk.
 
 While one append of a journal is under way, further content for the journal is collected and goes with the next append.
 There is no linger time: a single append is sent at once.
@@ -10,10 +10,13 @@ sent alone to such a journal: it is refused alone, and nothing continues its lin
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 
+from coranto.client.append_spill import DEFAULT_SPILL_BYTES, Spill, Spilled
 from coranto.client.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, InvalidInput
@@ -36,7 +39,8 @@ class Appended:
 
 @dataclass(slots=True)
 class _PendingAppend:
-    content: bytes
+    content: bytes | Spilled
+    size: int
     done: asyncio.Future[Appended]
 
 
@@ -47,6 +51,8 @@ class _JournalQueue:
     failure: CorantoError | None = None
     has_torn: bool = False
     """True once content of it did not end with a newline."""
+    refused: list[Spilled] = field(default_factory=list)
+    """Content of the spill that could not be appended, until `reset`."""
 
 
 class AppendService:
@@ -58,6 +64,14 @@ class AppendService:
 
     When a batch finally fails, its pieces and all later content for that journal fail with the same error, so that
     content never follows a gap. `reset(journal)` accepts appends again.
+
+    With `spill`, the path of a folder, pending content is on disk instead of in memory, up to `spill_bytes` of it, and
+    batches are retried without limit. What is accepted outlives this process, also `kill -9`: the next service of the
+    folder appends it first, in the order in which it was accepted for each journal. So it is appended **at least
+    once**: what was appended shortly before the process ended may be appended again. Messages keep their UUIDs, by
+    which their readers discard the second copy; content without UUIDs appears twice, because this service checks
+    neither offsets nor registers. A power loss may take what was accepted last, since files are not synced for each
+    append. Content of a journal that finally failed stays in the folder until `reset`.
     """
 
     def __init__(
@@ -67,16 +81,27 @@ class AppendService:
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         pending_bytes: int = DEFAULT_PENDING_BYTES,
         retry_unknown: bool = True,
-        patience: float = DEFAULT_PATIENCE,
+        patience: float | None = None,
+        spill: Path | str | None = None,
+        spill_bytes: int = DEFAULT_SPILL_BYTES,
     ) -> None:
-        """`batch_bytes` bounds an append of several pieces. `pending_bytes` bounds all content not committed yet."""
+        """`batch_bytes` bounds an append of several pieces. `pending_bytes` bounds all content not committed yet.
+
+        `patience` is by default 300 s, and endless with a spill. `spill_bytes` bounds the files of the spill; each
+        piece takes about a kilobyte of memory besides. Raises InvalidInput.
+        """
         if batch_bytes <= 0 or pending_bytes <= 0:
             raise InvalidInput("batch_bytes and pending_bytes must be positive numbers of bytes", field="batch_bytes")
+        if spill is not None and not retry_unknown:
+            raise InvalidInput("what is in a spill is appended at least once; leave it true", field="retry_unknown")
         self._client = client
+        self._spill_folder = Path(spill) if spill is not None else None
+        self._spill_bytes = spill_bytes
+        self._spill: Spill | None = None
         self._batch_bytes = batch_bytes
         self._capacity = pending_bytes
         self._retry_unknown = retry_unknown
-        self._patience = patience
+        self._patience = patience if patience is not None else DEFAULT_PATIENCE if spill is None else math.inf
         self._journals: dict[str, _JournalQueue] = {}
         self._whole_lines: dict[str, bool] = {}  # Of journals that were sent content without a newline at its end.
         self._pending_bytes = 0
@@ -84,15 +109,33 @@ class AppendService:
         self._released = asyncio.Event()
 
     async def __aenter__(self) -> AppendService:
+        """Open the spill, if there is one, and begin to append its content.
+
+        Raises DirectoryInUse while another process has the spill, CorruptData if it is damaged, and SpillFailed.
+        """
+        if self._spill_folder is not None:
+            self._spill = await asyncio.to_thread(Spill, self._spill_folder, self._spill_bytes)
+            for each in self._spill.pending:
+                self._queue(each.journal, each, each.size)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            await self.flush()
-        else:
+        try:
+            if error is None:
+                await self.flush()
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Stop appending. Pending content is dropped, as `cancel` does, except what is in a spill: it stays there."""
+        try:
             await self.cancel()
+        finally:
+            spill, self._spill = self._spill, None
+            if spill is not None:
+                spill.close()
 
     @property
     def pending_bytes(self) -> int:
@@ -104,15 +147,31 @@ class AppendService:
 
         Content is committed in the order in which it was accepted. Waiting calls are served in turn. A cancelled call
         accepts nothing. Cancelling the future does not take the content back.
+
+        With a spill, it raises SpillFailed for content that cannot be written, for example on a full disk: it is not
+        accepted. Raises InvalidInput for content that is larger than the spill.
         """
         async with self._admission:
-            while self._pending_bytes and self._pending_bytes + len(content) > self._capacity:
+            while not self._has_room(journal, len(content)):
                 self._released.clear()
                 await self._released.wait()
             return self.append_nowait(journal, content)
 
     def append_nowait(self, journal: str, content: bytes) -> asyncio.Future[Appended]:
         """Accept content like `append`, but without waiting: the caller limits the pending content."""
+        state = self._journals.get(journal)
+        if self._spill_folder is None or (state is not None and state.failure is not None):
+            return self._queue(journal, content, len(content))
+        if self._spill is None:
+            raise InvalidInput("the spill is not open; use the service by `async with`", field="spill")
+        return self._queue(journal, self._spill.add(journal, content), len(content))
+
+    def _has_room(self, journal: str, size: int) -> bool:
+        if self._spill is not None:
+            return self._spill.has_room(journal, size)
+        return not self._pending_bytes or self._pending_bytes + size <= self._capacity
+
+    def _queue(self, journal: str, content: bytes | Spilled, size: int) -> asyncio.Future[Appended]:
         state = self._journals.setdefault(journal, _JournalQueue())
         done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         # A caller may leave failures to `flush`, which raises them. asyncio must not report them as never retrieved.
@@ -120,8 +179,8 @@ class AppendService:
         if state.failure is not None:
             done.set_exception(state.failure)
             return done
-        self._pending_bytes += len(content)
-        state.queue.append(_PendingAppend(content, done))
+        self._pending_bytes += size
+        state.queue.append(_PendingAppend(content, size, done))
         state.has_torn = state.has_torn or _is_torn(content)
         if state.sender is None:
             state.sender = asyncio.create_task(self._send(journal, state), name=f"append {journal}")
@@ -139,7 +198,7 @@ class AppendService:
                 raise state.failure
 
     async def cancel(self) -> None:
-        """Drop pending content. The outcome of appends under way is unknown.
+        """Drop pending content, except what is in a spill. The outcome of appends under way is unknown.
 
         Appends also end if this call is cancelled.
         """
@@ -149,10 +208,17 @@ class AppendService:
         await asyncio.gather(*senders, return_exceptions=True)
 
     def reset(self, journal: str) -> None:
-        """Accept appends to a journal again, after its callers have handled its failure."""
+        """Accept appends to a journal again, after its callers have handled its failure.
+
+        Content that has failed with it leaves the spill, if there is one.
+        """
         state = self._journals.get(journal)
         if state is not None:
             state.failure = None
+            if self._spill is not None:
+                self._spill.settle(journal, state.refused)
+                self._released.set()
+            state.refused = []
 
     async def _send(self, journal: str, state: _JournalQueue) -> None:
         batch: list[_PendingAppend] = []
@@ -164,14 +230,15 @@ class AppendService:
                 batch = self._next_batch(state.queue, parts_torn=parts)
                 result = await self._client.append(
                     journal,
-                    [piece.content for piece in batch],
+                    [self._content_of(piece) for piece in batch],
                     retry_unknown=self._retry_unknown,
                     patience=self._patience,
                 )
-                self._resolve(batch, result)
+                self._resolve(journal, batch, result)
                 batch = []
         except CorantoError as error:
             state.failure = error
+            state.refused = [each.content for each in (*batch, *state.queue) if isinstance(each.content, Spilled)]
             self._fail([*batch, *state.queue], error)
             state.queue.clear()
         except asyncio.CancelledError:
@@ -197,18 +264,26 @@ class AppendService:
     def _next_batch(self, queue: deque[_PendingAppend], *, parts_torn: bool) -> list[_PendingAppend]:
         """Take the content of the next append. With `parts_torn`, content that ends within a line is alone in it."""
         batch = [queue.popleft()]
-        size = len(batch[0].content)
-        while queue and size + len(queue[0].content) <= self._batch_bytes:
+        size = batch[0].size
+        while queue and size + queue[0].size <= self._batch_bytes:
             if parts_torn and (_is_torn(batch[-1].content) or _is_torn(queue[0].content)):
                 break
             batch.append(queue.popleft())
-            size += len(batch[-1].content)
+            size += batch[-1].size
         return batch
 
-    def _resolve(self, batch: list[_PendingAppend], result: AppendResult) -> None:
+    def _content_of(self, piece: _PendingAppend) -> bytes:
+        if isinstance(piece.content, bytes):
+            return piece.content
+        assert self._spill is not None, "senders end before the spill is closed"
+        return self._spill.read(piece.content)
+
+    def _resolve(self, journal: str, batch: list[_PendingAppend], result: AppendResult) -> None:
+        if self._spill is not None:
+            self._spill.settle(journal, [each.content for each in batch if isinstance(each.content, Spilled)])
         begin = result.begin
         for piece in batch:
-            end = begin + len(piece.content)
+            end = begin + piece.size
             if not piece.done.done():
                 piece.done.set_result(Appended(begin, end, result))
             begin = end
@@ -224,12 +299,13 @@ class AppendService:
         self._release(batch)
 
     def _release(self, batch: list[_PendingAppend]) -> None:
-        self._pending_bytes -= sum(len(piece.content) for piece in batch)
+        self._pending_bytes -= sum(piece.size for piece in batch)
         self._released.set()
 
 
-def _is_torn(content: bytes) -> bool:
-    return bool(content) and content[-1] != _NEWLINE
+def _is_torn(content: bytes | Spilled) -> bool:
+    last = content.last_byte if isinstance(content, Spilled) else content[-1] if content else _NEWLINE
+    return last != _NEWLINE
 
 
 def _retrieve(done: asyncio.Future[Appended]) -> None:

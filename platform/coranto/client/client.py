@@ -26,7 +26,7 @@ from coranto.client.notes import Note
 from coranto.client.prepared import PreparedAppend
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
-from coranto.client.retry import Retry
+from coranto.client.retry import Retry, wait_or_raise
 from coranto.client.routes import KnownRoute
 from coranto.client.side_by_side import BoundedFetches, JournalRange, ReadOf
 from coranto.client.values import (
@@ -647,8 +647,4 @@ class JournalClient:
                 await self._wait(retry, error)
 
     async def _wait(self, retry: Retry, error: CorantoError) -> None:
-        """Wait before a retry, or raise the error when patience has run out."""
-        delay = retry.failed(self._clock.monotonic())
-        if delay is None:
-            raise error
-        await self._clock.sleep(delay)
+        await wait_or_raise(retry, self._clock, error)

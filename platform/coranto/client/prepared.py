@@ -9,7 +9,7 @@ from coranto.client.append_stream import MAX_CONTENT_BYTES
 from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
 from coranto.client.dispatch import Dispatcher
 from coranto.client.reader import TRANSIENT
-from coranto.client.retry import Retry
+from coranto.client.retry import Retry, wait_or_raise
 from coranto.client.small_append import append_small
 from coranto.client.values import AppendResult
 from coranto.effects import Clock
@@ -102,10 +102,7 @@ class PreparedAppend:
         return Appender(self._dispatcher, self._parameters, may_proxy=False, registers=self._registers)
 
     async def _wait(self, error: CorantoError) -> None:
-        delay = self._retry.failed(self._clock.monotonic())
-        if delay is None:
-            raise error
-        await self._clock.sleep(delay)
+        await wait_or_raise(self._retry, self._clock, error)
 
 
 def _small(content: bytes | Sequence[bytes]) -> bytes | None:

@@ -12,6 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
+from coranto.effects import Clock
+from coranto.errors import CorantoError
+
 _SCHEDULE = (0.05, 0.05, 0.1, 0.1, 0.25, 0.5, *[1.0] * 30)
 """Waits in seconds. Short waits continue beyond the lease of a dead broker: then others take over within a moment, and
 no client should still be in a long wait."""
@@ -22,6 +27,10 @@ JOB_SECONDS: Final = 600.0
 
 REPORT_SECONDS: Final = 60.0
 """The least time between two log lines about the failures of one operation."""
+_CALL_SECONDS: Final = 5.0
+"""The wait of a call that is worth a log line."""
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +96,18 @@ class Retry:
             return False
         self._reported = now
         return True
+
+
+async def wait_or_raise(retry: Retry, clock: Clock, error: CorantoError) -> None:
+    """Wait before the next try of a call, or raise the error when the retry timeout has run out.
+
+    A wait of more than some seconds is logged, and then each minute: otherwise nothing shows why a call takes so long.
+    """
+    now = clock.monotonic()
+    delay = retry.failed(now)
+    if delay is None:
+        raise error
+    seconds = retry.seconds(now)
+    if seconds >= _CALL_SECONDS and retry.is_report_due(now):
+        _log.warning("client.waiting", seconds=round(seconds), error=str(error))
+    await clock.sleep(delay)

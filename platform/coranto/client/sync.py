@@ -17,7 +17,7 @@ from coranto.client.append_service import (
     Appended,
     AppendService,
 )
-from coranto.client.append_service import DEFAULT_PATIENCE as SERVICE_PATIENCE
+from coranto.client.append_spill import DEFAULT_SPILL_BYTES
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
@@ -185,21 +185,29 @@ class SyncJournalClient(JournalClientFace, Blocking):
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         pending_bytes: int = DEFAULT_PENDING_BYTES,
         retry_unknown: bool = True,
-        patience: float = SERVICE_PATIENCE,
+        patience: float | None = None,
+        spill: Path | str | None = None,
+        spill_bytes: int = DEFAULT_SPILL_BYTES,
     ) -> SyncAppendService:
-        """Return a batching append service. Use it as a context manager."""
+        """Return a batching append service. Use it as a context manager.
+
+        The arguments are those of `AppendService`. Raises the errors of opening its `spill`.
+        """
         client = self._inner
 
         async def make() -> AppendService:
-            return AppendService(
+            service = AppendService(
                 client,
                 batch_bytes=batch_bytes,
                 pending_bytes=pending_bytes,
                 retry_unknown=retry_unknown,
                 patience=patience,
+                spill=spill,
+                spill_bytes=spill_bytes,
             )
+            return await service.__aenter__()
 
-        return SyncAppendService(self._run(make()), pending_bytes)
+        return SyncAppendService(self._run(make()), pending_bytes, has_spill=spill is not None)
 
     # -- Running them ----------------------------------------------------------------------------------------------
 
@@ -255,8 +263,9 @@ class SyncAppendService(AppendServiceFace, QueuedFace):
     Several threads may use it. Handing over content does not wait for the loop's thread, only for room.
     """
 
-    def __init__(self, service: AppendService, pending_bytes: int) -> None:
+    def __init__(self, service: AppendService, pending_bytes: int, *, has_spill: bool = False) -> None:
         self._service = service
+        self._has_spill = has_spill
         self._calls = BoundedCalls(pending_bytes)
 
     @property
@@ -269,13 +278,19 @@ class SyncAppendService(AppendServiceFace, QueuedFace):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self.flush()
-        else:
-            self.cancel()
+        try:
+            if error is None:
+                self.flush()
+        finally:
+            self._run_after_calls(self._service.close)
 
     def append(self, journal: str, content: bytes) -> concurrent.futures.Future[Appended]:
-        """Accept content, and return a future of its commit. Block first while too much is pending."""
+        """Accept content, and return a future of its commit. Block first while too much is pending.
+
+        With a spill, it blocks until the content is there, and raises SpillFailed if it cannot be written.
+        """
+        if self._has_spill:
+            return self._run(_accepted(self._service, journal, content))
         return self._submit(lambda: self._service.append_nowait(journal, content), len(content))
 
     def flush(self) -> None:
@@ -283,5 +298,24 @@ class SyncAppendService(AppendServiceFace, QueuedFace):
         self._run_after_calls(self._service.flush)
 
     def cancel(self) -> None:
-        """Drop pending content. The outcome of appends under way is unknown."""
+        """Drop pending content, except what is in a spill. The outcome of appends under way is unknown."""
         self._run_after_calls(self._service.cancel)
+
+
+async def _accepted(service: AppendService, journal: str, content: bytes) -> concurrent.futures.Future[Appended]:
+    """Return a future of the commit, for other threads, once the service has accepted content."""
+    done = await service.append(journal, content)
+    told: concurrent.futures.Future[Appended] = concurrent.futures.Future()
+
+    def tell(done: asyncio.Future[Appended]) -> None:
+        if not told.set_running_or_notify_cancel():
+            return
+        if done.cancelled():
+            told.set_exception(concurrent.futures.CancelledError())
+        elif (error := done.exception()) is not None:
+            told.set_exception(error)
+        else:
+            told.set_result(done.result())
+
+    done.add_done_callback(tell)
+    return told

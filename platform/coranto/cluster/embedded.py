@@ -25,6 +25,7 @@ from coranto.coordination.etcd_endpoints import channel_target, is_secure
 from coranto.coordination.lease import LeaseRecord
 from coranto.effects import LocalDisk
 from coranto.errors import ClusterError, InvalidInput
+from coranto.extras import require
 from coranto.process.dirlock import DirectoryLock
 from coranto.security.tls import ClientTls
 
@@ -149,9 +150,14 @@ class EmbeddedCluster:
         return self._etcd
 
     def start(self) -> None:
-        """Start everything and return when it serves. If that fails or is interrupted, stop everything again."""
+        """Start everything and return when it serves. If that fails or is interrupted, stop everything again.
+
+        Raises ClusterError, and MissingExtra when there are no brokers to run.
+        """
         if self._lock is not None or self._closing.is_set():
             raise ClusterError("a cluster can be started once; make another EmbeddedCluster for the next time")
+        if self._brokers:
+            require("broker", "aiohttp")
         self._lock = DirectoryLock(self.data_dir)
         self._keeper = threading.Thread(target=self._keep, name="coranto-cluster", daemon=True)
         self._keeper.start()

@@ -68,6 +68,8 @@ class FragmentStore(ABC):
     """
 
     url: str
+    has_placeholders = False
+    """Consoles and tools write an empty object for a folder: its key ends in a slash, which listings here leave out."""
 
     @abstractmethod
     async def put(self, fragment: Fragment, content: Content) -> None:
@@ -100,14 +102,15 @@ class FragmentStore(ABC):
         """List a journal's folder, with files sorted by owner as `coranto.fragments.journal_folders` says.
 
         `names` returns the names of existing journals, and is called after all files were listed. Files without a
-        fragment's name are skipped with a log line. Raises StoreError.
+        fragment's name are skipped with a log line, except for placeholders of folders. Raises StoreError.
         """
         files = [each async for each in self.files(journal)]
+        placeholders = {each.path for each in files if each.size == 0} if self.has_placeholders else frozenset()
         found = sort_out(journal, files, names(), backing_store=self.url)
         for path, reason in found.unreadable:
             # An upload in progress, or one that a crash ended, is normal.
             unfinished = path.rpartition("/")[2].startswith(_PARTIAL)
-            level = logging.DEBUG if unfinished else logging.WARNING
+            level = logging.DEBUG if unfinished or path in placeholders else logging.WARNING
             _log.log(level, "store.file_skipped", store=self.url, journal=journal, path=path, reason=reason)
         return found
 
@@ -189,6 +192,8 @@ def verified_content(fragment: Fragment, data: bytes, *, source: str) -> bytes:
 class ObjectStoreFragments(FragmentStore):
     """A store in a cloud's object storage."""
 
+    has_placeholders = True
+
     def __init__(self, url: StoreUrl, store: ObjectStore, *, write_store: ObjectStore | None = None) -> None:
         """`write_store` is used for `put`, when writing needs headers that reading must not send."""
         self.url = url.text
@@ -217,9 +222,10 @@ class ObjectStoreFragments(FragmentStore):
         with self._errors("list", journal):
             async for batch in obstore.list(self._store, folder):
                 for meta in batch:
-                    yield StoredFile(
-                        meta["path"].removeprefix(folder), int(meta["last_modified"].timestamp()), meta["size"]
-                    )
+                    path = meta["path"]
+                    if path.startswith(folder):  # The placeholder of the folder itself comes without its slash.
+                        modified = int(meta["last_modified"].timestamp())
+                        yield StoredFile(path.removeprefix(folder), modified, meta["size"])
 
     async def mark(self, journal: str) -> None:
         path = f"{journal}/{MARKER}"
@@ -309,6 +315,8 @@ class FileFragments(ObjectStoreFragments):
 
     This class writes files itself, because the object store library doesn't make them survive power loss.
     """
+
+    has_placeholders = False  # It has folders.
 
     def __init__(self, url: StoreUrl, root: Path) -> None:
         super().__init__(url, LocalStore(prefix=root))

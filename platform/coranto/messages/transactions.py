@@ -54,7 +54,7 @@ class Phase(enum.Enum):
 class _Output:
     """The state of one journal: content that waits to be appended, and the clocks for its acknowledgements."""
 
-    __slots__ = ("in_doubt", "in_transaction", "is_met", "last_ack", "may_be_appended", "queue", "size")
+    __slots__ = ("in_doubt", "in_transaction", "is_met", "is_written", "last_ack", "may_be_appended", "queue", "size")
 
     def __init__(self, last_ack: int) -> None:
         self.queue: deque[bytes] = deque()
@@ -63,7 +63,8 @@ class _Output:
         self.in_transaction = False
         self.may_be_appended = False  # Some of the open transaction's messages may be in the journal.
         self.in_doubt = False  # One of its batches was put back: the append may still reach the journal.
-        self.is_met = True  # The producer has written here. False once it was replaced.
+        self.is_met = True  # `last_ack` is that of the producer. False once it was replaced.
+        self.is_written = False  # Some message of the producer may be in the journal.
 
 
 class TransactionBuilder(Generic[M]):
@@ -166,6 +167,7 @@ class TransactionBuilder(Generic[M]):
         lane.size -= size
         self._pending -= size
         lane.may_be_appended |= lane.in_transaction
+        lane.is_written = True
         return b"".join(batch)
 
     def take_batches(self, max_bytes: int) -> list[tuple[str, bytes]]:
@@ -239,6 +241,7 @@ class TransactionBuilder(Generic[M]):
                 self._pending -= lane.size
                 lane.queue.clear()
                 lane.size = 0
+                lane.is_met = lane.is_written  # Readers never meet a first message that was dropped here.
                 if lane.may_be_appended:
                     clock, content = lane.last_ack, self._acknowledgement(lane.last_ack)
                     if lane.in_doubt:
@@ -272,6 +275,7 @@ class TransactionBuilder(Generic[M]):
         for lane in self._lanes.values():
             lane.in_transaction = lane.may_be_appended = lane.in_doubt = False
             lane.is_met = lane.is_met and not may_repeat
+            lane.is_written = lane.is_written and not may_repeat
         if may_repeat:
             self.producer = successor(self.producer)
         self._acks = {}

@@ -134,6 +134,8 @@ class S3Server:
     ) -> tuple[Mapping[str, str], bytes]:
         # Without a service, the request is for moto's own interface, in plain text.
         headers = {"Authorization": _NOBODY.format(service)} if service else {"Content-Type": "text/plain"}
+        if service == "s3" and body is not None:
+            headers["Content-Type"] = "application/octet-stream"  # Of a form, moto keeps no content.
         request = urllib.request.Request(self.endpoint + path, body, headers, method=method)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=60) as response:

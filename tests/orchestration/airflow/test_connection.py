@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 
 import pytest
 
-from airflow_coranto.connection import ConnectionFields
+import coranto.client
+from airflow_coranto.connection import ConnectionFields, in_airflow
 from coranto.errors import ClusterError, InvalidInput
+from coranto.fragments.stores import StoreRegistry
 from coranto.security.tokens import BearerToken, Keys
 
 TOKEN = "header.payload.signature-that-nobody-may-see"
@@ -88,3 +91,25 @@ def test_an_embedded_cluster_that_does_not_run_is_told(tmp_path: Path) -> None:
 def test_the_cluster_has_the_name_of_extra_or_that_of_the_connection() -> None:
     assert ConnectionFields().cluster_name("coranto_default") == "coranto_default"
     assert ConnectionFields(extra={"cluster": "prod"}).cluster_name("coranto_default") == "prod"
+
+
+def test_errors_advise_in_terms_of_the_connection(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError) as caught:
+        ConnectionFields(extra={"data_dir": str(tmp_path)}).client_config()
+    told = in_airflow(str(caught.value))
+    assert "data_dir in the connection's extra (its directory) or the connection's host (a broker's host:port)" in told
+    assert in_airflow("… serves with TLS (https://…, $CORANTO_TLS_CA).").endswith(
+        "(https://…, tls_ca in the connection's extra)."
+    )
+    with pytest.raises(InvalidInput) as refused:
+        StoreRegistry().get("file:///")
+    assert "$" not in in_airflow(str(refused.value))
+
+
+def test_no_variable_of_a_client_is_left_in_an_error_in_airflow() -> None:
+    """Advice of the client names variables. Each of these has a place in a connection."""
+    root = Path(coranto.client.__file__).parents[1]
+    files = [*(root / "client").rglob("*.py"), *(root / "cluster").glob("info.py"), root / "fragments" / "stores.py"]
+    text = "\n".join(path.read_text() for path in files)
+    named = set(re.findall(r"\$CORANTO_[A-Z_]+", text)) - {"$CORANTO_CLIENT_NAME"}
+    assert {name for name in named if "$" in in_airflow(name)} == set()

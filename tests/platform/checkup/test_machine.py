@@ -84,7 +84,7 @@ def test_installed_parts_in_versions_that_do_not_fit_are_told(monkeypatch: pytes
 
 
 def test_modules_that_others_have_brought_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_PARTS", {"broker": ("json", "no_such_module"), "lake": ("no_such_module",)})
+    monkeypatch.setattr(machine, "PARTS", {"broker": ("json", "no_such_module"), "lake": ("no_such_module",)})
     monkeypatch.setattr("importlib.metadata.requires", lambda name: [])
     found = {each.subject: each for each in machine.parts()}
     assert found["coranto[broker]"].condition is Condition.WARNING

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import socket
 
-from coranto.client.retry import REPORT_SECONDS, Retry, RetryPolicy
+import pytest
+from structlog.testing import capture_logs
+
+from coranto.client import JournalClient
+from coranto.client.retry import REPORT_SECONDS, Retry, RetryPolicy, wait_or_raise
+from coranto.errors import Unavailable
 
 
 def test_waits_grow() -> None:
@@ -63,3 +69,49 @@ def test_one_report_is_due_per_minute() -> None:
     assert reports[0] == 1000.0
     assert all(after - before >= REPORT_SECONDS for before, after in itertools.pairwise(reports))
     assert len(reports) > (now - 1000.0) / (REPORT_SECONDS + 5)
+
+
+class Hours:
+    """A clock on which sleeping takes no time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time_ns(self) -> int:
+        return int(self.now * 1e9)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+async def test_a_long_wait_is_logged_after_some_seconds_and_then_each_minute() -> None:
+    clock, retry = Hours(), Retry(200)
+
+    async def wait_on() -> None:
+        while True:
+            await wait_or_raise(retry, clock, Unavailable("the list of journals: nobody answers"))
+
+    with capture_logs() as logs, pytest.raises(Unavailable):
+        await wait_on()
+    assert [each["event"] for each in logs] == ["client.waiting"] * 4
+    assert [each["seconds"] // 10 for each in logs] == [0, 6, 12, 18]
+    assert "nobody answers" in logs[0]["error"]
+    assert logs[0]["log_level"] == "warning"
+
+
+async def test_a_call_to_a_broker_that_is_away_says_so_long_before_it_fails(unused_endpoint: str) -> None:
+    with capture_logs() as logs:
+        async with JournalClient(unused_endpoint, patience=7) as client:
+            with pytest.raises(Unavailable):
+                await client.list("")
+    assert unused_endpoint in next(each["error"] for each in logs if each["event"] == "client.waiting")
+
+
+@pytest.fixture
+def unused_endpoint() -> str:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listening.getsockname()[1]}"

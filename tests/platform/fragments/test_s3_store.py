@@ -13,6 +13,7 @@ import pytest
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from structlog.testing import capture_logs
 
 from coranto.errors import FragmentNotFound, StoreDenied, StoreError
 from coranto.fragments.codecs import compress
@@ -261,3 +262,24 @@ async def test_a_server_that_is_away(server: S3Server, tmp_path: Path) -> None:
     assert caught.value.retriable
     with pytest.raises(StoreError, match=r"cannot read fragment .*refused"):
         await read_directly(fragment, store.sign(fragment, 60), 0, 1)
+
+
+async def test_placeholders_of_folders_are_listed_in_silence(server: S3Server, tmp_path: Path) -> None:
+    """Consoles and tools write empty objects for folders: `folder/`, and Hadoop's `folder_$folder$`."""
+    store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
+    fragment = fragment_of(CONTENT)
+    await put(store, fragment)
+    folder = f"{tmp_path.name}/{fragment.journal}"
+    for key in (f"{folder}/", f"{folder}/date=2026-01-01/", f"{folder}/date=2026-01-02_$folder$", f"{folder}/other/"):
+        server.put(BUCKET, key, b"")
+    with capture_logs() as logs:
+        listing = await store.listing(fragment.journal, lambda: [f"{fragment.journal}/other"])
+    assert [each.content_name for each in listing.fragments] == [fragment.content_name]
+    assert listing.others == frozenset()
+    assert {each["log_level"] for each in logs} <= {"debug"}
+    server.put(BUCKET, f"{folder}/notes.txt", b"text")
+    with capture_logs() as logs:
+        await store.listing(fragment.journal)
+    assert [(each["event"], each["path"]) for each in logs if each["log_level"] == "warning"] == [
+        ("store.file_skipped", "notes.txt")
+    ]

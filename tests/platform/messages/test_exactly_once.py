@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from coranto.errors import Unavailable
 from coranto.messages.batches import line_batch
@@ -16,6 +17,7 @@ from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messa
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.reading import ReadCommitted
 from coranto.messages.sequencer import QueueOutcome, ReplayRange, Sequencer, read_committed
+from coranto.messages.transactions import TransactionBuilder
 from coranto.messages.uuids import ProducerClock, ProducerId, successor
 
 LINES = JsonLines()
@@ -167,6 +169,29 @@ def test_each_committed_message_is_read_once_and_in_order(
             at = end
         assert by_column == [message.begin for message in messages]
         assert columns.checkpoint() == sequencer.checkpoint()
+
+
+def test_a_rollback_after_one_that_reached_no_journal_resets_no_clocks() -> None:
+    """The first message was dropped before it was appended. Readers first meet a later one."""
+    for dropped in (1, 3):
+        for outside in (False, True):
+            builder = TransactionBuilder(ProducerId(b"\x01adaad"), ProducerClock(lambda: 0), LINES)
+            content = b""
+            for number in range(dropped + 1):
+                if outside and not number:
+                    builder.outside("a", {})
+                builder.add("a", {})
+                if number == dropped:
+                    content += builder.take("a", 1 << 20)
+                content += builder.rollback_intents().get("a", b"")
+                builder.finish()
+            sequencer: Sequencer[JsonObject] = Sequencer()
+            outcomes = [sequencer.queue(envelope) for envelope in iter_messages(LINES, "a", [content], 0)]
+            assert outcomes == [QueueOutcome.CONTINUE_BEGIN, QueueOutcome.ACK_ROLLBACK]
+            with capture_logs() as logs:
+                columns = ColumnarSequencer(lambda journal, begin, end: iter(()))
+                columns.feed(line_batch(LINES, "a", content, 0)[0])
+            assert not [each for each in logs if each["event"] == "producer.reset"]
 
 
 def test_a_reliable_rollback_resets_no_clocks() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.numbers import with_numbers
 from coranto.cli.reconciling import (
     ApplyOptions,
     Check,
@@ -20,9 +21,11 @@ from coranto.cli.reconciling import (
 )
 from coranto.client import JournalClient
 from coranto.reconcile import JOURNALS, JournalSpecs
+from coranto.reconcile.reconciler import BATCH_CHANGES
 from coranto.specs.journal_tree import parse_tree
 
 
+@with_numbers(changes=BATCH_CHANGES)
 def apply(
     specs: Annotated[str, typer.Option("--specs", help="File with a YAML tree of journal specs, or - for input.")],
     dry_run: DryRun = False,
@@ -37,8 +40,8 @@ def apply(
     A journal must be at the `revision` that the tree gives: 0 or none creates the journal, -1 accepts any revision. A
     suspended journal stays suspended, and keeps the offset at which it goes on, unless the tree gives its `suspend`.
 
-    Up to 128 changes are one transaction: all or none. More take several, deletions last. After an interruption, apply
-    the same tree again: it goes on with the rest.
+    Up to {changes} changes are one transaction: all or none. More take several, deletions last. After an interruption,
+    apply the same tree again: it continues with the rest.
     """
     changes = read_document(specs, parse_tree, JOURNALS.plural, "children")
     options = ApplyOptions(dry_run, check, update, prune, max_txn_size)

@@ -26,7 +26,8 @@ class RecordFraming(enum.StrEnum):
 def read_records(source: BinaryIO, framing: RecordFraming) -> Iterator[bytes]:
     """Yield the records of the input, each with its framing (newline or header), as journals hold them.
 
-    Raises InvalidInput if the input ends within a record, if a record is not a frame, or if it is longer than 64 MiB.
+    Raises InvalidInput if the input ends within a record, if a record is not a frame, or if it is longer than
+    `MAX_RECORD_BYTES`.
     """
     number = 0
     while record := _read_line(source, number) if framing is RecordFraming.LINES else _read_frame(source, number):

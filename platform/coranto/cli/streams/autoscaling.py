@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.numbers import with_numbers
 from coranto.cli.output import note
 from coranto.cli.streams.managing import policy_of
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput
 from coranto.streams.control.autoscale import DEFAULT_INTERVAL, Autoscaler
-from coranto.streams.control.scaling import Change, Split
+from coranto.streams.control.scaling import Change, RateWindows, Split
 
 
+@with_numbers(**{name: f"{seconds / 60:g}" for name, seconds in asdict(RateWindows()).items()})
 def autoscale(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[STREAM]...", help="Default: all that have a policy.")
@@ -29,9 +32,9 @@ def autoscale(
 ) -> None:
     """Measure the load of segments, and split and merge them accordingly, until Ctrl-C.
 
-    A segment is split when its load was more than 5, 2 or 1 times the policy's rate for 2, 5 or 10 minutes. It is
-    merged with its neighbour when both were well below that rate for 20 minutes. Nothing is changed in the first 10
-    minutes.
+    A segment is split when its load was more than 5, 2 or 1 times the policy's rate for {short}, {middle} or {long}
+    minutes. It is merged with its neighbour when both were well below that rate for {idle} minutes. Nothing is changed
+    in the first {cool_down} minutes.
     """
     if not interval > 0:
         raise InvalidInput(f"{interval:g} seconds is not an interval; give more than 0", field="--interval")

@@ -144,6 +144,10 @@ class AppendServiceFace(Face):
     def _inner(self) -> AppendService:
         """The asynchronous object. Use it on the loop only."""
 
+    def close(self) -> None:
+        """Stop appending. Pending content is dropped, as `cancel` does, except what is in a spill: it stays there."""
+        self._run(self._inner.close())
+
     @property
     def pending_bytes(self) -> int:
         """The number of bytes accepted and not yet committed."""

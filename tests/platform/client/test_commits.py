@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from airflow_coranto import committed
-from airflow_coranto.committed import Commits, Producers
-from coranto.client import JournalClient
+from coranto.client import JournalClient, commits
+from coranto.client.commits import CommitWatch, Producers
 from coranto.client.config import ClientConfig
 from coranto.client.positions import JournalPosition
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
@@ -53,15 +52,15 @@ class Journal:
         self.broker = broker
         self.client = client
         self.revision = broker.create(JOURNAL, **({"labels": labels} if labels else {})).create_revision
-        self.commits = Commits()
+        self.watch = CommitWatch()
 
     async def write(self, *lines: bytes) -> int:
         await self.broker.write(JOURNAL, b"".join(lines))
         return self.broker.journals[JOURNAL].head
 
-    async def since(self, begin: int, commits: Commits | None = None) -> bool:
+    async def since(self, begin: int, watch: CommitWatch | None = None) -> bool:
         now = {JOURNAL: JournalPosition(self.broker.journals[JOURNAL].head, self.revision)}
-        return await (commits or self.commits).since(self.client, {JOURNAL: JournalPosition(begin, self.revision)}, now)
+        return await (watch or self.watch).since(self.client, {JOURNAL: JournalPosition(begin, self.revision)}, now)
 
 
 async def test_a_publication_counts_when_it_is_committed() -> None:
@@ -87,14 +86,14 @@ async def test_a_position_within_a_journal_knows_what_lies_before(monkeypatch: p
         await journal.write(line(ADA, 1, Flags.CONTINUE_TXN), line(ADA, 1, Flags.ACK_TXN))
         begin = await journal.write(line(BOB, 2, Flags.CONTINUE_TXN))
         await journal.write(line(ADA, 1, Flags.ACK_TXN))
-        assert not await journal.since(begin, Commits())
+        assert not await journal.since(begin, CommitWatch())
         await journal.write(line(BOB, 2, Flags.ACK_TXN))
-        assert await journal.since(begin, Commits())
+        assert await journal.since(begin, CommitWatch())
         # What lies further back is unknown: an acknowledgement may commit it.
-        monkeypatch.setattr(committed, "_LOOKBACK", 10)
+        monkeypatch.setattr(commits, "_LOOKBACK", 10)
         end = await journal.write(line(ADA, 1, Flags.ACK_TXN))
-        assert await journal.since(begin, Commits())
-        assert not await journal.since(end, Commits())
+        assert await journal.since(begin, CommitWatch())
+        assert not await journal.since(end, CommitWatch())
 
 
 async def test_a_line_that_comes_in_two_pieces_and_one_that_is_no_message() -> None:
@@ -129,7 +128,7 @@ async def test_a_journal_that_was_created_again_is_read_from_its_begin() -> None
         await again.write(line(ADA, 1, Flags.CONTINUE_TXN))
         before = {JOURNAL: JournalPosition(end, journal.revision)}
         now = {JOURNAL: JournalPosition(broker.journals[JOURNAL].head, again.revision)}
-        assert not await journal.commits.since(client, before, now)
+        assert not await journal.watch.since(client, before, now)
         await again.write(line(ADA, 1, Flags.ACK_TXN))
         now = {JOURNAL: JournalPosition(broker.journals[JOURNAL].head, again.revision)}
-        assert await journal.commits.since(client, before, now)
+        assert await journal.watch.since(client, before, now)

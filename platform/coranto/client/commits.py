@@ -1,18 +1,18 @@
-"""Commits in journals: whether messages became committed since a position. Knows no Airflow."""
+"""CommitWatch in journals: whether messages became committed since a position. Knows no Airflow."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from coranto import labels
-
-if TYPE_CHECKING:
-    from coranto.client import Chunk, JournalClient
-    from coranto.client.positions import JournalPosition
-    from coranto.messages.framing import Envelope
-    from coranto.messages.uuids import ProducerId
+from coranto.client.client import JournalClient
+from coranto.client.positions import JournalPosition
+from coranto.client.values import Chunk
+from coranto.messages.framing import Envelope, JsonLines
+from coranto.messages.reading import AsyncReadUncommitted
+from coranto.messages.uuids import Flags, ProducerId
 
 _LOOKBACK: Final = 1 << 20
 """The bytes before a position that are read too, for what producers have done there."""
@@ -20,7 +20,7 @@ _MOST_PRODUCERS: Final = 10_000
 
 
 class Producers:
-    """What is known of the producers of one journal. It decides by the rules of `coranto.messages.sequencer`.
+    """The producers of one journal, as far as they are known. It decides by the rules of `coranto.messages.sequencer`.
 
     `whole` says that all messages of the journal are seen. Otherwise an acknowledgement of an unknown producer counts
     as a commit: its messages may lie before the content that was read.
@@ -33,8 +33,6 @@ class Producers:
 
     def commits(self, message: Envelope[Any]) -> bool:
         """Take in a message, and return True if it commits itself or others."""
-        from coranto.messages.uuids import Flags
-
         clock = message.clock
         if not clock:
             return True
@@ -55,7 +53,7 @@ class Producers:
         return commits
 
 
-class Commits:
+class CommitWatch:
     """Sees whether messages became committed in journals. It reads all content of those that have lines of JSON.
 
     Of other journals it cannot tell, so any growth of them counts.
@@ -105,9 +103,6 @@ class _Scan:
 
     async def read(self, client: JournalClient, end: int) -> None:
         """Read on up to `end`. Content that is gone, or that is no message, counts as committed."""
-        from coranto.messages import JsonLines
-        from coranto.messages.reading import AsyncReadUncommitted
-
         if not self._is_json:
             self.offset = self.last_commit = end
         if self.offset >= end:
@@ -127,8 +122,6 @@ class _Scan:
 
     async def _whole_lines(self, client: JournalClient, end: int) -> AsyncIterator[Chunk]:
         """Yield content from `offset` on, without the rest of a line that began before it."""
-        from coranto.client import Chunk
-
         at = self.offset
         async with contextlib.aclosing(client.read(self.journal, self.offset, end_offset=end)) as chunks:
             async for chunk in chunks:

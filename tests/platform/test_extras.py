@@ -1,0 +1,64 @@
+"""A missing extra is named where it is missed, with the command that installs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from coranto.errors import CorantoError, MissingExtra
+from coranto.extras import PARTS, explained, require
+
+WITHOUT = """
+import importlib.abc, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {module!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+try:
+    {statement}
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "statement"),
+    [
+        ("pyspark", "spark", "from coranto_consumers.spark import SparkConsumer"),
+        ("pyspark", "spark", "import coranto_consumers.spark.consumer"),
+        ("pyspark", "spark", "from coranto_consumers.spark.session import new_session"),
+        ("pyspark", "spark", "import pyspark_coranto"),
+        ("sqlalchemy", "consumers", "from coranto_consumers.stores import SqlStore"),
+        ("sqlalchemy", "consumers", "from coranto_consumers.stores.sqlite_file import SqliteStore"),
+        ("pyarrow", "consumers", "from coranto.lake import scan"),
+        ("dagster_shared", "dagster", "import dagster_coranto"),
+    ],
+)
+def test_an_import_names_the_extra(module: str, extra: str, statement: str) -> None:
+    program = WITHOUT.format(module=module, statement=statement)
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.startswith(f"MissingExtra {module}")
+    assert f"is not installed; it comes with an extra: pip install 'coranto[{extra}]'" in said
+
+
+def test_a_missing_module_is_explained_and_others_are_left_as_they_are() -> None:
+    found = explained(ModuleNotFoundError("No module named 'pyspark.sql'", name="pyspark.sql"))
+    assert isinstance(found, MissingExtra)
+    assert isinstance(found, CorantoError)
+    assert (found.name, found.extra) == ("pyspark.sql", "spark")
+    assert explained(found) is found
+    other = ModuleNotFoundError("No module named 'shop'", name="shop")
+    assert explained(other) is other
+    assert explained(ModuleNotFoundError()).args == ()
+
+
+def test_parts_that_are_there_are_required_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for extra in ("broker", "consumers", "spark"):
+        require(extra, *PARTS[extra])
+    with pytest.raises(MissingExtra, match=r"no_such_module is not installed.*coranto\[lake\]"):
+        require("lake", "no_such_module")
