@@ -144,7 +144,7 @@ class Broker:
         self.frames: FramePort | None = None
         """The port at which this broker serves frames; None while it does not."""
         self.is_stopping = False
-        self._disk = disk
+        self.disk = disk
         self._background: set[asyncio.Task[None]] = set()
         self._stopping: dict[str, list[asyncio.Task[None]]] = {}  # What uses the files of journals, by journal.
         self._base = residence.base if residence is not None else 0
@@ -363,7 +363,7 @@ class Broker:
                 folder_of(self._spools, item.id, item.create_revision),
                 item.id,
                 item.create_revision,
-                self._disk,
+                self.disk,
                 self.clock,
                 self._base,
             ),
