@@ -145,7 +145,7 @@ class Broker:
         self.frames: FramePort | None = None
         """The port at which this broker serves frames; None while it does not."""
         self.is_stopping = False
-        self._disk = disk
+        self.disk = disk
         self.room = DiskRoom(lambda: disk.free_bytes(settings.data_dir), settings.disk_reserve_bytes, clock)
         self._background: set[asyncio.Task[None]] = set()
         self._stopping: dict[str, list[asyncio.Task[None]]] = {}  # What uses the files of journals, by journal.
@@ -365,7 +365,7 @@ class Broker:
                 folder_of(self._spools, item.id, item.create_revision),
                 item.id,
                 item.create_revision,
-                self._disk,
+                self.disk,
                 self.clock,
                 self._base,
                 self.room,

@@ -88,12 +88,28 @@ class FragmentCache:
         little = fragment.length <= self._little_bytes
         shelf, fetch = (self._little, self._read) if little else (self._large, self._fetch)
         size = fragment.length + (ENTRY_BYTES if little else 0)
-        entry = shelf.borrow(key, size, lambda: fetch(store, fragment))
+        entry = shelf.borrow(key, size, _identity(fragment), lambda: fetch(store, fragment))
         try:
             # A reader that goes away does not cancel the fetch for the others.
             yield await asyncio.shield(entry.fetching)
         finally:
             shelf.give_back(entry)
+
+    @asynccontextmanager
+    async def open_kept(self, journal: str, begin: int, end: int, digest: bytes) -> AsyncIterator[CachedContent | None]:
+        """Provide content that is here now during the block, by its offsets and SHA-1; None if it is not.
+
+        It may be of a fragment that no store has any more.
+        """
+        identity = (journal, begin, end, digest)
+        for shelf in (self._little, self._large):
+            if (entry := shelf.lend(identity)) is not None:
+                try:
+                    yield entry.fetching.result()
+                finally:
+                    shelf.give_back(entry)
+                return
+        yield None
 
     async def close(self) -> None:
         """Cancel all fetches and drop all content."""
@@ -193,12 +209,21 @@ class _File:
         self._file.close()
 
 
+_Identity = tuple[str, int, int, bytes]
+"""A fragment's journal, offsets and SHA-1."""
+
+
+def _identity(fragment: Fragment) -> _Identity:
+    return fragment.journal, fragment.begin, fragment.end, fragment.sum
+
+
 class _Entry:
     """One fragment on a shelf."""
 
-    def __init__(self, key: str, size: int) -> None:
+    def __init__(self, key: str, size: int, identity: _Identity) -> None:
         self.key = key
         self.size = size
+        self.identity = identity
         self.borrowers = 0
         self.has_room = False
         self.fetching: asyncio.Task[_Memory | _File]
@@ -217,15 +242,25 @@ class _Shelf:
         self._used = 0
         self._freed = asyncio.Event()
 
-    def borrow(self, key: str, size: int, fetch: Callable[[], Coroutine[Any, Any, _Memory | _File]]) -> _Entry:
+    def borrow(
+        self, key: str, size: int, identity: _Identity, fetch: Callable[[], Coroutine[Any, Any, _Memory | _File]]
+    ) -> _Entry:
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = _Entry(key, size)
+            entry = self._entries[key] = _Entry(key, size, identity)
             entry.fetching = asyncio.create_task(self._fetch(entry, fetch))
             entry.fetching.add_done_callback(lambda _: self._fetched(entry))
         self._entries.move_to_end(key)
         entry.borrowers += 1
         return entry
+
+    def lend(self, identity: _Identity) -> _Entry | None:
+        """Borrow content that is here already, from whatever source; None if it is not."""
+        for entry in self._entries.values():
+            if entry.identity == identity and entry.fetching.done():  # One that failed is dropped at once.
+                entry.borrowers += 1
+                return entry
+        return None
 
     def give_back(self, entry: _Entry) -> None:
         entry.borrowers -= 1

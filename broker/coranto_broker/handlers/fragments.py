@@ -58,8 +58,9 @@ async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) ->
     index = replica.index
     page, response.next_page_token = select(index.entries, request)
     if index.has_gap(request.next_page_token, response.next_page_token):
-        await index.wait_listed_again(LISTING_SECONDS)
+        is_fresh = await index.wait_listed_again(LISTING_SECONDS)
         page, response.next_page_token = select(index.entries, request)
+        response.gap_confirmed = is_fresh and index.has_gap(request.next_page_token, response.next_page_token)
     for entry in page:
         listed = response.fragments.add(spec=entry.fragment.to_wire())
         if request.HasField("signatureTTL") and entry.fragment.backing_store:

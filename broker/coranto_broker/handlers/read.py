@@ -6,7 +6,6 @@ content in chunks.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -14,16 +13,16 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coranto.errors import CorruptData, FragmentNotFound, StoreError
-from coranto.fragments.fragment import Fragment, sum_from_wire
+from coranto.fragments.fragment import Fragment
 from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import may_read
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.cache import CachedContent
 from coranto_broker.fragments.index import FragmentIndex, IndexEntry
+from coranto_broker.handlers import kept_content
 from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.gaps import GapReader
 from coranto_broker.handlers.refusals import is_acceptable
-from coranto_broker.recovery.set_aside import pieces_with_sum
 from coranto_broker.rpc.source import MessageSink
 
 if TYPE_CHECKING:
@@ -49,6 +48,8 @@ async def _serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, 
         await context.write(pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND, header=header))
         return
     concerns(request.journal)
+    if request.HasField("content_sum") and await kept_content.send(broker, request, context, claims):
+        return
     resolution = await broker.resolver.resolve(
         request.journal,
         may_proxy=not request.do_not_proxy,
@@ -71,8 +72,6 @@ async def _serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, 
 async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink) -> None:
     index = resolution.require_replica.index
     broker.metrics.reads.inc()
-    if request.HasField("content_sum") and await _send_set_aside(broker, resolution, request, context):
-        return
     reader = GapReader(broker, resolution, request)
     header: pb.Header | None = resolution.header
     offset = request.offset
@@ -104,22 +103,6 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
         offset = stop
         if offset == end:
             return
-
-
-async def _send_set_aside(
-    broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink
-) -> bool:
-    """Send content that this broker has set aside and that has the wanted sum. Returns False if there is none."""
-    folder, offset = resolution.require_replica.folder, request.offset
-    digest = sum_from_wire(request.content_sum)
-    pieces = await asyncio.to_thread(pieces_with_sum, folder.path, folder.disk, offset, request.end_offset, digest)
-    if pieces is None:
-        return False
-    while data := await asyncio.to_thread(next, pieces, b""):
-        await context.write(pb.ReadResponse(offset=offset, content=data))
-        broker.metrics.read_bytes.inc(len(data))
-        offset += len(data)
-    return True
 
 
 @contextmanager

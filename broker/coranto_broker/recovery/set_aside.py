@@ -1,8 +1,9 @@
-"""Inspect the `set-aside/` folders of a data directory: content that a broker did not accept as part of a journal.
+"""Inspect the content that a data directory keeps beside its journals: in `set-aside/` folders, and in `deleted/`.
 
-This is either content that others went on without, which was never acknowledged, or content of damaged files. Some of
-the latter was acknowledged, and an operator must check whether the journal has it from elsewhere. Nothing here changes
-a file.
+A `set-aside/` folder has content that a broker did not accept as part of a journal. This is either content that others
+went on without, which was never acknowledged, or content of damaged files. Some of the latter was acknowledged, and an
+operator must check whether the journal has it from elsewhere. `deleted/` has spools of journals that were deleted.
+Nothing here changes a file.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from coranto.client.values import Chunk
 from coranto.effects import Disk
-from coranto.errors import InvalidInput, OffsetNotYetAvailable
+from coranto.errors import ContentGone, InvalidInput, OffsetNotYetAvailable
+from coranto_broker.recovery import deleted_spools
+from coranto_broker.recovery.residence import spools_of
 from coranto_broker.spool import commit_log
 from coranto_broker.spool.commit_check import examine
-from coranto_broker.spool.durable_spool import SET_ASIDE
+from coranto_broker.spool.durable_spool import SET_ASIDE, folder_of
 
 _NAME = re.compile(r"((?:[0-9a-z]+\.)?)([0-9a-f]{16})\.(?:(content)|([0-9]+)\.commits)")
 _READ_BYTES = 1 << 20
@@ -43,6 +46,8 @@ class SetAsideFragment:
     """The journal's offset up to which content had committed according to the log."""
     sound_end: int
     """The journal's offset up to which the content is known to have committed, by its SHA-1."""
+    deleted: bool = False
+    """True if the journal was deleted, and this is its spool."""
 
     @property
     def end(self) -> int:
@@ -52,25 +57,34 @@ class SetAsideFragment:
 
 def find(data_dir: Path, disk: Disk) -> list[SetAsideFragment]:
     """Return everything that is set aside below a broker's data directory, ordered by journal and offset."""
-    found: list[SetAsideFragment] = []
-    spools = data_dir / "spools"
-    for name in disk.list(spools):
-        for revision in disk.list(spools / name):
-            folder = spools / name / revision / SET_ASIDE
-            found += _within(folder, int(revision) if revision.isdigit() else 0, disk)
+    spools, deleted = spools_of(data_dir), data_dir / deleted_spools.FOLDER
+    folders = [folder / SET_ASIDE for name in disk.list(spools) for folder in _children(spools / name, disk)]
+    for name in disk.list(deleted):
+        for folder in _children(deleted / name, disk):
+            folders += [folder, folder / SET_ASIDE]
+    found = [kept for folder in folders for kept in _within(folder, disk)]
     return sorted(found, key=lambda kept: (kept.journal, kept.begin, kept.path))
 
 
 def at(path: Path, disk: Disk) -> SetAsideFragment:
     """Return the fragment that was set aside with this content file. Raises InvalidInput if there is none."""
-    revision = path.parent.parent.name
-    for kept in _within(path.parent, int(revision) if revision.isdigit() else 0, disk):
+    for kept in _within(path.parent, disk):
         if kept.path == path:
             return kept
     raise InvalidInput(f"{path} is not content that was set aside; `coranto broker set-aside list` shows what is")
 
 
-def _within(folder: Path, create_revision: int, disk: Disk) -> Iterator[SetAsideFragment]:
+def _children(folder: Path, disk: Disk) -> list[Path]:
+    return [folder / name for name in disk.list(folder)]
+
+
+def _within(folder: Path, disk: Disk) -> Iterator[SetAsideFragment]:
+    spool = folder.parent if folder.name == SET_ASIDE else folder
+    is_deleted = spool.parent.parent.name == deleted_spools.FOLDER
+    if spool == folder and not is_deleted:
+        return  # The spool of a journal that exists.
+    digits = spool.name.partition(".")[0]
+    create_revision = int(digits) if digits.isdecimal() else 0
     logs: dict[tuple[str, str], dict[int, bytes]] = defaultdict(dict)
     contents: set[tuple[str, str]] = set()
     for name in disk.list(folder):
@@ -82,7 +96,9 @@ def _within(folder: Path, create_revision: int, disk: Disk) -> Iterator[SetAside
         else:
             logs[match[1], match[2]][int(match[4])] = disk.read(folder / name)
     for prefix, begin in sorted(contents | logs.keys()):
-        yield _kept(folder / f"{prefix}{begin}.content", int(begin, 16), create_revision, logs[prefix, begin], disk)
+        path = folder / f"{prefix}{begin}.content"
+        kept = _kept(path, int(begin, 16), create_revision, logs[prefix, begin], disk)
+        yield replace(kept, deleted=is_deleted)
 
 
 def _kept(path: Path, begin: int, create_revision: int, logs: dict[int, bytes], disk: Disk) -> SetAsideFragment:
@@ -110,21 +126,61 @@ def read(kept: SetAsideFragment, disk: Disk, begin: int, end: int) -> Iterator[b
     yield from _pieces(kept.path, disk, begin - kept.begin, end - kept.begin)
 
 
-def pieces_with_sum(folder: Path, disk: Disk, begin: int, end: int, digest: bytes) -> Iterator[bytes] | None:
-    """Return the content of journal offsets [begin, end), in pieces, if a spool's folder set it aside.
+def pieces_with_sum(
+    data_dir: Path, disk: Disk, journal: str, begin: int, end: int, digest: bytes
+) -> Iterator[bytes] | None:
+    """Return the content of a journal's offsets [begin, end), in pieces, from any file that a data directory has of it.
 
-    Its SHA-1 must be `digest`. Returns None if there is no such content. Raises OSError if the disk fails.
+    These are spools of this and of former journals of the name, also deleted ones, and what was set aside of them. The
+    SHA-1 must be `digest`. Returns None if there is no such content. Raises OSError if the disk fails.
     """
-    for name in disk.list(folder / SET_ASIDE):
-        match = _NAME.fullmatch(name)
-        if match is None or not match[3] or (first := int(match[2], 16)) > begin:
-            continue
-        path, found = folder / SET_ASIDE / name, hashlib.sha1(usedforsecurity=False)
-        for piece in _pieces(path, disk, begin - first, end - first):
-            found.update(piece)
-        if found.digest() == digest:
-            return _pieces(path, disk, begin - first, end - first)
+    for root in (spools_of(data_dir), data_dir / deleted_spools.FOLDER):
+        for spool in _children(folder_of(root, journal, 0).parent, disk):
+            for folder in (spool / SET_ASIDE, spool):
+                for chain in _covering(folder, disk, begin, end):
+                    found = hashlib.sha1(usedforsecurity=False)
+                    for piece in _of_chain(chain, disk):
+                        found.update(piece)
+                    if found.digest() == digest:
+                        return _of_chain(chain, disk)
     return None
+
+
+_Part = tuple[Path, int, int]
+"""A file, and the positions [begin, end) of its bytes."""
+
+
+def _covering(folder: Path, disk: Disk, begin: int, end: int) -> Iterator[list[_Part]]:
+    """Yield the ways to read offsets [begin, end) from a folder: from each file that has them all, or from several."""
+    files: list[tuple[int, int, Path]] = []
+    for name in disk.list(folder):
+        match = _NAME.fullmatch(name)
+        if match is not None and match[3] and (first := int(match[2], 16)) < end:
+            file = disk.open(folder / name)
+            try:
+                files.append((first, first + file.size(), folder / name))
+            finally:
+                file.close()
+    whole = [each for each in files if each[0] <= begin and end <= each[1]]
+    for first, _, path in whole:
+        yield [(path, begin - first, end - first)]
+    chain: list[_Part] = []
+    reached = begin
+    while not whole and reached < end:
+        first, last, path = max(
+            (each for each in files if each[0] <= reached), key=lambda each: each[1], default=(0, 0, folder)
+        )
+        if last <= reached:
+            return
+        chain.append((path, reached - first, min(last, end) - first))
+        reached = last
+    if chain:
+        yield chain
+
+
+def _of_chain(chain: list[_Part], disk: Disk) -> Iterator[bytes]:
+    for path, position, stop in chain:
+        yield from _pieces(path, disk, position, stop)
 
 
 def _pieces(path: Path, disk: Disk, position: int, stop: int) -> Iterator[bytes]:
@@ -160,7 +216,7 @@ async def compare(kept: SetAsideFragment, disk: Disk, chunks: AsyncIterable[Chun
                 spans.append(ComparedSpan(position, end, found))
             position = end
 
-    with suppress(OffsetNotYetAvailable):  # There is a hole, or the journal ends.
+    with suppress(ContentGone, OffsetNotYetAvailable):  # There is a hole, or the journal ends.
         async for chunk in chunks:
             add(min(chunk.offset, kept.end), "nothing")
             end = min(chunk.end, kept.end)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -19,7 +19,7 @@ import structlog
 
 from coranto.client.responses import check_well_formed
 from coranto.coordination.etcd import EtcdHeader
-from coranto.coordination.keyspace_state import Item
+from coranto.coordination.keyspace_state import Item, Member
 from coranto.coordination.layout import MemberId
 from coranto.errors import CorantoError, CorruptFragment, Unavailable
 from coranto.fragments.forks import counts_in, folders_of
@@ -41,6 +41,9 @@ class Routes(Protocol):
 
     @property
     def header(self) -> EtcdHeader: ...
+
+    @property
+    def members(self) -> Sequence[Member[pb.BrokerSpec]]: ...
 
     def route_of(self, item: str) -> pb.Route: ...
 
@@ -126,6 +129,32 @@ class PeerCopies:
         asked = [self._ask(peer, journal, offset, begin_mod_time) for peer in self._others(journal)]
         answers = await asyncio.gather(*asked)
         return [each for each in answers if isinstance(each, PeerCopy)], False not in answers
+
+    async def kept(self, request: pb.ReadRequest) -> AsyncGenerator[pb.ReadResponse]:
+        """Yield the answers of the first other broker of the cluster that has the content of a request with a sum.
+
+        Yields nothing if none has it. Raises CorantoError if that broker fails meanwhile.
+        """
+        state, begun = self._keyspace.state, False
+        for member in state.members:
+            if begun or member.id == self._me:
+                continue
+            named = pb.ProcessSpec.ID(zone=member.id.zone, suffix=member.id.suffix)
+            header = pb.Header(process_id=named, route=pb.Route(primary=-1), etcd=state.header.to_wire())
+            peer = _Peer(f"{member.id.zone}#{member.id.suffix}", member.spec.process_spec.endpoint, header)
+            asked = pb.ReadRequest()
+            asked.CopyFrom(request)
+            try:
+                async with aclosing(self._answers(peer, asked, PATIENCE_SECONDS)) as answers:
+                    async for answer in answers:
+                        if not begun and answer.fragment.sum != request.content_sum:
+                            break
+                        begun = True
+                        yield answer
+            except CorantoError as error:
+                if begun:
+                    raise
+                _log.info("fragment.no_copy_at_peer", fragment=request.journal, broker=peer.name, reason=str(error))
 
     def _others(self, journal: str) -> list[_Peer]:
         state = self._keyspace.state

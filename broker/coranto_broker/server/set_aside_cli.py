@@ -17,7 +17,7 @@ from coranto.errors import CorantoError
 from coranto_broker.recovery import set_aside
 from coranto_broker.recovery.set_aside import ComparedSpan, SetAsideFragment
 
-app = typer.Typer(no_args_is_help=True, help="Look at content that this broker took for no part of its journal.")
+app = typer.Typer(no_args_is_help=True, help="Look at content that this broker keeps beside its journals.")
 
 Content = Annotated[Path, typer.Argument(metavar="FILE", help="A content file, as `list` names it.")]
 
@@ -30,17 +30,25 @@ def list_(
 ) -> None:
     """List what is set aside: its journal and offsets, and how much of it is known to have committed, by its SHA-1.
 
-    The broker may be running.
+    Spools of deleted journals are listed too. The broker may be running.
     """
     found = set_aside.find(data_dir, LocalDisk())
     if not found:
         note(f"nothing is set aside below {data_dir}")
         return
     rows = [
-        (kept.journal or "?", str(kept.begin), str(kept.end), str(kept.committed_end), _soundness(kept), str(kept.path))
+        (
+            kept.journal or "?",
+            str(kept.begin),
+            str(kept.end),
+            str(kept.committed_end),
+            _soundness(kept),
+            "the journal was deleted" if kept.deleted else "set aside",
+            str(kept.path),
+        )
         for kept in found
     ]
-    print_table(("JOURNAL", "BEGIN", "END", "COMMITTED TO", "SOUND", "FILE"), rows)
+    print_table(("JOURNAL", "BEGIN", "END", "COMMITTED TO", "SOUND", "WHY", "FILE"), rows)
 
 
 def _soundness(kept: SetAsideFragment) -> str:

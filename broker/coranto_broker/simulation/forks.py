@@ -258,7 +258,7 @@ class Forker:
                 async for chunk in client.read(name, at, end_offset=fork.offset, direct=False, fail_on_jump=not lost):
                     self.check(fork, chunk)
                     at = chunk.end
-            except OffsetNotYetAvailable:
+            except (ContentGone, OffsetNotYetAvailable):
                 # Brokers pass by what is missing only once what follows it is hours old.
                 ends = [each.end for each in lost if each.begin <= at < each.end]
                 if not ends:

@@ -18,7 +18,7 @@ from coranto.audit.sealing import Seal
 from coranto.audit.witness import BrokerWitness
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData
-from coranto.messages.checkpoints import Source
+from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.audit.acknowledgements import PATIENCE_S, AcknowledgementCheck, list_journals
 from coranto_consumers.audit.evidence import Evidence, EvidenceSource, Row
 from coranto_consumers.audit.expectations import Expectation, Measure, Number, agree, number
@@ -90,6 +90,8 @@ class ConsumerCheck:
         """The knowledge of earlier audits, once the check has run."""
         self.sound: Mapping[str, KnownShard] = {}
         """The sound shards as they are now, once the check has run."""
+        self.checkpoints: Mapping[str, Checkpoint] = {}
+        """The readable checkpoints of shards as they are now, once the check has run."""
         self.values: Sequence[object] = ()
         """The results of the expectations' queries, once the check has run."""
 
@@ -113,6 +115,8 @@ class ConsumerCheck:
         for shard in self._shards:
             await self._examine(progress, shard, evidence, known.shards.get(shard), journals)
         self.sound, self.values = progress.shards, evidence.values
+        rows = {name: row for name, row in evidence.rows.items() if not row.damage and not row.retired}
+        self.checkpoints = {name: row.checkpoint for name, row in rows.items()}
         allowances = self._compare_tables(progress, evidence, known.allowances)
         await self._memorise(progress, known, allowances)
         self._cover(progress, len(evidence.rows))

@@ -156,7 +156,7 @@ class SourceCheck:
                 Kind.CHECKPOINT_SET_BACK,
                 f"the checkpoint has read {self.journal} through {through}, and an earlier audit saw "
                 f"{known.read_through}: it was set back, or the store was restored from a backup. What the consumer "
-                "reads again counts twice",
+                "reads again counts twice, unless the tables were set back together with it",
                 read_through=through,
                 known=known.read_through,
             )

@@ -19,6 +19,10 @@ from coranto_consumers.stores.staging import stage_tables
 class MendedStore(Protocol):
     """A store that has a consumer's checkpoints."""
 
+    @property
+    def shows_present_tables(self) -> bool:
+        """True if queries show tables as they are; False if they show them as the checkpoint knows them."""
+
     def raise_fence(self, shard: str) -> Restored:
         """Raise a shard's fence. Return it, and the checkpoint. Raises SqlStoreError, and CorruptData for no state."""
 
@@ -39,6 +43,8 @@ def mended_store(url: str) -> MendedStore:
 
 class MendedDatabase:
     """A database."""
+
+    shows_present_tables = True
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
@@ -88,6 +94,8 @@ class MendedDatabase:
 
 class MendedCatalog:
     """An Iceberg catalog, with the home of a URL."""
+
+    shows_present_tables = False
 
     def __init__(self, url: str) -> None:
         from coranto_consumers.stores.iceberg.owner import IcebergOwner  # It takes the extra `lake`.

@@ -1,27 +1,22 @@
 """A consumer's store: staged rows, acknowledgements, and checkpoints that were changed or deleted.
 
-A checkpoint is restored only with proof: an earlier audit has proven it, and every expectation shows that the tables
-hold exactly the messages that it covers. Otherwise the tables and the checkpoint are of different moments, and no
-program can tell which messages they have in common.
+`coranto_consumers.recovery.proofs` decides which checkpoint the tables agree with.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
 from coranto.audit import Finding, Kind, SubjectKind
 from coranto.client import JournalClient
-from coranto.errors import CorantoError, CorruptData, JournalNotFound
-from coranto.messages import Checkpoint, Source
+from coranto.errors import CorantoError, JournalNotFound
 from coranto.recovery import Diagnosis, Loss, RecoveryStep, Remark, StepKind
 from coranto.security.tokens import shows
 from coranto_consumers.audit.check import ConsumerCheck
-from coranto_consumers.audit.expectations import Number, agree, number
-from coranto_consumers.audit.memory import Known, KnownShard
 from coranto_consumers.recovery.mended import MendedStore
+from coranto_consumers.recovery.proofs import Diagnosed, loss_of, offsets_of, proven, proven_checkpoint, taken
 
 _CHECKPOINT: Final = frozenset(
     {
@@ -44,13 +39,6 @@ _LOSSES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Diagnosed:
-    findings: list[Finding]
-    known: Known
-    sound: Mapping[str, KnownShard]
-
-
 class StoreDoctor:
     """Finds damage between a consumer's store and its journals, by its audit, and mends what can be mended.
 
@@ -67,14 +55,16 @@ class StoreDoctor:
     async def diagnose(self) -> Diagnosis:
         check = self._new_check(False)
         found = (await check.run()).findings
-        diagnosed = _Diagnosed(found, check.known, check.sound)
+        diagnosed = Diagnosed(found, check.known, check.sound)
         steps: list[RecoveryStep] = []
         losses: list[Loss] = []
         remarks: list[Remark] = []
-        damaged = {
+        damaged = frozenset(
             each.subject.name for each in found if each.kind in _CHECKPOINT and each.subject.kind is SubjectKind.SHARD
-        }
-        restored = self._restorations(check, diagnosed, damaged)
+        )
+        restored = proven(check, diagnosed, damaged)
+        if not restored and self._store.shows_present_tables:
+            restored = taken(check, diagnosed, damaged)
         steps += restored
         mended = {step.subject for step in restored}
         for each in found:
@@ -101,10 +91,11 @@ class StoreDoctor:
             elif each.kind in _LOSSES and self._is_mended(each, mended, damaged):
                 continue
             elif each.kind in _LOSSES or each.kind is Kind.ACKNOWLEDGEMENT_MISSING:
-                losses.append(Loss(name, each.message))
+                losses.append(loss_of(each))
             elif each.is_error:
                 remarks.append(Remark(name, each.message))
-        if losses and check.remembers:
+        takes = any(step.kind is StepKind.TAKE_CHECKPOINT for step in restored)
+        if (losses or takes) and check.remembers:
             steps.append(
                 RecoveryStep(
                     StepKind.ACCEPT_LOSS,
@@ -117,47 +108,21 @@ class StoreDoctor:
             remarks.append(
                 Remark(
                     check.consumer,
-                    "no audit has proven a checkpoint that its tables agree with. Restore the whole store from a "
-                    "backup, or let a consumer of another name process the journals anew into other tables",
+                    "no audit has proven a checkpoint that its tables agree with, and neither is that shown of the "
+                    "present one. If the whole database was just restored from a backup, its tables and checkpoints "
+                    "are of one moment: accept that, and the consumer continues from there. Otherwise restore the "
+                    "whole database from a backup, or let a consumer of another name process the journals again into "
+                    "other tables",
                 )
             )
         return Diagnosis(steps, losses, remarks)
 
     @staticmethod
-    def _is_mended(finding: Finding, mended: set[str], damaged: set[str]) -> bool:
+    def _is_mended(finding: Finding, mended: set[str], damaged: frozenset[str]) -> bool:
         """Return True if restoring checkpoints also mends this finding."""
         if finding.kind is Kind.EXPECTATION_FAILED:
-            return bool(damaged) and damaged <= mended
+            return bool(mended) and damaged <= mended
         return finding.kind in _CHECKPOINT and finding.subject.name in mended
-
-    def _restorations(self, check: ConsumerCheck, diagnosed: _Diagnosed, damaged: set[str]) -> list[RecoveryStep]:
-        """Return steps that write proven checkpoints back, if the tables agree with them."""
-        if not damaged or not check.expectations:
-            return []
-        shards = {**diagnosed.sound, **{name: diagnosed.known.shards.get(name) for name in damaged}}
-        for expectation, value in zip(check.expectations, check.values, strict=True):
-            total: Number = diagnosed.known.allowances.get(str(expectation), 0)
-            for shard in shards.values():
-                if shard is None or not _is_proven(shard, expectation.measure.name):
-                    return []
-                total += sum(source.totals[expectation.measure.name] for source in shard.sources.values())
-            found = None if isinstance(value, Exception) else number(value)
-            if found is None or not agree(found, total):
-                return []
-        steps = []
-        for name in sorted(damaged):
-            known = diagnosed.known.shards[name]
-            offsets = [f"{journal}={source.read_through}" for journal, source in sorted(known.sources.items())]
-            steps.append(
-                RecoveryStep(
-                    StepKind.RESTORE_CHECKPOINT,
-                    name,
-                    f"write back the checkpoint that an audit has proven ({', '.join(offsets)}) under a higher fence. "
-                    "The tables agree with it",
-                    facts={"offsets": offsets, "known_fence": known.fence},
-                )
-            )
-        return steps
 
     async def act(self, step: RecoveryStep) -> str:
         match step.kind:
@@ -168,6 +133,8 @@ class StoreDoctor:
                 return await self._append(step)
             case StepKind.RESTORE_CHECKPOINT:
                 return await self._restore(step)
+            case StepKind.TAKE_CHECKPOINT:
+                return await self._take(step)
             case StepKind.ACCEPT_LOSS:
                 await self._new_check(True).run()
                 return "accepted"
@@ -192,36 +159,17 @@ class StoreDoctor:
     async def _restore(self, step: RecoveryStep) -> str:
         check = self._new_check(False)
         known = (await check.load()).shards.get(step.subject)
-        checkpoint = None if known is None else _proven_checkpoint(known)
+        checkpoint = None if known is None else proven_checkpoint(known)
         if known is None or checkpoint is None:
             raise CorantoError(f"no audit remembers a proven checkpoint of {step.subject} any more")
         fence = await asyncio.to_thread(self._store.write_checkpoint, step.subject, known.fence, checkpoint)
         return f"wrote it back under fence {fence}"
 
-
-def _is_proven(shard: KnownShard, measure: str) -> bool:
-    """Return True if all of a shard's sources are proven, with their totals, at the offsets where they were last
-    seen."""
-    return all(
-        source.totals_complete and measure in source.totals and _is_current(journal, source.read_through, shard)
-        for journal, source in shard.sources.items()
-    )
-
-
-def _is_current(journal: str, read_through: int, shard: KnownShard) -> bool:
-    try:
-        proven = shard.sources[journal].proven_source(journal)
-    except (CorruptData, ValueError):
-        return False
-    return proven is not None and proven.read_through == read_through
-
-
-def _proven_checkpoint(shard: KnownShard) -> Checkpoint | None:
-    """Return the checkpoint of a shard's proven sources. Its acknowledgements were found in their journals."""
-    sources: dict[str, Source] = {}
-    for journal, known in shard.sources.items():
-        proven = known.proven_source(journal)
-        if proven is None or proven.read_through != known.read_through:
-            return None
-        sources[journal] = proven
-    return Checkpoint(sources)
+    async def _take(self, step: RecoveryStep) -> str:
+        known = int(str(step.facts["known_fence"]))
+        present = await asyncio.to_thread(self._store.raise_fence, step.subject)
+        offsets = offsets_of(present.checkpoint)
+        if offsets != step.facts["offsets"]:
+            raise CorantoError(f"the checkpoint of {step.subject} is now {', '.join(offsets)}, so plan again")
+        fence = await asyncio.to_thread(self._store.write_checkpoint, step.subject, known, present.checkpoint)
+        return f"it continues there under fence {fence}"

@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass
 
 from coranto.client import JournalClient
-from coranto.errors import CorruptData, Fenced, OffsetJump, OffsetNotYetAvailable
+from coranto.errors import ContentGone, CorruptData, Fenced, OffsetJump, OffsetNotYetAvailable
 from coranto_consumers.recoverylog.decoder import DecodedOperation, LogDecoder
 from coranto_consumers.recoverylog.operations import Author, crc32c
 
@@ -46,7 +46,7 @@ async def check_still_there(client: JournalClient, log: str, proven: Proven) -> 
             async for chunk in chunks:
                 digest.update(chunk.content)
                 position = chunk.end
-    except (OffsetJump, OffsetNotYetAvailable) as error:
+    except (ContentGone, OffsetJump, OffsetNotYetAvailable) as error:
         raise CorruptData(lost) from error
     if position != proven.end or digest.digest() != proven.sum:
         raise CorruptData(lost)

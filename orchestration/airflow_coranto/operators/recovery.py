@@ -197,8 +197,9 @@ def _markdown(plan: Plan) -> str:
         f"| {number} | {step.kind.value} | {_cell(step.subject)} | {_cell(step.action)} | {_cell(step.loses)} |"
         for number, step in enumerate(plan.steps, 1)
     ]
-    if plan.losses:
-        lines += ["", "Gone for good:", *(f"- {_cell(loss.subject)}: {_cell(loss.message)}" for loss in plan.losses)]
+    for title, losses in (("Gone for good", plan.gone), ("Lost unless you act", plan.kept)):
+        if losses:
+            lines += ["", f"{title}:", *(f"- {_cell(loss.subject)}: {_cell(loss.message)}" for loss in losses)]
     if plan.remarks:
         lines += ["", "Left alone:", *(f"- {_cell(mark.subject)}: {_cell(mark.message)}" for mark in plan.remarks)]
     return "\n".join(lines)

@@ -117,8 +117,9 @@ def _told(plan: Plan) -> dict[str, Any]:
     if not plan.is_empty:
         metadata["hash"] = plan.hash
         metadata["to_approve"] = verbatim([f"ops: {{{OP}: {{config: {{approved: '{plan.hash}'}}}}}}"])
-    if plan.losses:
-        metadata["gone_for_good"] = verbatim([f"{loss.subject}: {loss.message}" for loss in plan.losses])
+    for name, losses in (("gone_for_good", plan.gone), ("lost_unless_you_act", plan.kept)):
+        if losses:
+            metadata[name] = verbatim([f"{loss.subject}: {loss.message}" for loss in losses])
     if plan.remarks:
         metadata["left_alone"] = verbatim([f"{mark.subject}: {mark.message}" for mark in plan.remarks])
     return metadata

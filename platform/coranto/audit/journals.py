@@ -22,7 +22,7 @@ from coranto.audit.forks import fork_findings
 from coranto.audit.gathering import CONCURRENCY, gather
 from coranto.audit.judgement import Judged, judge
 from coranto.audit.memory import AuditMemory
-from coranto.audit.present import Present
+from coranto.audit.present import Present, file_facts
 from coranto.audit.record_places import RecordPlaces
 from coranto.audit.remembered import JournalRecord, accepted
 from coranto.audit.report import Coverage, Depth, Report
@@ -219,7 +219,11 @@ class JournalsCheck:
             known = labels.with_meta(name, label_set(record.labels))
             if name in there or record.cluster != cluster or not matches(known):
                 continue
-            facts: dict[str, Fact] = {"create_revision": record.create_revision, "head": record.head}
+            facts: dict[str, Fact] = {
+                "create_revision": record.create_revision,
+                "head": record.head,
+                **file_facts(name, (each for each in record.fragments if not each.stored)),
+            }
             found.append(
                 Finding(
                     Kind.JOURNAL_GONE,

@@ -12,7 +12,7 @@ from coranto.audit.content import uncovered
 from coranto.audit.findings import Fact, Finding, Kind, Severity
 from coranto.audit.health import health_of
 from coranto.audit.losses import Expected, lost, merged, overlaps, shortest
-from coranto.audit.present import Present, known
+from coranto.audit.present import Present, file_facts, known
 from coranto.audit.remembered import JournalRecord, Key, KnownFragment, digest_of, digest_of_registers
 from coranto.fragments.forks import first_offset
 from coranto.wire import protocol_pb2 as pb
@@ -151,12 +151,13 @@ class _Judgement(ComparedJournal):
         if not self.lost:
             return
         size = sum(end - begin for begin, end in self.lost)
-        seen = [each for each in expected.known if overlaps((each.begin, each.end), self.lost)]
+        # The record and the brokers' index may both know a fragment.
+        seen = [*{each.key: each for each in expected.known if overlaps((each.begin, each.end), self.lost)}.values()]
         changed = self._is_changed
         facts: dict[str, Fact] = {
             "spans": [[begin, end] for begin, end in self.lost],
             "bytes": size,
-            "fragments": [f"{each.begin:016x}-{each.end:016x}-{each.sum}" for each in seen],
+            **file_facts(self.present.journal, seen),
             "retention_seconds": expected.retention_seconds,
             "spec_changed": changed,
         }

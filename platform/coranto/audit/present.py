@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coranto.audit.findings import Fact
 from coranto.audit.remembered import Key, KnownFragment
 from coranto.client.heads import JournalHead
 from coranto.client.values import JournalInfo
 from coranto.fragments.codecs import can_hold
-from coranto.fragments.fragment import Fragment
+from coranto.fragments.fragment import Codec, Fragment
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +91,36 @@ def plausible(objects: Sequence[Fragment]) -> Sound:
 
 def known(fragment: Fragment) -> KnownFragment:
     """Return a fragment as records have it."""
-    mod_time = fragment.mod_time if fragment.backing_store else 0
-    return KnownFragment(fragment.begin, fragment.end, fragment.sum.hex(), mod_time)
+    plain = KnownFragment(fragment.begin, fragment.end, fragment.sum.hex())
+    if not fragment.backing_store:
+        return plain
+    return plain._replace(
+        mod_time=fragment.mod_time,
+        store=fragment.backing_store,
+        codec=fragment.codec.value,
+        postfix=fragment.path_postfix,
+    )
+
+
+def file_facts(journal: str, fragments: Iterable[KnownFragment]) -> dict[str, Fact]:
+    """Return facts that name fragments: `fragments` by offsets and SHA-1, and `files` with `stores`, in one order.
+
+    A file is named as its store has it, or would have it; its store is empty if only brokers had the content.
+    """
+    each = list(fragments)
+    files = [
+        Fragment(
+            journal,
+            known.begin,
+            known.end,
+            bytes.fromhex(known.sum),
+            Codec.from_wire(known.codec or Codec.NONE),
+            path_postfix=known.postfix,
+        ).content_path
+        for known in each
+    ]
+    return {
+        "fragments": [f"{known.begin:016x}-{known.end:016x}-{known.sum}" for known in each],
+        "files": files,
+        "stores": [known.store for known in each],
+    }

@@ -28,7 +28,8 @@ class KnownFragment(NamedTuple):
     """A fragment as an audit has seen it. Offsets are bytes, times are Unix seconds.
 
     `mod_time` is the time at which the store received it; 0 if only brokers had it. `verified_at` is the time at which
-    an audit last found its content right; 0 if none has. `bad` tells what was wrong when it was read last.
+    an audit last found its content right; 0 if none has. `bad` tells what was wrong when it was read last. `store`,
+    `codec` (its number on the wire) and `postfix` are those of its file; empty and 0 if only brokers had it.
     """
 
     begin: int
@@ -38,6 +39,9 @@ class KnownFragment(NamedTuple):
     verified_at: float = 0.0
     lost_since: float = 0.0
     bad: str = ""
+    store: str = ""
+    codec: int = 0
+    postfix: str = ""
 
     @property
     def stored(self) -> bool:

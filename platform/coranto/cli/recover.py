@@ -15,6 +15,7 @@ from coranto.cli.output import Format, note, print_table, printable
 from coranto.client import JournalClient
 from coranto.fragments.stores import StoreRegistry
 from coranto.recovery import Doctor, JournalDoctor, NotApproved, Plan, Recovery, StepResult, carry_out, make_plan
+from coranto.telemetry import ProgressReport, progress
 
 UNFINISHED = 1
 """The exit code of a plan that is not empty, and of a recovery that left something to do."""
@@ -47,7 +48,8 @@ def plan(
     """
 
     async def work(client: JournalClient) -> Plan:
-        return await make_plan([_doctor(client, names, selector, memory)])
+        with progress("Examining journals", unit="journals") as shown:
+            return await make_plan([_doctor(client, names, selector, memory, shown)])
 
     show_plan(with_client(endpoint, work), as_json=output is Format.JSON)
 
@@ -73,10 +75,16 @@ def apply(
     show_recovery(with_client(endpoint, work))
 
 
-def _doctor(client: JournalClient, names: list[str] | None, selector: str | None, memory: str) -> JournalDoctor:
+def _doctor(
+    client: JournalClient,
+    names: list[str] | None,
+    selector: str | None,
+    memory: str,
+    shown: ProgressReport | None = None,
+) -> JournalDoctor:
     selection = chosen(names, selector)
     wanted = f"name in ({', '.join(selection.names)})" if selection.names else selection.selector
-    return JournalDoctor(client, StoreRegistry(client.config.file_root), wanted, memory=memory)
+    return JournalDoctor(client, StoreRegistry(client.config.file_root), wanted, memory=memory, progress=shown)
 
 
 async def carry_out_loudly(
@@ -84,7 +92,7 @@ async def carry_out_loudly(
 ) -> Recovery:
     """Carry out a plan, and print each result; for a plan that was not approved, print the present one."""
     try:
-        return await carry_out(doctors, approve, verify=verify, on_result=_print_result)
+        return await carry_out(doctors, approve, verify=verify, on_result=_print_result, on_progress=note)
     except NotApproved as error:
         print_plan(error.plan, as_json=False)
         raise
@@ -128,7 +136,8 @@ def print_plan(plan: Plan, *, as_json: bool) -> None:
         ]
         print_table(["STEP", "KIND", "OF", "WHAT WILL BE DONE"], rows)
     for loss in plan.losses:
-        typer.echo(f"GONE FOR GOOD: {printable(loss.subject)}: {printable(loss.message)}")
+        word = "LOST UNLESS YOU ACT" if loss.kept_at else "GONE FOR GOOD"
+        typer.echo(f"{word}: {printable(loss.subject)}: {printable(loss.message)}")
     for remark in plan.remarks:
         typer.echo(f"left alone: {printable(remark.subject)}: {printable(remark.message)}")
     typer.echo(plan.summary)

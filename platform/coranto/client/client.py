@@ -13,7 +13,7 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from coranto import labels
-from coranto.client import heads, moments, notes
+from coranto.client import heads, kept_content, moments, notes
 from coranto.client.appender import Appender
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
 from coranto.client.connection import Connection
@@ -21,6 +21,7 @@ from coranto.client.direct import DirectReader
 from coranto.client.disk_cache import DiskCache
 from coranto.client.dispatch import Connect, Dispatcher
 from coranto.client.heads import Heads
+from coranto.client.kept_content import KeptContent
 from coranto.client.moments import Moment
 from coranto.client.notes import Note
 from coranto.client.prepared import PreparedAppend
@@ -417,8 +418,9 @@ class JournalClient:
         They are verified against their SHA-1 before delivery. Content that comes through brokers is verified at the end
         of each fragment that was read from its beginning, so CorruptFragment is raised after that content.
 
-        Without `block`, raises OffsetNotYetAvailable when `offset` is beyond the write head. Close the iterator
-        (`contextlib.aclosing`) when you leave it early.
+        Without `block`, raises OffsetNotYetAvailable when `offset` is beyond the write head, and ContentGone at a gap
+        that is too young to be jumped over, once brokers have confirmed that no store has the content. Close the
+        iterator (`contextlib.aclosing`) when you leave it early.
         """
         validate_journal(journal, allow_metadata=True)
         if offset < -1 or end_offset < 0 or 0 < end_offset < offset:
@@ -433,7 +435,7 @@ class JournalClient:
         options = ReadOptions(
             journal, offset, end_offset, block, begin_mod_time, direct, fail_on_jump, self._applied_revision
         )
-        reader = Reader(self._dispatcher, self._direct, self._clock, options, self.config.patience)
+        reader = Reader(self._dispatcher, self._direct, self._clock, options, self.config.patience, self.gap_at)
         async for chunk in reader.read():
             yield chunk
 
@@ -460,14 +462,15 @@ class JournalClient:
                 fail_on_jump=fail_on_jump,
                 min_etcd_revision=self._applied_revision,
             )
-            return Reader(self._dispatcher, direct, self._clock, options, self.config.patience).read()
+            return Reader(self._dispatcher, direct, self._clock, options, self.config.patience, self.gap_at).read()
 
         return read
 
     async def read_all(self, journal: str, begin: int, end: int) -> bytes:
         """Return exactly the bytes [begin, end).
 
-        Raises OffsetNotYetAvailable when `end` is beyond the write head, and OffsetJump when some content is gone.
+        Raises OffsetNotYetAvailable when `end` is beyond the write head, and OffsetJump or ContentGone when some
+        content is gone.
         """
         if begin < 0 or end < begin:
             raise InvalidInput(
@@ -588,6 +591,25 @@ class JournalClient:
                 raise CorruptData(f"fragments of {journal}: the broker's page token does not advance")
             request.next_page_token = response.next_page_token
 
+    async def gap_at(self, journal: str, offset: int) -> int | None:
+        """Return where content begins again behind an offset without content, if brokers confirm that gap.
+
+        They have then listed the stores after this call. None if the offset has content, or if that is not certain.
+        """
+        request = pb.FragmentsRequest(journal=journal, page_limit=_FRAGMENTS_PER_PAGE)
+        confirmed = False
+        while True:
+            response = await self._fragments_page(request)
+            for each in response.fragments:
+                if each.spec.begin <= offset < each.spec.end:
+                    return None
+                if each.spec.begin > offset:
+                    return each.spec.begin if confirmed or response.gap_confirmed else None
+            if response.next_page_token <= request.next_page_token:
+                return None
+            confirmed = response.gap_confirmed  # The gap may be at the end of this page.
+            request.next_page_token = response.next_page_token
+
     async def _fragments_page(self, request: pb.FragmentsRequest) -> pb.FragmentsResponse:
         subject = f"fragments of {request.journal}"
         retry = Retry(self.config.patience)
@@ -643,6 +665,18 @@ class JournalClient:
         while True:
             try:
                 return await notes.ask(self._dispatcher.to_seed(), request)
+            except TRANSIENT as error:
+                await self._wait(retry, error)
+
+    async def kept_content(self, fragment: Fragment) -> KeptContent | None:
+        """Return a fragment's content if any broker still has it, although no store may; None if none has it.
+
+        The journal may be deleted.
+        """
+        retry = Retry(self.config.patience)
+        while True:
+            try:
+                return await kept_content.ask(self._dispatcher.to_seed(), fragment)
             except TRANSIENT as error:
                 await self._wait(retry, error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
@@ -16,6 +16,7 @@ from coranto.client.retry import REPORT_SECONDS, Retry
 from coranto.client.values import Chunk
 from coranto.effects import Clock
 from coranto.errors import (
+    ContentGone,
     CorantoError,
     CorruptFragment,
     InsufficientBrokers,
@@ -65,8 +66,18 @@ class Reader:
     """Runs one read. `read` may be called once."""
 
     def __init__(
-        self, dispatcher: Dispatcher, direct: DirectReader, clock: Clock, options: ReadOptions, patience: float
+        self,
+        dispatcher: Dispatcher,
+        direct: DirectReader,
+        clock: Clock,
+        options: ReadOptions,
+        patience: float,
+        gap_at: Callable[[str, int], Awaitable[int | None]],
     ) -> None:
+        """`gap_at` returns where content begins again behind a gap, if brokers confirm that there is one."""
+        self._gap_at = gap_at
+        self._missing = -1
+        """The last offset below the head at which content was missing."""
         self._dispatcher = dispatcher
         self._way = dispatcher.to_replica(options.journal)
         self._direct = direct
@@ -143,6 +154,8 @@ class Reader:
             raise failure
         if isinstance(failure, OffsetNotYetAvailable) and self._progress.offset > self._progress.write_head:
             raise failure
+        if isinstance(failure, OffsetNotYetAvailable):
+            await self._look_at_gap()
         now = self._clock.monotonic()
         delay = self._retry.failed(now)
         if delay is None:
@@ -156,6 +169,15 @@ class Reader:
             )
         _log.debug("reader.waiting", journal=self._progress.journal, failure=str(failure), seconds=delay)
         await self._clock.sleep(delay)
+
+    async def _look_at_gap(self) -> None:
+        """Raise ContentGone if content is missing a second time, and brokers confirm that."""
+        journal, offset = self._progress.journal, self._progress.offset
+        again, self._missing = self._missing == offset, offset
+        if again and (end := await self._gap_at(journal, offset)) is not None:
+            raise ContentGone(
+                {journal: (offset, end)}, {journal: end}, "neither its stores nor the brokers that hold it have that"
+            )
 
     async def _call(self) -> AsyncGenerator[Chunk | Located | ReadStatus]:
         """Run one Read RPC. It ends with a Located fragment if that is to be read directly."""

@@ -88,12 +88,14 @@ async def carry_out(
     *,
     verify: Verify | None = None,
     on_result: Callable[[StepResult], None] = lambda result: None,
+    on_progress: Callable[[str], None] = lambda doing: None,
 ) -> Recovery:
     """Carry out the plan of the hash `approved`, diagnose again, and verify by an audit.
 
     Raises NotApproved, having changed nothing, when the present plan has another hash. A step that fails stops the
-    later steps of its subject, and no others.
+    later steps of its subject, and no others. `on_progress` is told what begins now: each part may take minutes.
     """
+    on_progress("examining everything again")
     diagnoses = [(doctor, await doctor.diagnose()) for doctor in doctors]
     plan = Plan.of([diagnosis for _, diagnosis in diagnoses])
     if plan.hash != approved:
@@ -101,13 +103,17 @@ async def carry_out(
     owners = {id(step): doctor for doctor, diagnosis in diagnoses for step in diagnosis.steps}
     failed: set[str] = set()
     results: list[StepResult] = []
-    for step in plan.steps:
+    for number, step in enumerate(plan.steps, 1):
+        on_progress(f"step {number} of {len(plan.steps)}: {step.action}")
         result = await _take(owners[id(step)], step, failed)
         if result.problem:
             failed.add(step.subject)
         results.append(result)
         on_result(result)
+    on_progress("examining what is left")
     remaining = await make_plan(doctors)
+    if verify is not None:
+        on_progress("auditing the result")
     report = await verify() if verify is not None else None
     return Recovery(plan, tuple(results), remaining, report)
 

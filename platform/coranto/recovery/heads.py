@@ -13,6 +13,8 @@ from coranto.recovery.plan import Diagnosis, RecoveryStep, Remark, StepKind
 
 _ATTEMPTS: Final = 5
 _RACE_SECONDS: Final = 0.2
+LISTING_SECONDS: Final = 330.0
+"""The time for which brokers are waited for that list a store again. By default they do every 5 minutes."""
 
 
 async def reset_head(client: JournalClient, journal: str) -> str:
@@ -54,19 +56,35 @@ class HeadDoctor:
         except (JournalSuspended, NotAllowed):
             return Diagnosis()
         except IndexHasGreaterOffset:
-            stored = await self._client.head(name)
-            step = RecoveryStep(
-                StepKind.RESET_HEAD,
-                name,
-                f"let {name} go on at {stored}, where its store ends",
-                loses=f"acknowledged content above {stored} that only lost brokers held, and registers that only they "
-                "held. Approve this only if none of them can come back with its data directory",
-                facts={"head": stored},
-            )
-            return Diagnosis([step])
+            return Diagnosis([reset_step(name, await self._client.head(name))])
         except CorantoError as error:
             return Diagnosis(remarks=[Remark(name, f"takes no appends now: {error}")])
         return Diagnosis()
 
     async def act(self, step: RecoveryStep) -> str:
+        """Reset the head to the step's, once brokers know the content below it, which may have just been put back."""
+        head = int(str(step.facts["head"]))
+        known = await self._client.head(step.subject)
+        waited = 0.0
+        while known < head:
+            if waited >= LISTING_SECONDS:
+                raise CorantoError(
+                    f"brokers have not listed the content of {step.subject} up to {head} yet, and know it up to "
+                    f"{known}; plan again after its next refresh interval"
+                )
+            await asyncio.sleep(_RACE_SECONDS)
+            waited += _RACE_SECONDS
+            known = await self._client.head(step.subject)
         return await reset_head(self._client, step.subject)
+
+
+def reset_step(journal: str, head: int) -> RecoveryStep:
+    """Return the step that lets a journal continue at `head`, where its store ends, or will end by earlier steps."""
+    return RecoveryStep(
+        StepKind.RESET_HEAD,
+        journal,
+        f"let {journal} continue at {head}, where its store ends",
+        loses=f"acknowledged content above {head} that only lost brokers held, and registers that only they held. "
+        "Approve this only if none of them can come back with its data directory",
+        facts={"head": head},
+    )

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from coranto.audit import AuditOptions, Depth, Fact, Finding, Kind, Report, audit_journals
+from coranto.audit import AuditOptions, Depth, Finding, Kind, Report, audit_journals
 from coranto.audit.losses import merged, within
-from coranto.client import JournalClient, JournalInfo
+from coranto.client import ClientConfig, JournalClient, JournalInfo
 from coranto.errors import CorantoError, InvalidInput
 from coranto.fragments.forks import Share, folders_of
-from coranto.fragments.fragment import MAX_OFFSET, parse_content_path
+from coranto.fragments.fragment import MAX_OFFSET, Fragment, parse_content_path
 from coranto.fragments.stores import StoreRegistry
-from coranto.recovery.content import ContentDoctor, file_of, set_aside
-from coranto.recovery.heads import HeadDoctor
+from coranto.recovery.content import ContentDoctor
+from coranto.recovery.finding_losses import (
+    CONTENT,
+    LOSSES,
+    explained,
+    loss_of,
+    losses_of,
+    missed_fragments,
+    restored,
+    spans_of,
+    subjects_of,
+)
+from coranto.recovery.fragment_steps import file_of, set_aside
+from coranto.recovery.heads import HeadDoctor, reset_step
 from coranto.recovery.plan import Diagnosis, Loss, RecoveryStep, Remark, StepKind
+from coranto.telemetry import ProgressReport
 
-_LOSSES: Final[Mapping[Kind, str]] = {
-    Kind.CONTENT_LOST: "content is gone, and retention did not allow that",
-    Kind.CONTENT_MISSING: "no fragment covers content",
-    Kind.CONTENT_REPLACED: "content was replaced by other content",
-    Kind.FRAGMENT_MISSING: "a fragment is missing from its store",
-    Kind.BEGINNING_UNEXPLAINED: "it does not begin at 0, and nobody knows why",
-    Kind.HEAD_FELL: "its head fell: acknowledged content and registers behind it are gone",
-    Kind.REGISTERS_LOST: "its registers are gone",
-    Kind.JOURNAL_GONE: "it does not exist any more",
-    Kind.JOURNAL_RECREATED: "it was deleted and created again",
-    Kind.MEMORY_DAMAGED: "records of audits contradict what brokers know of them, so later losses may be unknown",
-}
 _MENDED_BY_RESET: Final = (Kind.CONSISTENCY_LOST,)
 _UNKNOWN: Final = (Kind.MEMORY_UNREACHABLE, Kind.STORE_UNREACHABLE, Kind.UNANSWERED)
 """Findings that keep an audit from recording what it found."""
-_STABLE_FACTS: Final = (
-    *("span", "spans", "fragment", "head", "head_before", "sum_before", "sums"),
-    *("create_revision", "create_revision_before"),
-)
-"""The facts that do not change from one audit to the next, so that a plan's hash does not change either."""
 
 
 class JournalDoctor:
@@ -45,8 +43,22 @@ class JournalDoctor:
     last step accepts all losses in the memory of audits, so that later ones report only what is new.
     """
 
-    def __init__(self, client: JournalClient, stores: StoreRegistry, selector: str, *, memory: str = "") -> None:
-        """`memory` is the URL of the store with the records of audits; by default each journal's first store."""
+    def __init__(
+        self,
+        client: JournalClient,
+        stores: StoreRegistry,
+        selector: str,
+        *,
+        memory: str = "",
+        progress: ProgressReport | None = None,
+        connect: Callable[[ClientConfig], JournalClient] = JournalClient.of,
+    ) -> None:
+        """`memory` is the URL of the store with the records of audits; by default each journal's first store.
+
+        `progress` counts the journals of audits. `connect` makes clients of single brokers.
+        """
+        self._connect = connect
+        self._progress = progress
         self._client = client
         self._stores = stores
         self._selector = selector
@@ -58,7 +70,7 @@ class JournalDoctor:
     async def audit(self, accept: str = "") -> Report:
         """Audit the journals, and read all of their content. With `accept`, take them as they are for that reason."""
         options = AuditOptions(Depth.DEEP, None, self._memory, accept=accept)
-        return await audit_journals(self._client, self._stores, self._selector, options)
+        return await audit_journals(self._client, self._stores, self._selector, options, progress=self._progress)
 
     async def diagnose(self) -> Diagnosis:
         """Find damage. Raises InvalidInput if the selector matches no journal, now or in the records of audits."""
@@ -66,19 +78,26 @@ class JournalDoctor:
         report = await self.audit()
         strays = _strays(report)
         self._content = ContentDoctor(
-            self._client, self._stores, journals, strays=[str(each.facts["fragment"]) for each in strays]
+            self._client,
+            self._stores,
+            journals,
+            strays=[str(each.facts["fragment"]) for each in strays],
+            missed=missed_fragments(each for each in report.errors if each.kind in CONTENT),
+            connect=self._connect,
         )
-        self._heads = HeadDoctor(self._client, [each for each in journals if each.name not in _subjects(strays)])
+        self._heads = HeadDoctor(self._client, [each for each in journals if each.name not in subjects_of(strays)])
         content, heads = await self._content.diagnose(), await self._heads.diagnose()
-        steps = [*content.steps, *heads.steps]
+        steps = [*content.steps, *(behind(step, content.steps) for step in heads.steps)]
         steps += files_to_set_aside(report, steps)
         folders = {info.name: _folders(info) for info in journals}
         errors = [each for each in report.errors if not is_mended(each, steps, folders)]
         lost = self._approved = [each for each in errors if _is_loss(each) and not owners_elsewhere(each, folders)]
         # An accepted loss does not count any more, although the content is still gone.
-        blamed = _subjects(each for each in report.errors if each.kind in (*_LOSSES, Kind.SPOOL_DIFFERS))
+        blamed = subjects_of(each for each in report.errors if each.kind in (*LOSSES, Kind.SPOOL_DIFFERS))
         losses = [loss for loss in content.losses if loss.subject in blamed]
-        losses += [Loss(each.subject.name, _text(each)) for each in lost]
+        losses = explained([*losses, *losses_of(lost, losses, steps)], lost)
+        gone = [each for each in lost if each.kind is Kind.JOURNAL_GONE]
+        losses += [await self._gone(each) for each in gone]
         remarks = [*content.remarks, *heads.remarks]
         told, named = {each.subject for each in remarks}, {each.subject for each in losses}
         for each in errors:
@@ -99,6 +118,37 @@ class JournalDoctor:
                 )
             )
         return Diagnosis(steps, losses, remarks)
+
+    async def _gone(self, finding: Finding) -> Loss:
+        """Return the loss of a journal that does not exist any more, with what brokers keep of it."""
+        name, head = finding.subject.name, finding.facts["head"]
+        kept: dict[str, str] = {}
+        nowhere: list[Fragment] = []
+        for fragment in missed_fragments([finding]).get(name, ()):
+            with contextlib.suppress(CorantoError):
+                if (found := await self._client.kept_content(fragment)) is not None:
+                    kept[f"[{fragment.begin}, {fragment.end})"] = found.broker
+                    continue
+            nowhere.append(fragment)
+        text = f"it does not exist any more. It ended at {head}"
+        text += "".join(f"; broker {broker} keeps {where}" for where, broker in kept.items())
+        text += "".join(
+            f"; no broker has [{each.begin}, {each.end}) any more, which a file {each.content_path}, whose content has "
+            f"the SHA-1 {each.sum.hex()}, would bring back"
+            for each in nowhere
+        )
+        text += (
+            ". To have it back, create it again with its name and its stores, and plan again: it has what they have"
+            + (", and the plan puts the rest into the store" if kept else "")
+            + ". `coranto broker set-aside list` shows what was appended after the last audit"
+        )
+        loss = loss_of(finding)
+        return replace(
+            loss,
+            message=text,
+            detail=f"{loss.detail}, kept" if kept else loss.detail,
+            kept_at=", ".join(sorted({*kept.values()})),
+        )
 
     async def act(self, step: RecoveryStep) -> str:
         match step.kind:
@@ -128,7 +178,7 @@ def _folders(info: JournalInfo) -> Sequence[Share]:
 
 def _is_loss(finding: Finding) -> bool:
     """Return True for a finding that an acceptance ends. Records that only cannot be read are no such loss."""
-    return finding.kind in _LOSSES and (finding.kind is not Kind.MEMORY_DAMAGED or "files" in finding.facts)
+    return finding.kind in LOSSES and (finding.kind is not Kind.MEMORY_DAMAGED or "files" in finding.facts)
 
 
 def is_mended(finding: Finding, steps: Sequence[RecoveryStep], folders: Mapping[str, Sequence[Share]]) -> bool:
@@ -142,17 +192,24 @@ def is_mended(finding: Finding, steps: Sequence[RecoveryStep], folders: Mapping[
         return any(step.kind in (StepKind.RESET_HEAD, StepKind.SET_ASIDE_FRAGMENT) for step in here)
     if finding.kind in (Kind.CONTENT_DIFFERS, Kind.OBJECT_UNKNOWN) and _file(finding) in map(file_of, steps):
         return True
-    spans = _spans(finding.facts)
+    spans = spans_of(finding.facts)
+    if finding.kind is Kind.HEAD_FELL:
+        spans = [(int(str(finding.facts["head"])), int(str(finding.facts["head_before"])))]
     own = (Share(name, 0, MAX_OFFSET),)
-    restored = [
-        (begin, end)
-        for step in steps
-        if step.kind is StepKind.RESTORE_FRAGMENT
-        and isinstance(begin := step.facts["begin"], int)
-        and isinstance(end := step.facts["end"], int)
-        and any(each.journal == step.subject and each.covers(begin, end) for each in folders.get(name, own))
-    ]
-    return bool(spans) and all(any(low <= begin and end <= high for low, high in restored) for begin, end in spans)
+    back = merged(
+        span
+        for step, span in restored(steps)
+        if any(each.journal == step.subject and each.covers(*span) for each in folders.get(name, own))
+    )
+    return bool(spans) and all(within(span, back) for span in spans)
+
+
+def behind(step: RecoveryStep, others: Sequence[RecoveryStep]) -> RecoveryStep:
+    """Return the step that resets a head, where the content that other steps put into its store ends."""
+    head = int(str(step.facts["head"]))
+    for begin, end in sorted(span for each, span in restored(others) if each.subject == step.subject):
+        head = end if begin <= head < end else head
+    return reset_step(step.subject, head)
 
 
 def owners_elsewhere(finding: Finding, folders: Mapping[str, Sequence[Share]]) -> list[str]:
@@ -160,7 +217,7 @@ def owners_elsewhere(finding: Finding, folders: Mapping[str, Sequence[Share]]) -
 
     Return nothing if one of them is in `folders` itself: then its content is examined along with the fork's.
     """
-    name, spans = finding.subject.name, _spans(finding.facts)
+    name, spans = finding.subject.name, spans_of(finding.facts)
     shares = folders.get(name, ())
     owners = {each.journal for each in shares for begin, end in spans if begin < each.end and each.begin < end}
     return sorted(owners) if not owners & folders.keys() else []
@@ -171,18 +228,14 @@ def _is_among(finding: Finding, approved: Sequence[Finding]) -> bool:
     if not _is_loss(finding):
         return True
     same = [each for each in approved if each.subject == finding.subject]
-    if spans := _spans(finding.facts):
-        gone = merged(span for each in same for span in _spans(each.facts))
+    if spans := spans_of(finding.facts):
+        gone = merged(span for each in same for span in spans_of(each.facts))
         return all(within(span, gone) for span in spans)
     return any(each.kind is finding.kind for each in same)
 
 
 def _strays(report: Report) -> list[Finding]:
     return [each for each in report.errors if each.kind is Kind.OBJECT_UNKNOWN and each.facts.get("stray")]
-
-
-def _subjects(findings: Iterable[Finding]) -> set[str]:
-    return {each.subject.name for each in findings}
 
 
 def _file(finding: Finding) -> tuple[str, str]:
@@ -212,21 +265,3 @@ def files_to_set_aside(report: Report, steps: Sequence[RecoveryStep]) -> list[Re
         else:
             found.append(set_aside(fragment, "is not what its name says"))
     return found
-
-
-def _spans(facts: Mapping[str, Fact]) -> list[tuple[int, int]]:
-    found: object = facts.get("spans", [facts["span"]] if "span" in facts else [])
-    pairs = found if isinstance(found, list) else []
-    return [(int(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, list) and len(pair) == 2]
-
-
-def _text(finding: Finding) -> str:
-    """Return the loss in words that are the same at each audit."""
-    facts = {name: finding.facts[name] for name in _STABLE_FACTS if name in finding.facts}
-    spans = _spans(facts)
-    where = f" at {', '.join(f'[{begin}, {end})' for begin, end in spans)}" if spans else ""
-    rest = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("span", "spans"))
-    text = f"{_LOSSES[finding.kind]}{where}{f' ({rest})' if rest else ''}"
-    if finding.facts.get("spec_changed"):
-        return f"{text}. Its spec changed before: shortening and lengthening its retention again would explain that"
-    return text

@@ -1,7 +1,7 @@
 """Plans of recovery: what will be done to what, in which order, and what is gone for good. Pure.
 
-A plan is approved by its hash. The hash covers every step and every loss, so an approval is of exactly what was read:
-when the damage changes, the plan has another hash and waits for another approval.
+A plan is approved by its hash. The hash covers all that determines a step or a loss, and no text about it: so an
+approval is of exactly what was read, and stays valid until the damage changes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import enum
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Final
 
 from coranto.audit import Fact
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class StepKind(enum.StrEnum):
@@ -29,6 +29,8 @@ class StepKind(enum.StrEnum):
     """Let a journal continue at the end of its stored content."""
     RESTORE_CHECKPOINT = "restore_checkpoint"
     """Restore a consumer's checkpoint to one that an audit has proven."""
+    TAKE_CHECKPOINT = "take_checkpoint"
+    """Let a consumer continue from the checkpoint that its store has, under a higher fence."""
     APPEND_ACKNOWLEDGEMENTS = "append_acknowledgements"
     """Append the acknowledgements of a committed checkpoint."""
     DELETE_STAGED_ROWS = "delete_staged_rows"
@@ -46,7 +48,7 @@ _ORDER: Final = {kind: rank for rank, kind in enumerate(StepKind)}
 class RecoveryStep:
     """One step. `action` tells what will be done, and `loses` what that gives up; empty if nothing.
 
-    `facts` have what the step needs to act. A step must be safe to repeat.
+    `facts` have what the step needs to act, all of it. A step must be safe to repeat.
     """
 
     kind: StepKind
@@ -58,10 +60,32 @@ class RecoveryStep:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Loss:
-    """Something that is gone for good, whatever is done."""
+    """Something that no step brings back. `message` is for people, and the other fields say what is lost.
+
+    `kind` is that of the finding about it. `begin` and `end` are offsets of `journal`, or of the subject if that is a
+    journal. Content with the SHA-1 `sum` as `file` of `store` would bring it back. `kept_at` names a place that still
+    has the content, which only a person can put back. `detail` has what else tells this loss from others.
+    """
 
     subject: str
-    message: str
+    kind: str
+    message: str = field(compare=False)
+    journal: str = ""
+    begin: int = 0
+    end: int = 0
+    store: str = ""
+    file: str = ""
+    sum: str = ""
+    table: str = ""
+    fence: int = 0
+    clock: int = 0
+    detail: str = ""
+    kept_at: str = field(default="", compare=False)
+
+    @property
+    def identity(self) -> dict[str, str | int]:
+        """All fields that say what is lost."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -101,11 +125,11 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """The hash to approve: 16 hexadecimal digits of the SHA-256 of all steps and losses."""
+        """The hash to approve: 16 hexadecimal digits of the SHA-256 of all steps and losses, without texts."""
         content = {
             "format": FORMAT,
-            "steps": [asdict(step) for step in self.steps],
-            "losses": [asdict(loss) for loss in self.losses],
+            "steps": [[step.kind, step.subject, dict(step.facts)] for step in self.steps],
+            "losses": [loss.identity for loss in self.losses],
         }
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -116,11 +140,23 @@ class Plan:
         return not self.steps and not self.losses
 
     @property
+    def gone(self) -> list[Loss]:
+        """The losses for good."""
+        return [loss for loss in self.losses if not loss.kept_at]
+
+    @property
+    def kept(self) -> list[Loss]:
+        """The losses that a person can undo, because some place still has the content."""
+        return [loss for loss in self.losses if loss.kept_at]
+
+    @property
     def summary(self) -> str:
         if self.is_empty:
             return "nothing to recover"
-        steps, count = len(self.steps), len(self.losses)
+        steps, count = len(self.steps), len(self.gone)
         losses = f"{count} loss{'es' if count != 1 else ''} for good" if count else "nothing is lost for good"
+        if self.kept:
+            losses += f", and {len(self.kept)} that you can undo"
         if any(step.loses for step in self.steps):
             losses += ", and steps that give something up"
         return f"{steps} step{'s' if steps != 1 else ''}; {losses}"

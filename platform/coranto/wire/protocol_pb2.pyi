@@ -1164,8 +1164,13 @@ class FragmentsResponse(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     FRAGMENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    GAP_CONFIRMED_FIELD_NUMBER: _builtins.int
     status: Global___Status.ValueType
     next_page_token: _builtins.int
+    gap_confirmed: _builtins.bool
+    """The page has a gap, and a listing of the stores that began after the request confirms it. Gazette's brokers never
+    say so.
+    """
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property
@@ -1177,10 +1182,11 @@ class FragmentsResponse(_message.Message):
         header: Global___Header | None = ...,
         fragments: _abc.Iterable[Global___FragmentsResponse._Fragment] | None = ...,
         next_page_token: _builtins.int = ...,
+        gap_confirmed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "header", b"header", "next_page_token", b"next_page_token", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "gap_confirmed", b"gap_confirmed", "header", b"header", "next_page_token", b"next_page_token", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from coranto.errors import InvalidInput
 from coranto.fragments.fragment import sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.recovery import set_aside
+from coranto_broker.recovery.deleted_spools import DeletedSpools
 from coranto_broker.recovery.set_aside import SetAsideFragment
 from coranto_broker.server.cli import app
 from coranto_broker.settings import BrokerSettings
@@ -57,17 +58,45 @@ def test_what_is_set_aside_is_found_and_judged(tmp_path: Path) -> None:
 
 def test_the_sound_part_of_content_is_found_by_its_sum(tmp_path: Path) -> None:
     kept = damaged(tmp_path, b"abc", b"def", b"ghi", damage=lambda content: content[:7] + b"X" + content[8:])
-    spool = kept.path.parent.parent
+    assert kept.path.exists()
 
     def found(begin: int, end: int, content: bytes) -> bytes | None:
-        pieces = set_aside.pieces_with_sum(spool, LocalDisk(), begin, end, sum_of(content))
+        pieces = set_aside.pieces_with_sum(tmp_path, LocalDisk(), J, begin, end, sum_of(content))
         return None if pieces is None else b"".join(pieces)
 
     assert found(0, 6, b"abcdef") == b"abcdef"
     assert found(2, 7, b"cdefg") == b"cdefg"
     assert found(0, 9, b"abcdefghi") is None  # It is damaged.
     assert found(0, 10, b"abcdefghij") is None  # It is shorter.
-    assert set_aside.pieces_with_sum(tmp_path / "no spool", LocalDisk(), 0, 3, sum_of(b"abc")) is None
+    assert set_aside.pieces_with_sum(tmp_path, LocalDisk(), "test/other", 0, 6, sum_of(b"abcdef")) is None
+    assert set_aside.pieces_with_sum(tmp_path / "no spool", LocalDisk(), J, 0, 3, sum_of(b"abc")) is None
+
+
+def test_spools_of_deleted_journals_are_listed_read_and_exported(tmp_path: Path) -> None:
+    folder = SpoolFolder(folder_of(tmp_path / "spools", J, 7), J, 7, LocalDisk(), ManualClock())
+    spool = DurableSpool(folder, Observer(), Fsync.NEVER)
+    append(spool, b"abc")
+    append(spool, b"def")
+    assert set_aside.find(tmp_path, LocalDisk()) == [], "the journal exists"
+    DeletedSpools(tmp_path, LocalDisk(), ManualClock(), 3600.0).take(folder.path, J, 7)
+
+    (kept,) = set_aside.find(tmp_path, LocalDisk())
+    assert kept.deleted
+    assert (kept.journal, kept.create_revision, kept.begin, kept.committed_end, kept.sound_end) == (J, 7, 0, 6, 6)
+    assert set_aside.at(kept.path, LocalDisk()) == kept
+    pieces = set_aside.pieces_with_sum(tmp_path, LocalDisk(), J, 1, 5, sum_of(b"bcde"))
+    assert pieces is not None
+    assert b"".join(pieces) == b"bcde"
+    other = kept.path.with_name(f"{6:016x}.content")
+    other.write_bytes(b"ghi")
+    pieces = set_aside.pieces_with_sum(tmp_path, LocalDisk(), J, 4, 8, sum_of(b"efgh"))
+    assert pieces is not None
+    assert b"".join(pieces) == b"efgh", "from two files"
+    assert set_aside.pieces_with_sum(tmp_path, LocalDisk(), J, 4, 10, sum_of(b"efghij")) is None
+    other.unlink()
+    listed = runner.invoke(app, ["set-aside", "list", "--data-dir", str(tmp_path)])
+    assert "the journal was deleted" in listed.output
+    assert runner.invoke(app, ["set-aside", "export", str(kept.path)]).stdout_bytes == b"abcdef"
 
 
 def test_the_list_says_how_much_is_sound(tmp_path: Path) -> None:

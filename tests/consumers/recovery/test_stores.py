@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 from sqlalchemy import text, update
 
-from coranto.errors import InvalidInput
+from coranto.audit import Kind
+from coranto.errors import CorantoError, InvalidInput
 from coranto.messages import Checkpoint, Source
 from coranto.recovery import Plan, Recovery, StepKind, StepResult, carry_out, make_plan
 from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
@@ -88,6 +92,7 @@ async def test_a_proven_checkpoint_is_written_back(scene, damage):
     plan = await make_plan([doctor(scene)])
     assert kinds(plan) == [StepKind.RESTORE_CHECKPOINT], plan
     assert plan.losses == ()
+    assert (await make_plan([doctor(scene)])).hash == plan.hash
     if damage == "unreadable":
         with scene.store.engine.begin() as connection:  # Dropped since the plan was made.
             connection.execute(update(CHECKPOINTS).values(checkpoint=Retired().to_bytes()))
@@ -119,7 +124,79 @@ async def test_a_checkpoint_is_not_written_back_when_the_tables_are_of_another_m
 
     assert kinds(plan) == [StepKind.ACCEPT_LOSS]
     assert any("has no checkpoint of it" in loss.message for loss in plan.losses)
-    assert any("Restore the whole store from a backup" in remark.message for remark in plan.remarks)
+    assert any("restore the whole database from a backup" in remark.message for remark in plan.remarks)
+
+
+async def test_a_checkpoint_that_was_set_forward_over_whole_messages_is_written_back(scene):
+    """It contradicts no journal, only the tables."""
+    await scene.publish(10)
+    await scene.consume()
+    assert (await scene.audit()).sound
+    proven = scene.store.read("shard-orders")
+    await scene.publish(10)
+    await scene.consume()
+    scene.execute("DELETE FROM orders WHERE rowid > 10")  # As if only the checkpoint had moved.
+
+    assert {each.kind for each in (await scene.audit()).errors} == {Kind.EXPECTATION_FAILED}
+    plan = await make_plan([doctor(scene)])
+    assert kinds(plan) == [StepKind.RESTORE_CHECKPOINT]
+    assert plan.losses == ()
+    assert (await recover(scene)).succeeded
+    assert scene.store.read("shard-orders").checkpoint.sources == proven.checkpoint.sources
+    await scene.consume()
+    report = await scene.audit()
+    assert report.sound
+    assert report.subjects["shard-orders"]["messages"] == 20
+
+
+async def test_a_database_that_was_restored_as_a_whole_is_taken_as_it_is(scene, tmp_path):
+    database = Path(str(scene.store.engine.url.database))
+    await scene.publish(10)
+    await scene.consume()
+    await scene.audit()
+    old = scene.store.read("shard-orders")
+    shutil.copyfile(database, tmp_path / "backup")
+    await scene.publish(10)
+    await scene.consume()
+    await scene.consume()
+    assert (await scene.audit()).sound
+    fence = scene.store.read("shard-orders").fence
+    scene.store.engine.dispose()
+    shutil.copyfile(tmp_path / "backup", database)
+
+    plan = await make_plan([doctor(scene)])
+    assert kinds(plan) == [StepKind.TAKE_CHECKPOINT, StepKind.ACCEPT_LOSS]
+    assert plan.losses == ()
+    assert not any("backup" in remark.message for remark in plan.remarks)
+    assert plan.hash == (await make_plan([doctor(scene)])).hash
+    done = await recover(scene)
+
+    assert done.succeeded, done
+    taken = scene.store.read("shard-orders")
+    assert taken.checkpoint.sources == old.checkpoint.sources
+    assert taken.fence > fence, "a process from before the backup cannot commit"
+    await scene.consume()
+    report = await scene.audit()
+    assert report.sound
+    assert report.subjects["shard-orders"]["messages"] == 20
+
+
+async def test_a_checkpoint_that_moved_on_since_the_plan_is_not_taken(scene, tmp_path):
+    database = Path(str(scene.store.engine.url.database))
+    await scene.publish(10)
+    await scene.consume()
+    shutil.copyfile(database, tmp_path / "backup")
+    await scene.publish(10)
+    await scene.consume()
+    await scene.audit()
+    scene.store.engine.dispose()
+    shutil.copyfile(tmp_path / "backup", database)
+    made = doctor(scene)
+    plan = await make_plan([made])
+    await scene.consume()
+
+    with pytest.raises(CorantoError, match="so plan again"):
+        await made.act(plan.steps[0])
 
 
 async def test_staged_rows_are_deleted_below_the_fence_only(scene):
@@ -164,6 +241,7 @@ async def test_rows_that_are_gone_are_a_loss_that_can_be_accepted(scene):
     plan = await make_plan([doctor(scene)])
     assert kinds(plan) == [StepKind.ACCEPT_LOSS]
     assert len(plan.losses) == 2
+    assert (await make_plan([doctor(scene)])).hash == plan.hash
     assert kinds(await make_plan([doctor(scene, remember=False)])) == []
 
     done = await recover(scene)

@@ -72,6 +72,10 @@ class Planned:
         return str(self.metadata.get("gone_for_good", ""))
 
     @property
+    def kept(self) -> str:
+        return str(self.metadata.get("lost_unless_you_act", ""))
+
+    @property
     def left_alone(self) -> str:
         return str(self.metadata.get("left_alone", ""))
 

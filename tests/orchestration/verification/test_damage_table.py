@@ -94,8 +94,31 @@ def test_deleted_and_damaged_fragments(place: Place) -> None:
         assert plan.steps == {"set_aside_fragment": len(row.of["flipped-"]), "accept_loss": 1}
         assert plan.hash == row.plan().hash, "reading a plan takes a while"
         for journal in row.journals:
-            assert f"{journal.name}: content is gone, and retention did not allow that at" in plan.gone
+            assert f"{journal.name}: content [" in plan.gone
+        for journal, fragments in doomed.items():
+            for fragment in fragments:
+                assert f"A file {fragment.content_path} in {journal.url}" in plan.gone
+                assert f"the SHA-1 {fragment.sum.hex()}" in plan.gone
         row.recover(plan)
+
+
+def test_deleted_fragments_that_brokers_have_cached(place: Place) -> None:
+    """The audit remembers them, and brokers have them in their caches: at once, and after they listed the store."""
+    with Row(place, "cached", dagster=True) as row:
+        doomed = {journal: journal.stored[1] for journal in row.journals}
+        for journal, fragment in doomed.items():
+            for endpoint in journal.info.route.endpoints:
+                reading = place.replica(endpoint).read(journal.name, SIZE, end_offset=2 * SIZE, direct=False)
+                assert b"".join(chunk.content for chunk in reading) == b"B" * SIZE
+            journal.remove(fragment)
+        at_once = row.plan()
+        assert (at_once.steps, at_once.gone) == ({"restore_fragment": KINDS}, "")
+        until(lambda: all(SIZE not in known for journal in row.journals for known in journal.begins()))
+        plan = row.plan()
+        assert (plan.steps, plan.gone, plan.hash) == (at_once.steps, "", at_once.hash)
+        row.recover(at_once)
+        for journal, fragment in doomed.items():
+            assert fragment.content_path in {each.content_path for each in journal.stored}
 
 
 def test_a_byte_that_is_flipped_in_a_spool(place: Place) -> None:
@@ -117,6 +140,7 @@ def test_a_byte_that_is_flipped_in_a_spool(place: Place) -> None:
             )
             assert (gone in plan.gone) is (journal.replication == 1)
         assert plan.metadata["summary"] == "0 steps; 2 losses for good"
+        assert plan.gone.count("whose content has the SHA-1") == 2
 
         # Nothing can be approved that would make it good, and a copy does.
         for journal in row.journals:
@@ -164,7 +188,7 @@ def test_one_disk_is_wiped(place: Place) -> None:
 
         plan = row.plan()
         assert plan.steps == {"reset_head": len(losers), "accept_loss": 1}
-        assert plan.gone.count("content is gone") == len(losers)
+        assert plan.gone.count(f"content [{STORED * SIZE}, {(STORED + 1) * SIZE}) is gone") == len(losers)
         row.recover(plan)
         for journal in row.journals:
             assert place.client.head(journal.name) == journal.head - SIZE * (journal in losers)
@@ -184,7 +208,7 @@ def test_all_disks_are_wiped(place: Place) -> None:
 
         plan = row.plan()
         assert plan.steps == {"reset_head": KINDS, "accept_loss": 1}
-        assert plan.gone.count(f"at [{STORED * SIZE}, {(STORED + 1) * SIZE})") == KINDS
+        assert plan.gone.count(f"content [{STORED * SIZE}, {(STORED + 1) * SIZE}) is gone") == KINDS
         row.recover(plan)
         for journal in row.journals:
             assert place.client.append(journal.name, b"goes on", patience=60).begin == STORED * SIZE
@@ -201,7 +225,9 @@ def test_deleted_journals_and_ones_that_are_created_again(place: Place) -> None:
         assert kinds(row.check()) == {"nothing_selected", "journal_gone"}
         plan = row.plan()
         assert plan.steps == {"accept_loss": 1}
-        assert plan.gone.count("it does not exist any more") == KINDS
+        assert plan.gone == ""
+        assert plan.kept.count("it does not exist any more") == KINDS
+        assert plan.kept.count(f"keeps [{STORED * SIZE}, {(STORED + 1) * SIZE})") == KINDS
         place.client.apply([pb.ApplyRequest.Change(upsert=each.spec()) for each in row.journals])
         damage = {"consistency_lost", "content_lost", "head_fell", "journal_recreated"}
         until(lambda: kinds(row.check()) == damage)
@@ -211,9 +237,11 @@ def test_deleted_journals_and_ones_that_are_created_again(place: Place) -> None:
         assert not refused.succeeded
         plan = row.plan()
         assert refused.hash == plan.hash
-        assert plan.steps == {"reset_head": KINDS, "accept_loss": 1}
+        assert plan.steps == {"restore_fragment": KINDS, "reset_head": KINDS, "accept_loss": 1}
         assert plan.gone.count("it was deleted and created again") == KINDS
         row.recover(plan)
+        for journal in row.journals:
+            assert place.client.append(journal.name, b"goes on", patience=60).begin == journal.head
 
 
 def test_retention_is_shortened_and_lengthened_again(place: Place) -> None:
@@ -232,7 +260,11 @@ def test_retention_is_shortened_and_lengthened_again(place: Place) -> None:
 
         plan = row.plan()
         assert plan.steps == {"accept_loss": 1}
-        assert plan.gone.count("shortening and lengthening its retention again would explain that") == KINDS
+        explained = "shortening and lengthening its retention again would explain that"
+        for journal in row.journals:
+            lost = [line for line in plan.gone.splitlines() if journal.name in line]
+            assert lost
+            assert all(explained in line for line in lost)
         row.recover(plan)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -37,6 +38,18 @@ def record(name: str, at: float = 1.0, known: list[KnownFragment] | None = None)
 def test_records_survive_their_file(known: list[KnownFragment]) -> None:
     records = {name: record(name, known=known) for name in ("a/one", "a/two")}
     assert decode(encode(records)).journals == records
+
+
+def test_records_of_earlier_versions_have_no_numbers_and_no_files() -> None:
+    content = encode({"a/one": record("a/one", known=[KnownFragment(0, 3, "aa", 9, 8.0, 0.0, "")])})
+    data = json.loads(content)
+    (old,) = data["journals"].values()
+    del old["sequence"]
+    old["fragments"] = [each[:7] for each in old["fragments"]]
+    (read,) = decode(json.dumps(data).encode()).journals.values()
+    assert read.sequence == 0
+    assert read.fragments == [KnownFragment(0, 3, "aa", 9, 8.0)]
+    assert newest([{"a/one": replace(read, at=99.0)}, {"a/one": replace(read, sequence=1)}])["a/one"].sequence == 1
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ class Listed:
     async def fragments(self, journal: str) -> list[FragmentInfo]:
         return [FragmentInfo(each, "") for each in self.contents]
 
+    async def kept_content(self, fragment: Fragment) -> None:
+        """Brokers of an earlier version know no content by its SHA-1."""
+
     async def read(self, journal: str, offset: int, **options: object) -> AsyncGenerator[Chunk]:
         for fragment, content in self.contents.items():
             if fragment.begin == offset and content:

@@ -34,9 +34,15 @@ async def test_only_the_approved_plan_is_carried_out():
 async def test_a_step_that_fails_stops_later_steps_of_its_subject_and_no_others():
     heads, shards = Sick("a", "b"), Sick("a", "c", kind=StepKind.UNASSIGN_SHARD)
     heads.failing.add("a")
-    told = []
+    told, doing = [], []
 
-    done = await carry_out([heads, shards], (await make_plan([heads, shards])).hash, on_result=told.append)
+    done = await carry_out(
+        [heads, shards],
+        (await make_plan([heads, shards])).hash,
+        verify=audit,
+        on_result=told.append,
+        on_progress=doing.append,
+    )
 
     assert heads.taken == ["b"]
     assert shards.taken == ["c"]
@@ -47,5 +53,11 @@ async def test_a_step_that_fails_stops_later_steps_of_its_subject_and_no_others(
         "",
     ]
     assert told == list(done.results)
+    assert doing == [
+        "examining everything again",
+        *(f"step {number} of 4: heal {name}" for number, name in enumerate("abac", 1)),
+        "examining what is left",
+        "auditing the result",
+    ]
     assert not done.succeeded
     assert [step.subject for step in done.remaining.steps] == ["a", "a"]

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from coranto.audit import audit_journal
 from coranto.client import JournalClient, JournalInfo
 from coranto.cluster import EmbeddedCluster
-from coranto.errors import InvalidInput
+from coranto.errors import ContentGone, InvalidInput
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
 from coranto.recovery import (
@@ -284,7 +285,7 @@ async def test_a_loss_after_the_approval_is_not_accepted(cluster, client):
 
     assert "more was lost since the plan was approved" in done.results[-1].problem
     assert not done.succeeded
-    assert any(f"[{SIZE}, {3 * SIZE})" in loss.message for loss in done.remaining.losses)
+    assert [(loss.begin, loss.end) for loss in done.remaining.losses] == [(SIZE, 2 * SIZE), (2 * SIZE, 3 * SIZE)]
 
 
 async def test_a_file_that_somebody_has_made_good_meanwhile_is_not_set_aside(cluster, client):
@@ -297,3 +298,112 @@ async def test_a_file_that_somebody_has_made_good_meanwhile_is_not_set_aside(clu
     assert await doctor.act(plan.steps[0]) == "left it alone: it is good now"
     assert (await make_plan([doctor])).is_empty
     assert (await doctor.audit()).sound
+
+
+async def forgotten(journal: Journal, fragment: Fragment) -> None:
+    """Wait until every broker has listed the store without the fragment."""
+    for endpoint in (await journal.info()).route.endpoints:
+        async with JournalClient(endpoint, route_cache=0) as broker:
+
+            async def known(broker: JournalClient = broker) -> list[int]:
+                return [each.fragment.begin for each in await broker.fragments(journal.name)]
+
+            await eventually(known, lambda begins: fragment.begin not in begins)
+
+
+Found = TypeVar("Found")
+
+
+async def eventually(find: Callable[[], Awaitable[Found]], holds: Callable[[Found], bool]) -> Found:
+    """Return what is found once it holds."""
+    async with asyncio.timeout(60):
+        while True:
+            if holds(found := await find()):
+                return found
+            await asyncio.sleep(0.1)
+
+
+async def test_a_fragment_that_brokers_forgot_comes_back_from_a_cache(cluster, client):
+    """The audit remembers it, and its broker has it in its cache by its SHA-1."""
+    journal = Journal(cluster, client, "forgotten/r1", 1)
+    fragments = await journal.create()
+    assert (await journal.doctor().audit()).sound
+    await journal.dropped(fragments[1])
+    content = [chunk async for chunk in client.read(journal.name, SIZE, end_offset=2 * SIZE, direct=False)]
+    assert b"".join(chunk.content for chunk in content) == b"B" * SIZE
+    lost = journal.path(fragments[1])
+    lost.unlink()
+
+    at_once = await make_plan([journal.doctor()])
+    assert [(step.kind, step.facts["begin"]) for step in at_once.steps] == [(StepKind.RESTORE_FRAGMENT, SIZE)]
+    await forgotten(journal, fragments[1])
+    later = await make_plan([journal.doctor()])
+    assert (later.steps, later.losses) == (at_once.steps, ())
+    assert later.hash == at_once.hash, "the damage is the same"
+    done = await carry_out([journal.doctor()], at_once.hash, verify=journal.doctor().audit)
+    assert done.succeeded, done
+    assert lost.read_bytes() == b"B" * SIZE
+
+
+async def test_a_loss_is_approved_by_the_first_plan_and_names_the_file(cluster, client):
+    journal = Journal(cluster, client, "approved/r1", 1)
+    fragments = await journal.create()
+    await journal.dropped(fragments[1])
+    lost = journal.path(fragments[1])
+    lost.unlink()
+
+    plan = await make_plan([journal.doctor()])  # No audit has seen this journal before.
+    (loss,) = plan.losses
+    assert (loss.kind, loss.begin, loss.end) == ("content_lost", SIZE, 2 * SIZE)
+    assert (loss.store, loss.file, loss.sum) == ("file:///", fragments[1].content_path, fragments[1].sum.hex())
+    assert (await make_plan([journal.doctor()])).hash == plan.hash
+    await forgotten(journal, fragments[1])
+    assert (await make_plan([journal.doctor()])).hash == plan.hash
+    for read in (client.read_all(journal.name, 0, 4 * SIZE), client.read_all(journal.name, SIZE + 1, 2 * SIZE)):
+        with pytest.raises(ContentGone) as gone:
+            await read
+        assert gone.value.left == {journal.name: 2 * SIZE}
+    done = await carry_out([journal.doctor()], plan.hash, verify=journal.doctor().audit)
+    assert done.succeeded, done
+
+    # The plan's advice still holds: the file brings the content back.
+    (cluster.file_root / loss.file).write_bytes(b"B" * SIZE)
+
+    async def offsets() -> list[int]:
+        return [chunk.offset async for chunk in client.read(journal.name, 0)]
+
+    await eventually(offsets, lambda found: found[:3] == [0, SIZE, 2 * SIZE])
+
+
+async def test_a_journal_that_was_deleted_by_accident_comes_back_by_the_advice_of_its_plan(cluster, client):
+    journal = Journal(cluster, client, "accident/r1", 1)
+    await journal.create()
+    assert (await journal.doctor().audit()).sound
+    info = await journal.info()
+    await client.apply([pb.ApplyRequest.Change(delete=journal.name, expect_mod_revision=info.mod_revision)])
+
+    async def notes() -> list[Path]:
+        return [*cluster.data_dir.glob("brokers/*/deleted/accident_r1-*/*/deleted.json")]
+
+    await eventually(notes, bool)
+    plan = await make_plan([journal.doctor()])
+    (loss,) = plan.losses
+    assert loss.kind == "journal_gone"
+    assert f"keeps [{3 * SIZE}, {4 * SIZE})" in loss.message
+    assert "create it again with its name and its stores, and plan again" in loss.message
+    assert loss.kept_at.startswith("local/broker-")
+    assert (await make_plan([journal.doctor()])).hash == plan.hash
+
+    await client.apply([pb.ApplyRequest.Change(upsert=info.spec)])
+    first = [StepKind.RESTORE_FRAGMENT, StepKind.RESET_HEAD]
+    plan = await eventually(
+        lambda: make_plan([journal.doctor()]), lambda found: [step.kind for step in found.steps][:2] == first
+    )
+    assert plan.steps[1].facts["head"] == 4 * SIZE
+    assert [each.kind for each in plan.losses] == ["journal_recreated"]
+    done = await carry_out([journal.doctor()], plan.hash, verify=journal.doctor().audit)
+
+    assert done.succeeded, done
+    content = b"".join([chunk.content async for chunk in client.read(journal.name, 0)])
+    assert content == b"".join(bytes([65 + number]) * SIZE for number in range(4))
+    assert (await client.append(journal.name, b"continues")).begin == 4 * SIZE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from coranto.recovery import Loss, Plan, StepKind, make_plan
 from tests.platform.recovery.sick import Sick
@@ -14,7 +14,7 @@ async def test_a_plan_is_in_the_order_of_its_kinds_and_names_what_is_lost():
         [
             Sick("shard", kind=StepKind.UNASSIGN_SHARD),
             Sick("b", "a"),
-            Sick("a", kind=StepKind.RESTORE_FRAGMENT, losses=(Loss("a", "gone"),)),
+            Sick("a", kind=StepKind.RESTORE_FRAGMENT, losses=(Loss("a", "content_lost", "gone"),)),
         ]
     )
 
@@ -29,18 +29,25 @@ async def test_a_plan_is_in_the_order_of_its_kinds_and_names_what_is_lost():
     assert (await make_plan([])).is_empty
 
 
-async def test_a_hash_changes_with_every_step_and_loss_and_with_nothing_else():
-    plan = await make_plan([Sick("a", "b", losses=(Loss("a", "gone"),))])
+async def test_a_hash_changes_with_every_step_and_loss_and_with_no_text():
+    loss = Loss("a", "content_lost", "gone", begin=3, end=7, file="a/3-7", sum="0a")
+    plan = await make_plan([Sick("a", "b", losses=(loss,))])
     step = plan.steps[0]
 
     others = [
         replace(plan, steps=plan.steps[:1]),
         replace(plan, losses=()),
         replace(plan, steps=(replace(step, facts={"n": 2}), *plan.steps[1:])),
-        replace(plan, steps=(replace(step, loses="much"), *plan.steps[1:])),
-        replace(plan, losses=(Loss("a", "gone too"),)),
+        replace(plan, steps=(replace(step, kind=StepKind.ACCEPT_LOSS), *plan.steps[1:])),
+        *(
+            replace(plan, losses=(replace(loss, **{name: 9 if isinstance(value, int) else "other"}),))
+            for name, value in loss.identity.items()
+        ),
     ]
     assert len({plan.hash, *(each.hash for each in others)}) == 1 + len(others)
+    assert loss.identity.keys() == {each.name for each in fields(Loss)} - {"message", "kept_at"}
+    told = replace(plan, steps=(replace(step, action="do it", loses="much"), *plan.steps[1:]))
+    assert told.hash == replace(plan, losses=(replace(loss, message="gone at 12:03"),)).hash == plan.hash
     assert (
         replace(plan, remarks=()).hash
         == plan.hash

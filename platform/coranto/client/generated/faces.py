@@ -9,10 +9,12 @@ from coranto.client.append_service import AppendService
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
 from coranto.client.heads import Heads
+from coranto.client.kept_content import KeptContent
 from coranto.client.loop import Face
 from coranto.client.moments import Moment
 from coranto.client.routes import KnownRoute
 from coranto.client.values import AppendResult, FragmentInfo, Listing
+from coranto.fragments.fragment import Fragment
 from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
 
@@ -103,9 +105,17 @@ class JournalClientFace(Face):
             )
         )
 
+    def gap_at(self, journal: str, offset: int) -> int | None:
+        """Return where content begins again behind an offset without content, if brokers confirm that gap."""
+        return self._run(self._inner.gap_at(journal, offset))
+
     def store_health(self, url: str, *, check_delete: bool = False, check_delete_prefix: str = "") -> None:
         """Let a broker check that it can write, read, list and sign files in the fragment store at `url`."""
         self._run(self._inner.store_health(url, check_delete=check_delete, check_delete_prefix=check_delete_prefix))
+
+    def kept_content(self, fragment: Fragment) -> KeptContent | None:
+        """Return a fragment's content if any broker still has it, although no store may; None if none has it."""
+        return self._run(self._inner.kept_content(fragment))
 
 
 class AppenderFace(Face):

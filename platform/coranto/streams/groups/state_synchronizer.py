@@ -36,6 +36,7 @@ from coranto.effects import Clock, Entropy, SystemClock
 from coranto.errors import (
     AppendOutcomeUnknown,
     ApplyOutcomeUnknown,
+    ContentGone,
     CorantoError,
     CorruptData,
     EtcdTransactionFailed,
@@ -272,7 +273,7 @@ class StateSynchronizer(Generic[S, U]):
             try:
                 await self._read_on(fold)
                 break
-            except (OffsetJump, OffsetNotYetAvailable) as error:
+            except (ContentGone, OffsetJump, OffsetNotYetAvailable) as error:
                 # The content may be gone since another process wrote a newer snapshot: read its offset.
                 if mark == known:
                     raise CorruptData(
@@ -298,7 +299,7 @@ class StateSynchronizer(Generic[S, U]):
         """Read new records; or load a snapshot if this process is too far behind, or the brokers lost content."""
         try:
             await self._read_on(self._fold)
-        except (OffsetJump, OffsetNotYetAvailable):
+        except (ContentGone, OffsetJump, OffsetNotYetAvailable):
             await self._load()
         self._changed.set()
 

@@ -1,0 +1,189 @@
+"""Proofs that a checkpoint and tables belong together: by totals that audits have proven, and queries over the tables.
+
+A checkpoint is written back only with proof: an earlier audit has proven it, and every expectation shows that the
+tables hold exactly the messages that it covers. Otherwise the tables and the checkpoint are of different moments, and
+no program can tell which messages they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import combinations
+from typing import Final
+
+from coranto.audit import Fact, Finding, Kind
+from coranto.errors import CorruptData
+from coranto.messages import Checkpoint, Source
+from coranto.recovery import Loss, RecoveryStep, StepKind
+from coranto_consumers.audit.check import ConsumerCheck
+from coranto_consumers.audit.expectations import Number, agree, number
+from coranto_consumers.audit.memory import Known, KnownShard
+
+_OLDER: Final = frozenset({Kind.CHECKPOINT_SET_BACK, Kind.CHECKPOINT_GONE})
+"""Findings about a checkpoint that is older than one that an audit knows."""
+_SUSPECTS: Final = 10
+"""The number of checkpoints of which all combinations are compared with the tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    findings: list[Finding]
+    known: Known
+    sound: Mapping[str, KnownShard]
+
+
+def proven(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -> list[RecoveryStep]:
+    """Return steps that write proven checkpoints back, if the tables agree with them.
+
+    A checkpoint that was set forward to where a message ends contradicts no journal, only the tables. So without
+    damage that agrees, all checkpoints that moved since they were proven are suspects.
+    """
+    if not check.expectations or not _contradicts(diagnosed.findings, damaged):
+        return []
+    wrong = damaged
+    if not _agrees(check, diagnosed, damaged):
+        moved = sorted(name for name in diagnosed.sound if _has_moved(name, diagnosed))[:_SUSPECTS]
+        subsets = [frozenset(each) for n in range(1, len(moved) + 1) for each in combinations(moved, n)]
+        fitting = [damaged | each for each in subsets if _agrees(check, diagnosed, damaged | each)]
+        if len(fitting) != 1:
+            return []  # The tables may be of several moments, so none is proven.
+        (wrong,) = fitting
+    steps = []
+    for name in sorted(wrong):
+        known = diagnosed.known.shards[name]
+        offsets = [f"{journal}={source.read_through}" for journal, source in sorted(known.sources.items())]
+        steps.append(
+            RecoveryStep(
+                StepKind.RESTORE_CHECKPOINT,
+                name,
+                f"write back the checkpoint that an audit has proven ({', '.join(offsets)}) under a higher fence. "
+                "The tables agree with it",
+                facts={"offsets": offsets, "known_fence": known.fence},
+            )
+        )
+    return steps
+
+
+def taken(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -> list[RecoveryStep]:
+    """Return steps that take older checkpoints for right, if the tables agree with them.
+
+    Then the whole database was restored from a backup, and nothing is lost as long as the journals have what is to be
+    read again.
+    """
+    findings = [each for each in diagnosed.findings if each.is_error]
+    older = all(each.kind in _OLDER and each.subject.name in check.checkpoints for each in findings)
+    if not damaged or not older or not check.expectations or not check.is_deep:
+        return []
+    steps = []
+    for name in sorted(damaged):
+        known = diagnosed.known.shards.get(name)
+        offsets = offsets_of(check.checkpoints[name])
+        steps.append(
+            RecoveryStep(
+                StepKind.TAKE_CHECKPOINT,
+                name,
+                f"let it continue from {', '.join(offsets)} under a fence above all that audits know. The tables agree "
+                "with that, so the database was restored from a backup as a whole",
+                loses="messages that it has published to journals since then appear a second time",
+                facts={"offsets": offsets, "known_fence": known.fence if known is not None else 0},
+            )
+        )
+    return steps
+
+
+def _contradicts(findings: Iterable[Finding], damaged: Collection[str]) -> bool:
+    return bool(damaged) or any(each.kind is Kind.EXPECTATION_FAILED for each in findings)
+
+
+def _has_moved(shard: str, diagnosed: Diagnosed) -> bool:
+    """Return True if a sound checkpoint is not where an audit has proven it."""
+    known, now = diagnosed.known.shards.get(shard), diagnosed.sound[shard]
+    if known is None:
+        return False
+    before = {journal: source.read_through for journal, source in known.sources.items()}
+    return before != {journal: source.read_through for journal, source in now.sources.items()}
+
+
+def _agrees(check: ConsumerCheck, diagnosed: Diagnosed, wrong: Collection[str]) -> bool:
+    """Return True if the tables hold what the present checkpoints cover, with the proven ones of the shards `wrong`."""
+    if not wrong:
+        return False
+    shards = {**diagnosed.sound, **{name: diagnosed.known.shards.get(name) for name in wrong}}
+    for expectation, value in zip(check.expectations, check.values, strict=True):
+        total: Number = diagnosed.known.allowances.get(str(expectation), 0)
+        for shard in shards.values():
+            if shard is None or not _is_proven(shard, expectation.measure.name):
+                return False
+            total += sum(source.totals[expectation.measure.name] for source in shard.sources.values())
+        found = None if isinstance(value, Exception) else number(value)
+        if found is None or not agree(found, total):
+            return False
+    return True
+
+
+def _is_proven(shard: KnownShard, measure: str) -> bool:
+    """Return True if all of a shard's sources are proven, with their totals, at the offsets where they were last
+    seen."""
+    return all(
+        source.totals_complete and measure in source.totals and _is_current(journal, source.read_through, shard)
+        for journal, source in shard.sources.items()
+    )
+
+
+def _is_current(journal: str, read_through: int, shard: KnownShard) -> bool:
+    try:
+        proven = shard.sources[journal].proven_source(journal)
+    except (CorruptData, ValueError):
+        return False
+    return proven is not None and proven.read_through == read_through
+
+
+def proven_checkpoint(shard: KnownShard) -> Checkpoint | None:
+    """Return the checkpoint of a shard's proven sources. Its acknowledgements were found in their journals."""
+    sources: dict[str, Source] = {}
+    for journal, known in shard.sources.items():
+        proven = known.proven_source(journal)
+        if proven is None or proven.read_through != known.read_through:
+            return None
+        sources[journal] = proven
+    return Checkpoint(sources)
+
+
+def offsets_of(checkpoint: Checkpoint) -> list[str]:
+    return [f"{journal}={source.read_through}" for journal, source in sorted(checkpoint.sources.items())]
+
+
+def loss_of(finding: Finding) -> Loss:
+    """Return the loss that a finding about a consumer is about."""
+    facts = finding.facts
+
+    def text(name: str) -> str:
+        return str(facts.get(name) or "")
+
+    def number_of(*names: str) -> int:
+        return next((int(str(facts[name])) for name in names if facts.get(name) is not None), 0)
+
+    begins = {Kind.CHECKPOINT_SET_BACK: "read_through", Kind.CHECKPOINT_AHEAD: "head"}
+    detail = ""
+    if finding.kind is Kind.EXPECTATION_FAILED:  # Both numbers grow while the consumer runs, and differ by the same.
+        detail = f"{text('query')}: {Decimal(text('found')) - Decimal(text('expected'))}"
+    elif finding.kind is Kind.CHECKPOINT_DIFFERS:
+        detail = ", ".join(map(str, [*_listed(facts.get("producers")), *_listed(facts.get("offsets"))]))
+    return Loss(
+        finding.subject.name,
+        finding.kind,
+        finding.message,
+        journal=text("journal"),
+        begin=number_of(begins.get(finding.kind, "begin")),
+        end=number_of("end", "known", "read_through"),
+        table=text("table"),
+        fence=number_of("known_fence", "fence"),
+        clock=number_of("clock"),
+        detail=detail,
+    )
+
+
+def _listed(fact: Fact) -> Sequence[object]:
+    return fact if isinstance(fact, list) else ()
