@@ -43,6 +43,7 @@
     ├── StoreError                      a fragment store refused or failed
     │   ├── StoreDenied                 the credentials don't allow it
     │   └── FragmentNotFound            the store has no such fragment
+    ├── SpillFailed                     pending appends cannot be written to this machine's disk, or read from it
     ├── SqlStoreError                   a consumer's SQL store refused or failed; nothing was committed
     │   └── RejectedRow                 it refused a row because of its values
     ├── CommitOutcomeUnknown            the connection broke at a commit, and reading back failed too
