@@ -109,7 +109,7 @@ class ShardReplica:
         metrics: ConsumerMetrics,
         policy: RetryPolicy | None = None,
     ) -> None:
-        """`policy` is that of starts after transient errors. Without one they have no limit."""
+        """`policy` says when to start again after transient errors. Without one, starts have no limit."""
         self.shard = Shard(spec, client, host.fqn_of(spec.id))
         self.progress = Progress()
         self.stopped = asyncio.Event()

@@ -168,7 +168,7 @@ class SparkConsumer:
         )
         self._outages = Outages(application.name, RetryPolicy(), self._hooks, self._on_progress)
         self._seen = NOTHING
-        """The progress that was told last."""
+        """The last progress that `on_progress` got."""
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
         """Process the present content of the journals, in at most `max_transactions` transactions.

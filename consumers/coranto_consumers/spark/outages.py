@@ -82,7 +82,7 @@ class Outages:
         self._retry = Retry(replace(self.policy, seed=seed))
 
     def progressed(self) -> bool:
-        """Note progress: later failures are those of another outage. Returns True if it ends one."""
+        """Note progress, which ends an outage. Returns True if there was one."""
         if not self._retry.failures:
             return False
         seconds = self._retry.seconds(self.monotonic())

@@ -67,7 +67,7 @@ _LOCAL_SETTINGS = (
     "SELECT set_config('timezone', 'UTC', true), "
     f"set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_MS}', true)"
 )
-"""Settings of one transaction. Those of a session, and those in a connection's options, do not pass poolers."""
+"""Settings of one transaction. Poolers do not pass on settings of sessions or options of connections."""
 _STATEMENT_POOLING = "statement pooling"
 
 

@@ -143,8 +143,8 @@ class IcebergOwner:
     def resume(self) -> Checkpoint:
         """Return the last committed checkpoint, once none of this owner's commits can take place any more.
 
-        It makes a snapshot, on which a commit that is still under way fails. Raises Fenced when a later owner has
-        raised the fence, CorruptData when the home has an earlier one, and CommitOutcomeUnknown.
+        It makes a snapshot, so a commit that is still under way fails. Raises Fenced when a later owner has raised the
+        fence, CorruptData when the home has an earlier one, and CommitOutcomeUnknown.
         """
 
         def fail_commits() -> None:
