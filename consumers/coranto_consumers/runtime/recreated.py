@@ -13,6 +13,7 @@ from coranto.client.heads import JournalHead
 from coranto.errors import CorruptData, InvalidInput, JournalRecreated
 from coranto.messages import Source
 from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
 
 ADVICE: Final = (
     f"To continue from the beginning of the present journal, without what was not read of the earlier one, give the "
@@ -51,8 +52,9 @@ async def present_sources(
         error = _mismatch(head, sources[head.journal])
         if error is None:
             continue
-        if not may_continue:
-            raise error
+        is_same = bool(head.journal_id) and head.journal_id == sources[head.journal].journal_id
+        if not may_continue or is_same:
+            raise error  # To read the same journal from its beginning would count its messages twice.
         offset = sources[head.journal].read_through
         _log.warning(
             "source.content_lost",
@@ -75,7 +77,9 @@ def _mismatch(head: JournalHead, source: Source) -> CorruptData | None:
         return JournalRecreated(
             head.journal, source.read_through, source.journal_id, head.journal_id, head.head, ADVICE
         )
-    if head.is_primary and source.read_through > head.head:
+    # A primary that lacks content which other brokers have refuses appends. What it has is not the journal's end.
+    is_end = head.append_status == pb.OK and (head.append_status_time > 0 or not head.broker)
+    if head.is_primary and is_end and source.read_through > head.head:
         return CorruptData(
             f"journal {head.journal} ends at {head.head}, but is processed through {source.read_through}: it was "
             f"deleted and created again, or has lost content. {ADVICE}"
