@@ -176,7 +176,7 @@ class JournalRecreated(CorruptData):
         super().__init__(
             f"journal {journal} was deleted and created again: offset {offset} is of the journal with the id {known}, "
             f"and this is {found}, which ends at {head}. Reading on there, {lost}. "
-            + (advice or "Begin at offset 0, if what was not read of the earlier journal can be done without.")
+            + (advice or "Begin at offset 0, unless you need unread content of the earlier journal.")
         )
         self.journal = journal
         self.offset = offset

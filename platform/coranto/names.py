@@ -166,7 +166,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def same_journal(created: int, journal_id: str, present_created: int, present_id: str) -> bool:
-    """Return True unless what is known of two journals of one name shows that they are not the same one.
+    """Return False if the known facts of two journals of one name show that they differ.
 
     Their ids decide. Where one of these is unknown (empty), the etcd revisions that created them do (0: unknown).
     Such a revision changes when a journal is applied again after etcd was restored, and an id does not.

@@ -94,7 +94,7 @@ class InSyncRecord:
     carried: int = 0
     """The revision at which it was last written, if etcd was restored since; 0 otherwise."""
     journal_id: str = ""
-    """The journal's id (`first_id`), which a journal that goes on after etcd was restored keeps. Records of earlier
+    """The journal's id (`first_id`), which survives a restored etcd. Records of earlier
     versions have none."""
     formers: tuple[int, ...] = ()
     """The create revisions of former journals that this journal continues, as etcd was restored since. Their spools may

@@ -16,7 +16,7 @@ from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 
 ADVICE: Final = (
-    f"To continue from the beginning of the present journal, without what was not read of the earlier one, give the "
+    f"To continue from the beginning of the present journal, without the unread content of the earlier one, give the "
     f"shard the label {labels.DATA_LOSS}={labels.CONTINUE}, and unassign it if it has failed. A shard with another id "
     "and store begins there, too."
 )

@@ -81,9 +81,7 @@ from coranto_consumers.spark.transaction_bounds import MessageBound, Pace, TooMa
 from coranto_consumers.spark.unread import UnreadContent, ends_of
 from coranto_consumers.spark.writing_at_once import NotAtOnce, WritingAtOnce
 
-_ADVICE: Final = (
-    "A consumer of another name can start on it anew, and one with fail_on_data_loss=False goes on without."
-)
+_ADVICE: Final = "Start a consumer of another name, or continue without the lost content (fail_on_data_loss=False)."
 
 
 class SparkConsumer:

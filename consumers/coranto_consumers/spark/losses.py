@@ -54,7 +54,7 @@ class LostContent:
 
 
 def of_another(source: Source, journal: str, head: int, found: str) -> LostContent | None:
-    """Return what is lost to a reader if the journal, which ends at `head` and has the id `found`, is another one.
+    """Return the loss of a reader if the journal, which ends at `head` and has the id `found`, is another one.
 
     None if it is the same, or if that is not known.
     """
@@ -71,7 +71,7 @@ def lost_before(journal: str, offset: int, begin: int, head: int) -> LostContent
 
 
 def lost_of(error: JournalRecreated) -> LostContent:
-    """Return what is lost to a reader of a journal that was replaced while it was read."""
+    """Return the loss of a reader whose journal was replaced while it was read."""
     return LostContent(error.journal, error.offset, error.head, True, error.known, error.found)
 
 

@@ -94,7 +94,7 @@ class Listing:
 class Chunk:
     """Content of a journal from `offset` on. `write_head` is the last known write head, perhaps stale.
 
-    `journal_id` is the journal's id: keep it beside the offset to go on from. It is empty if brokers do not tell it.
+    `journal_id` is the id of the journal, to be kept beside an offset. It is empty if brokers do not tell it.
     """
 
     offset: int

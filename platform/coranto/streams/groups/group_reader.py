@@ -56,8 +56,8 @@ DEFAULT_BEAT: Final = 5.0
 DEFAULT_TIMEOUT: Final = 20.0
 
 _RECREATED: Final = (
-    "Reset the group (ReaderGroup.reset): it then begins at the present stream's beginning, without what was not read "
-    "of the earlier one."
+    "Reset the group (ReaderGroup.reset): it then begins at the present stream's beginning, without the unread "
+    "content of the earlier one."
 )
 _log = structlog.get_logger(__name__)
 
