@@ -160,6 +160,7 @@ class Broker:
             guard=[residence.guard] if residence is not None else [],
             known_revision=lambda: self.keyspace.known_revision,
             etcd_id=residence.etcd_id if residence is not None else 0,
+            cluster=residence.cluster if residence is not None else "",
         )
         self._former: set[tuple[str, int]] = set()
         self._folders = JournalFolders(stores, self._names_below)

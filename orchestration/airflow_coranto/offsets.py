@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 MARK: Final = "coranto_watcher"
 """The key of an event's payload under which the name of its watcher's variable is."""
-Kept = dict[str, list[int]]
-"""Positions as they are kept: by journal, the etcd revision that created it and its head."""
+Kept = dict[str, list[int | str]]
+"""Positions as they are kept, by journal: the etcd revision that created it, its head, and its id if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class StoredEvent:
 
 def to_kept(positions: Mapping[str, JournalPosition]) -> Kept:
     """Return positions in the form in which they are kept."""
-    return {journal: [at.create_revision, at.head] for journal, at in positions.items()}
+    return {journal: at.kept for journal, at in positions.items()}
 
 
 def from_kept(kept: Mapping[str, Any]) -> dict[str, JournalPosition]:
@@ -68,7 +68,7 @@ def from_kept(kept: Mapping[str, Any]) -> dict[str, JournalPosition]:
     from coranto.client.positions import JournalPosition
 
     try:
-        return {str(journal): JournalPosition(int(at[1]), int(at[0])) for journal, at in kept.items()}
+        return {str(journal): JournalPosition.of_kept(at) for journal, at in kept.items()}
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise InvalidInput("these are no positions of journals", field="positions") from error
 
@@ -99,7 +99,7 @@ def watched(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     if not isinstance(variable, str) or not variable.startswith(f"{MARK}.") or not isinstance(positions, Mapping):
         return None
     whole = all(
-        isinstance(at, list) and len(at) == 2 and all(isinstance(number, int) for number in at)
+        isinstance(at, list) and [type(each) for each in at] in ([int, int], [int, int, str])
         for at in positions.values()
     )
     told = isinstance(payload.get("since"), Mapping) and isinstance(payload.get("bytes"), int)
@@ -119,12 +119,12 @@ def event_of(
 
     `after` is the id of the watcher's event before it.
     """
-    from coranto.client.positions import heads_of
+    from coranto.client.positions import begins_of, heads_of
 
     return {
         "group": group,
         "bytes": grown,
-        "since": heads_of(before),
+        "since": begins_of(now, before),
         "heads": heads_of(now),
         "positions": to_kept(now),
         "event": new_event_id(),
@@ -152,20 +152,20 @@ def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict
     told = StoredEvent(event, positions, payload["since"], payload["bytes"])
     if stored is None or stored.event == payload["after"]:
         return _with(payload, told), told
-    from coranto.client.positions import grown_bytes, heads_of
+    from coranto.client.positions import begins_of, grown_bytes
 
     before, now = from_kept(stored.positions), from_kept(positions)
     latest = dict(before)
     for journal, at in now.items():
         known = before.get(journal, at)
         latest[journal] = max(at, known, key=lambda each: (each.create_revision, each.head))
-    moved = StoredEvent(event, to_kept(latest), heads_of(before), grown_bytes(latest, before))
+    moved = StoredEvent(event, to_kept(latest), begins_of(latest, before), grown_bytes(latest, before))
     return _with(payload, moved), moved
 
 
 def _with(payload: Mapping[str, Any], stored: StoredEvent) -> dict[str, Any]:
     """Return the payload as it is stored: without `after`, by which one sees that it was not settled."""
     kept = {name: value for name, value in payload.items() if name != "after"}
-    heads = {journal: head for journal, (_, head) in stored.positions.items()}
+    heads = {journal: at[1] for journal, at in stored.positions.items()}
     positions = {"since": dict(stored.since), "heads": heads, "positions": stored.positions}
     return {**kept, **positions, "bytes": stored.grown}

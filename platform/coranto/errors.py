@@ -6,6 +6,7 @@
     ├── InvalidInput                    a name, spec, selector, URL, option or request that cannot be accepted
     ├── CorruptData                     stored or received bytes that contradict themselves
     │   ├── CorruptFragment             content whose length or SHA-1 is not what its name says
+    │   ├── JournalRecreated            a position is of a journal that was deleted, and created again
     │   ├── CorruptMessage              bytes of a journal that are not a message of its framing
     │   │   └── TornMessage             a part of a message, which another message follows
     │   └── CorruptSpool                a broker's own durable spool
@@ -162,6 +163,31 @@ class TornMessage(CorruptMessage):
             "there. Brokers refuse appends that end within a line if the journal's content-type says that it has lines",
         )
         self.following = following
+
+
+class JournalRecreated(CorruptData):
+    """A journal is not the one that an `offset` is of: it was deleted, and created again under the same name.
+
+    `known` and `found` are the ids of the two journals, `head` is where the present one ends, as far as is known.
+    """
+
+    def __init__(self, journal: str, offset: int, known: str, found: str, head: int, advice: str = "") -> None:
+        passed = min(offset, head)
+        lost = f"its messages before offset {passed} would be passed over" if passed else "it is empty"
+        super().__init__(
+            f"journal {journal} was deleted and created again: offset {offset} is of the journal with the id {known}, "
+            f"and this is {found}, which ends at {head}. Reading on there, {lost}. "
+            + (advice or "Begin at offset 0, unless you need unread content of the earlier journal.")
+        )
+        self.journal = journal
+        self.offset = offset
+        self.known = known
+        self.found = found
+        self.head = head
+
+    def advised(self, advice: str) -> JournalRecreated:
+        """Return the same error with other advice."""
+        return JournalRecreated(self.journal, self.offset, self.known, self.found, self.head, advice)
 
 
 class LedgerDamaged(CorruptData):

@@ -56,7 +56,9 @@ async def record_replicas(
     revision = pipeline.header.etcd.revision + resolution.require_replica.folder.base
     if reading.record is not None and reading.record.revision > revision:
         raise ReplicationFailed("a pipeline of a later Route than this one's was recorded")
-    record = in_sync.recorded(reading.record, reading.create_revision, revision, pipeline.names, spool.end)
+    record = in_sync.recorded(
+        reading.record, reading.create_revision, revision, pipeline.names, spool.end, reading.journal_id
+    )
     read_through = 0
     if ops or record != reading.record:
         compares = [unmodified(each.kv) for each in resolution.assignments]

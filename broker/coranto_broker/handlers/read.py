@@ -6,6 +6,8 @@ content in chunks.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -18,7 +20,7 @@ from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import may_read
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.cache import CachedContent
-from coranto_broker.fragments.index import FragmentIndex, IndexEntry
+from coranto_broker.fragments.index import FIRST_REFRESH_PATIENCE_SECONDS, FragmentIndex, IndexEntry
 from coranto_broker.handlers import kept_content
 from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.gaps import GapReader
@@ -27,6 +29,7 @@ from coranto_broker.rpc.source import MessageSink
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
+    from coranto_broker.replication.replica import Replica
     from coranto_broker.replication.resolver import Resolution
 
 URL_TTL_SECONDS = 60.0
@@ -70,8 +73,20 @@ async def _serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, 
 
 
 async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink) -> None:
-    index = resolution.require_replica.index
+    replica = resolution.require_replica
+    index = replica.index
     broker.metrics.reads.inc()
+    if await _is_of_another(replica, request):
+        await context.write(
+            pb.ReadResponse(
+                status=pb.OFFSET_NOT_YET_AVAILABLE,
+                header=resolution.header,
+                offset=request.offset,
+                write_head=index.head,
+                journal_id=replica.journal_id,
+            )
+        )
+        return
     reader = GapReader(broker, resolution, request)
     header: pb.Header | None = resolution.header
     offset = request.offset
@@ -79,7 +94,9 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
     while True:
         async with AsyncExitStack() as loans:
             found = await reader.find(offset, loans)
-            metadata = pb.ReadResponse(offset=found.offset, write_head=found.write_head, header=header)
+            metadata = pb.ReadResponse(
+                offset=found.offset, write_head=found.write_head, header=header, journal_id=replica.journal_id
+            )
             header = None
             entry = found.entry
             if entry is None:
@@ -103,6 +120,20 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
         offset = stop
         if offset == end:
             return
+
+
+async def _is_of_another(replica: Replica, request: pb.ReadRequest) -> bool:
+    """Return True if the reader's offset is of another journal than this one of the same name.
+
+    Waits a little for the first attempt to recover the spool, which tells the id of this one.
+    """
+    if not request.journal_id:
+        return False
+    if not replica.journal_id:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_REFRESH_PATIENCE_SECONDS):
+                await replica.attempted()
+    return replica.journal_id not in ("", request.journal_id)
 
 
 @contextmanager

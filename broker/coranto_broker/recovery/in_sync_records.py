@@ -24,12 +24,16 @@ class Stranded(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record as it was read. `record` is None if there is none for this journal, or only for an earlier one."""
+    """A record as it was read. `record` is None if there is none for this journal, or only for an earlier one.
+
+    `journal_id` is the journal's id; empty if the cluster is unknown.
+    """
 
     key: str
     kv: KeyValue | None
     create_revision: int
     record: InSyncRecord | None
+    journal_id: str = ""
 
     @property
     def unchanged(self) -> Compare:
@@ -41,8 +45,9 @@ class InSyncRecords:
 
     Written records are also kept in `saved`, in case etcd is restored from a backup. `base` is added to etcd's
     revisions. Nothing is written once `guard` does not hold any more. `known_revision` returns a revision that etcd has
-    reached, `etcd_id` is etcd's cluster id (0: that of its first answer). All methods raise Unavailable if etcd does
-    not answer, or if it was restored: its records may be older than our spools, and would judge them wrongly.
+    reached, `etcd_id` is etcd's cluster id (0: that of its first answer), `cluster` is the id of the brokers' cluster
+    (`coranto_broker.recovery.identity`), from which the ids of its journals are made. All methods raise Unavailable if
+    etcd does not answer, or if it was restored: its records may be older than our spools, and would judge them wrongly.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class InSyncRecords:
         guard: Sequence[Compare] = (),
         known_revision: Callable[[], int] = lambda: 0,
         etcd_id: int = 0,
+        cluster: str = "",
     ) -> None:
         self._coordinator = coordinator
         self._layout = layout
@@ -64,6 +70,7 @@ class InSyncRecords:
         self._guard = tuple(guard)
         self._known_revision = known_revision
         self._etcd_id = etcd_id
+        self._cluster = cluster
         self._seen = 0
         self.me = str(member)
 
@@ -85,13 +92,17 @@ class InSyncRecords:
             )
         self._seen = max(self._seen, header.revision)
         if kv is None:
-            return StoredRecord(key, None, create_revision, None)
+            return self._stored(key, None, create_revision, None)
         try:
             record = in_sync.decode(kv.value)
         except InvalidInput as error:
             raise Unavailable(f"etcd key {key} must be mended or deleted: {error}") from error
         record = self._as_written(record, kv)
-        return StoredRecord(key, kv, create_revision, in_sync.as_read_for(record, create_revision, self.me))
+        return self._stored(key, kv, create_revision, in_sync.as_read_for(record, create_revision, self.me))
+
+    def _stored(self, key: str, kv: KeyValue | None, create_revision: int, record: InSyncRecord | None) -> StoredRecord:
+        known = record.journal_id if record is not None else ""
+        return StoredRecord(key, kv, create_revision, record, known or in_sync.first_id(self._cluster, create_revision))
 
     def _as_written(self, record: InSyncRecord, kv: KeyValue) -> InSyncRecord:
         return replace(record, written=record.carried or self._base + kv.mod_revision)
@@ -107,6 +118,7 @@ class InSyncRecords:
         journal = _journal_of(reading.key)
         if record.carried:  # Keep it marked as carried over, for a journal that is created anew and reads it.
             record = replace(record, carried=self._base + max(1, self._seen))
+        record = replace(record, journal_id=record.journal_id or reading.journal_id)
         value = in_sync.encode(record)
         guards = [*compares, *self._guard, reading.unchanged]
         result = await self._coordinator.txn(guards, [*ops, Put(reading.key, value)])
@@ -120,7 +132,7 @@ class InSyncRecords:
         kv = KeyValue(reading.key, value, mod_revision=result.header.revision)
         written = self._as_written(record, kv)
         self._save(journal, written)
-        return result, StoredRecord(reading.key, kv, reading.create_revision, written)
+        return result, self._stored(reading.key, kv, reading.create_revision, written)
 
     def _save(self, journal: str, record: InSyncRecord) -> None:
         if self._saved is None:

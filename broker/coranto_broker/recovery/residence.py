@@ -69,7 +69,8 @@ def new_word(entropy: Entropy) -> str:
 class Residence:
     """The result of `check`.
 
-    `base` is added to etcd's revisions, `etcd_id` is etcd's cluster id. `guard` holds while the cluster is unchanged.
+    `base` is added to etcd's revisions, `etcd_id` is etcd's cluster id, `cluster` is that of the brokers. `guard` holds
+    while the cluster is unchanged.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Residence:
         use: KeyValue | None,
     ) -> None:
         self.base = cluster.base
+        self.cluster = cluster.id
         self.etcd_id = identity.etcd
         self.guard: Compare = unmodified(cluster_kv)
         self._coordinator = coordinator

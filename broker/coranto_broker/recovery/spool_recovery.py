@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import structlog
 
 from coranto.effects import Clock
 from coranto.errors import CorantoError
-from coranto_broker.recovery.in_sync_records import InSyncRecords, Stranded
+from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
 from coranto_broker.spool.durable_spool import SpoolFolder
-from coranto_broker.spool.in_sync import InSyncRecord, Judgement, judge
+from coranto_broker.spool.in_sync import Judgement, judge
 from coranto_broker.spool.recovery import Recovered, recover
 
 _log = structlog.get_logger(__name__)
@@ -25,7 +26,8 @@ async def recover_spool(
     call may then be repeated. `distrusted` says that a sync has failed there, as for `recover`.
     """
     recovered = await asyncio.to_thread(recover, folder, distrusted=distrusted)
-    recovered, record = await _verified(recovered, folder, records, clock)
+    recovered, reading = await _verified(recovered, folder, records, clock)
+    record = reading.record
     for sealed in list(recovered.sealed):
         fragment = sealed.fragment
         if not sealed.settled and judge(record, sealed.stamp, fragment.end, records.me) is Judgement.DIVERGED:
@@ -40,12 +42,12 @@ async def recover_spool(
         recovered = recovered.found_elsewhere(folder)
     if judge(record, recovered.stamp, recovered.spool.end, records.me) is Judgement.FINAL:
         recovered.watermark.raise_to(recovered.spool.end)
-    return recovered
+    return replace(recovered, journal_id=reading.journal_id)
 
 
 async def _verified(
     recovered: Recovered, folder: SpoolFolder, records: InSyncRecords, clock: Clock
-) -> tuple[Recovered, InSyncRecord | None]:
+) -> tuple[Recovered, StoredRecord]:
     failures = 0
     while True:
         spool = recovered.spool
@@ -54,7 +56,7 @@ async def _verified(
             reading = await records.verify(
                 folder.journal, folder.create_revision, recovered.stamp, spool.end, lost=lost
             )
-            return recovered, reading.record
+            return recovered, reading
         except Stranded as error:
             _log.error(
                 "spool.set_aside",

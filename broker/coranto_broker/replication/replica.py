@@ -123,6 +123,8 @@ class Replica:
         self.stopped = asyncio.Event()
         self.stranded = False
         """True if others went on without content of the spool. The spool must not be used any more."""
+        self.journal_id = ""
+        """The journal's id; empty until the in-sync record was read, or if the cluster is unknown."""
         self.failed = False
         """True if the disk failed to keep content of the spool. The spool must not be used any more."""
         self._distrusted = distrusted
@@ -372,6 +374,7 @@ class Replica:
     async def _take_up(self) -> None:
         """Recover the spool from the folder. Raises OSError if the disk fails."""
         recovered = await recover_spool(self.folder, self._records, self._clock, distrusted=self._distrusted)
+        self.journal_id = recovered.journal_id
         spool = recovered.durable(self.folder, self, self._fsync)
         try:
             await spool.flush_commits()  # Before this, readers see nothing and nobody gets an answer.

@@ -93,6 +93,9 @@ class InSyncRecord:
     """True if `end` was written by a member that has left, and other members remain."""
     carried: int = 0
     """The revision at which it was last written, if etcd was restored since; 0 otherwise."""
+    journal_id: str = ""
+    """The journal's id (`first_id`), which survives a restored etcd. Records of earlier
+    versions have none."""
     formers: tuple[int, ...] = ()
     """The create revisions of former journals that this journal continues, as etcd was restored since. Their spools may
     hold content of the journal that is not stored yet."""
@@ -132,6 +135,11 @@ class InSyncRecord:
             return 0
         last = None if self.left else self.end
         return next((epoch.begin for epoch in self.epochs if epoch.revision > revision), last)
+
+
+def first_id(cluster: str, create_revision: int) -> str:
+    """Return the id of a journal that was created in this cluster. Empty if the cluster is unknown."""
+    return f"{cluster}-{create_revision:x}" if cluster else ""
 
 
 class Judgement(enum.Enum):
@@ -228,7 +236,12 @@ def is_continued(record: InSyncRecord | None, create_revision: int) -> bool:
 
 
 def recorded(
-    record: InSyncRecord | None, create_revision: int, revision: int, members: Iterable[str], begin: int
+    record: InSyncRecord | None,
+    create_revision: int,
+    revision: int,
+    members: Iterable[str],
+    begin: int,
+    journal_id: str = "",
 ) -> InSyncRecord:
     """Return the record with which the pipeline of `revision`, whose replicas agreed on `begin`, may take content."""
     epochs, forgotten = (record.epochs, record.forgotten) if record is not None else ((), 0)
@@ -238,7 +251,8 @@ def recorded(
     if len(epochs) > MAX_EPOCHS:
         forgotten, epochs = epochs[-MAX_EPOCHS - 1].revision, epochs[-MAX_EPOCHS:]
     formers = _formers(record, create_revision) if record is not None else ()
-    return InSyncRecord(create_revision, tuple(sorted(members)), epochs, forgotten, formers=formers)
+    members = tuple(sorted(members))
+    return InSyncRecord(create_revision, members, epochs, forgotten, journal_id=journal_id, formers=formers)
 
 
 def without(record: InSyncRecord, member: str) -> InSyncRecord:
@@ -302,6 +316,8 @@ def encode(record: InSyncRecord) -> bytes:
         document["left"] = True
     if record.carried:
         document["carried"] = record.carried
+    if record.journal_id:
+        document["journal_id"] = record.journal_id
     if record.formers:
         document["formers"] = list(record.formers)
     return json.dumps(document).encode()
@@ -320,6 +336,7 @@ def decode(value: bytes) -> InSyncRecord:
             tuple(Epoch(_number(revision), _number(begin)) for revision, begin in epochs),
             _number(document.get("forgotten", 0)),
             carried=_number(document.get("carried", 0)),
+            journal_id=_text(document.get("journal_id", "")),
             formers=tuple(map(_number, document.get("formers", ()))),
         )
         if "end" in document:
@@ -333,6 +350,12 @@ def decode(value: bytes) -> InSyncRecord:
             f"this is not an in-sync record: {value[:200]!r} ({error})", field="in-sync record"
         ) from error
     return record
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
 
 
 def _number(value: object) -> int:

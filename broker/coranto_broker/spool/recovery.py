@@ -103,6 +103,8 @@ class Recovered:
     """The offset up to which readers had been shown the journal."""
     shown: Fragment | None = None
     """The part of the spool's fragment that readers had been shown."""
+    journal_id: str = ""
+    """The journal's id, once the in-sync record was read. Empty if the cluster is unknown."""
 
     def durable(self, folder: SpoolFolder, observer: SpoolObserver, fsync: Fsync) -> DurableSpool:
         """Return the spool, ready for use."""

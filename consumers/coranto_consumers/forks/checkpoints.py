@@ -11,6 +11,7 @@ own producers, and the original appends them. The copy has published nothing yet
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from coranto.errors import InvalidInput
 from coranto.fragments.forks import Fork
@@ -24,7 +25,7 @@ def forked(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     """
     if missing := sorted(checkpoint.sources.keys() - names.keys()):
         raise InvalidInput(f"the checkpoint has read {missing[0]}, which has no fork", field="checkpoint")
-    return Checkpoint({names[journal]: source for journal, source in checkpoint.sources.items()})
+    return Checkpoint({names[journal]: _of_another(source) for journal, source in checkpoint.sources.items()})
 
 
 def require_shared(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> None:
@@ -74,5 +75,10 @@ def promoted(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> Checkpoint:
             )
         if fork.source in sources:
             raise InvalidInput(f"and another fork of {fork.source} are both read by the consumer", field=journal)
-        sources[fork.source] = source
+        sources[fork.source] = _of_another(source)
     return Checkpoint(sources, checkpoint.ack_intents)
+
+
+def _of_another(source: Source) -> Source:
+    """Return the source for a journal with the same content up to there. Its id is recorded by the next commit."""
+    return replace(source, journal_id="")

@@ -10,6 +10,7 @@ import structlog
 
 from coranto.client import Chunk, JournalClient
 from coranto.messages import Framing, Pruning, ReplayRange, Source
+from coranto.messages.checkpoints import identified
 from coranto.messages.sequencer import DEFAULT_RING_SIZE
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.columns import Columns
@@ -52,6 +53,8 @@ class Consuming:
         self._search = search
         ring_size = shard.spec.ring_buffer_size or DEFAULT_RING_SIZE
         self._messages = MessageInput(app, shard, publisher, sources, ring_size, search.treatments)
+        self.ids = {journal: source.journal_id for journal, source in sources.items() if source.journal_id}
+        """The ids of the journals that offsets are of, as far as they are known."""
         self._batches: BatchInput | None = None
         self._inputs: list[SourceInput] = [self._messages]
         self._arrived: list[tuple[SourceInput, str, Any]] = []
@@ -120,7 +123,7 @@ class Consuming:
         sources = dict(self._messages.checkpoint(pruning))
         if self._batches is not None:
             sources.update(self._batches.checkpoint(pruning))
-        return sources
+        return identified(sources, self.ids)
 
     # -- What happens to it --------------------------------------------------------------------------------------------
 
@@ -208,7 +211,7 @@ class Consuming:
                 _log.debug(
                     "shard.replaying", shard=self._shard.id, journal=wanted.journal, begin=wanted.begin, end=wanted.end
                 )
-                replay = self._replays[each] = RangeReading(client, each, wanted)
+                replay = self._replays[each] = RangeReading(client, each, wanted, self.ids.get(wanted.journal, ""))
             if not await replay.read_on():
                 del self._replays[each]
 
@@ -221,10 +224,10 @@ class Consuming:
 class RangeReading:
     """The reading of a range once more."""
 
-    def __init__(self, client: JournalClient, of: SourceInput, wanted: ReplayRange) -> None:
+    def __init__(self, client: JournalClient, of: SourceInput, wanted: ReplayRange, journal_id: str) -> None:
         self._of = of
         self._chunks: AsyncGenerator[Chunk] = client.read(
-            wanted.journal, wanted.begin, end_offset=wanted.end, block=True
+            wanted.journal, wanted.begin, end_offset=wanted.end, block=True, journal_id=journal_id
         )
         self._feed: Feed = of.feed(wanted.journal, wanted.begin)
 

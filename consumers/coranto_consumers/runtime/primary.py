@@ -21,7 +21,14 @@ from coranto.client import AppendResult, JournalClient
 from coranto.client.reader import TRANSIENT
 from coranto.client.retry import REPORT_SECONDS
 from coranto.effects import Clock
-from coranto.errors import AppendOutcomeUnknown, CorantoError, InvalidInput, JournalNotFound, RejectedRow
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CorantoError,
+    InvalidInput,
+    JournalNotFound,
+    JournalRecreated,
+    RejectedRow,
+)
 from coranto.fragments import forks
 from coranto.messages import Checkpoint, ProducerClock, ProducerId, Source
 from coranto.specs.validation import duration_seconds
@@ -34,6 +41,7 @@ from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.producers import ProducerWatch
 from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.publishing import ShardPublisher
+from coranto_consumers.runtime.recreated import ADVICE, present_sources
 from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.transaction import Limits, NextStep, Prior, Transactions
 from coranto_consumers.stores.base import Store
@@ -126,9 +134,13 @@ class Primary:
             await self._require_unread(checkpoint.sources.keys())
             if self._restored is not None:
                 await self._restored()
-            self._input = self._consuming(checkpoint.sources)
-            self._producers = self._watch_producers(checkpoint.sources)
-            offsets = {journal: source.read_through for journal, source in checkpoint.sources.items()}
+            sources = await present_sources(self._client, self._shard.spec, checkpoint.sources)
+            for journal in sources:
+                if sources[journal] != checkpoint.sources[journal]:
+                    self._progress.begin_again(journal)
+            self._input = self._consuming(sources)
+            self._producers = self._watch_producers(sources)
+            offsets = {journal: source.read_through for journal, source in sources.items()}
             intents = checkpoint.ack_intents
             written = {journal: self._appends.add(journal, intent) for journal, intent in intents.items()}
             self._begin_completing(self._write_restored(written, offsets))
@@ -408,6 +420,12 @@ class Primary:
                 return result
 
     async def _read(self, journal: str, offset: int) -> None:
+        try:
+            await self._keep_reading(journal, offset)
+        except JournalRecreated as error:
+            raise error.advised(ADVICE) from error
+
+    async def _keep_reading(self, journal: str, offset: int) -> None:
         """Read a source for as long as the shard lives, with a bounded number of messages ahead."""
         listing = await self._client.list(labels.label_selector(include={labels.NAME: journal}))
         if not listing.journals:
@@ -416,8 +434,11 @@ class Primary:
         input = self._input.add_source(journal, self._app.new_message(listing.journals[0].spec), self.store)
         feed = input.feed(journal, offset)
         limit = self._shard.spec.read_channel_size or (READ_AHEAD if isinstance(input, MessageInput) else _NO_LIMIT)
-        async with contextlib.aclosing(self._client.read(journal, offset, block=True)) as chunks:
+        known = self._input.ids.get(journal, "") if offset else ""
+        async with contextlib.aclosing(self._client.read(journal, offset, block=True, journal_id=known)) as chunks:
             async for chunk in chunks:
+                if chunk.journal_id:
+                    self._input.ids[journal] = chunk.journal_id
                 decoded = feed(chunk)
                 if not decoded:
                     continue

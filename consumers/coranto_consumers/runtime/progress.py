@@ -25,6 +25,10 @@ class Progress:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def begin_again(self, journal: str) -> None:
+        """Forget how far a source was read, because another journal has its name now."""
+        self.read_through.pop(journal, None)
+
     async def wait_for(self, read_through: Mapping[str, int]) -> None:
         """Wait until all of these offsets have been read through."""
         while any(self.read_through.get(journal, 0) < offset for journal, offset in read_through.items()):

@@ -33,6 +33,7 @@ from coranto.errors import (
     Fenced,
     IndexHasGreaterOffset,
     InvalidInput,
+    JournalRecreated,
     RejectedRow,
     TxnOutcomeUnknown,
     Unavailable,
@@ -44,6 +45,7 @@ from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.primary import Primary
 from coranto_consumers.runtime.progress import Progress
+from coranto_consumers.runtime.recreated import continues
 from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.specs import exclusive, hint_keys, recovery_log
 from coranto_consumers.stores.engines import is_transient
@@ -302,6 +304,8 @@ class ShardReplica:
     async def _may_start_again(self, error: Exception) -> bool:
         if isinstance(error, Fenced):
             return await self._is_assigned()
+        if isinstance(error, JournalRecreated) and continues(self.spec):
+            return True  # The next run begins where the present journal does.
         # Brokers that know where a journal ends may come back, or an operator may reset its head.
         if isinstance(error, IndexHasGreaterOffset) or (isinstance(error, CorantoError) and error.retriable):
             return True

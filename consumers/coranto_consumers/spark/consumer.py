@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from coranto.extras import explained
@@ -39,8 +39,8 @@ except ModuleNotFoundError as error:
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import JOB_SECONDS, RetryPolicy
 from coranto.client.routes import KnownRoute
-from coranto.errors import OffsetJump
-from coranto.messages.checkpoints import Source
+from coranto.errors import JournalRecreated, OffsetJump
+from coranto.messages.checkpoints import Source, identified
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
@@ -67,7 +67,7 @@ from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader, MetLongTransactions
 from coranto_consumers.spark.long_transactions import LongTransaction
-from coranto_consumers.spark.losses import Holes, LostContent, lost_before, pass_by, warn_of
+from coranto_consumers.spark.losses import Holes, LostContent, lost_before, lost_of, of_another, pass_by, warn_of
 from coranto_consumers.spark.open_transactions import LastingTransactions, tell_of_long
 from coranto_consumers.spark.outages import Outages
 from coranto_consumers.spark.output_stores import OutputStore, output_store
@@ -80,6 +80,8 @@ from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.spark.transaction_bounds import MessageBound, Pace, TooManyMessages
 from coranto_consumers.spark.unread import UnreadContent, ends_of
 from coranto_consumers.spark.writing_at_once import NotAtOnce, WritingAtOnce
+
+_ADVICE: Final = "Start a consumer of another name, or continue without the lost content (fail_on_data_loss=False)."
 
 
 class SparkConsumer:
@@ -321,9 +323,11 @@ class SparkConsumer:
         unread, begins, recorded = UnreadContent(present), begins_of(present), sources.keys()
         report, sources = self._let_go_of_segments(report, sources, present)
         for journal, extent in present.items():
-            read = sources[journal].read_through if journal in sources else extent.begin
-            if lost := lost_before(journal, read, extent.begin, extent.head):
+            source = sources.get(journal, Source(extent.begin))
+            lost = of_another(source, journal, extent.head, extent.journal_id)
+            if lost := lost or lost_before(journal, source.read_through, extent.begin, extent.head):
                 report, sources = self._pass_by(report, sources, lost, extent.begin)
+        sources = identified(sources, {journal: extent.journal_id for journal, extent in present.items()})
         sources = unread.known(sources)
         report = replace(report, offsets=offsets_of(begins, sources), heads=unread.heads)
         self._tell(report)
@@ -363,6 +367,11 @@ class SparkConsumer:
             except OffsetJump as error:
                 self._meet(unread.holes, error)
                 continue
+            except JournalRecreated as error:
+                if self._fail_on_data_loss:
+                    raise lost_of(error).error(_ADVICE) from error
+                # What is present now tells how to continue.
+                return self._catch_up(client, ahead, report, sources, self._present(client), stop, most)
             except MetLongTransactions as met:
                 unread.long.meet(met.found)
                 tell_of_long(met.found, sources, self._max_transaction_bytes)
@@ -423,9 +432,7 @@ class SparkConsumer:
     ) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Go on behind lost content. Raises its error if that is not wanted."""
         if self._fail_on_data_loss:
-            raise lost.error(
-                "A consumer of another name can start on it anew, and one with fail_on_data_loss=False goes on without."
-            )
+            raise lost.error(_ADVICE)
         return replace(report, lost=(*report.lost, lost)), pass_by(sources, lost, begin)
 
     def _let_go_of_segments(

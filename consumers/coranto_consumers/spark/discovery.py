@@ -132,6 +132,8 @@ class ContentExtent:
     """The segment of a stream that the journal is. Its content begins where the stream was truncated, if it was."""
     route: KnownRoute | None = field(default=None, compare=False)
     """The brokers of the journal when it was listed."""
+    journal_id: str = ""
+    """The journal's id; empty if it is not known."""
 
 
 def begins_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
@@ -180,7 +182,7 @@ def extents(
         return {}
     told = client.heads(label_selector(include=[(NAME, name) for name in journals])).by_name
     clear = {
-        name: ContentExtent(each.begin, each.head, each.create_revision)
+        name: ContentExtent(each.begin, each.head, each.create_revision, journal_id=each.journal_id)
         for name, each in told.items()
         if each.status == pb.OK and each.listed
     }

@@ -42,7 +42,8 @@ class LongTransaction:
     def part(self, source: Source, max_bytes: int) -> Range:
         """Return the next part to replay."""
         begin = source.producers[self.producer].begin
-        return Range(self.journal, begin, min(begin + max_bytes, source.read_through), source.read_through)
+        end = min(begin + max_bytes, source.read_through)
+        return Range(self.journal, begin, end, source.read_through, journal_id=source.journal_id)
 
 
 def find_long(journal: str, source: Source, sequenced: Sequenced, max_bytes: int) -> LongTransaction | None:
@@ -137,5 +138,5 @@ def sequence_part(
     after: ProducerState = replace(state, last_ack=decided, begin=end)
     commits = commits_of(summaries, resolution.acknowledged[:-1])
     return Sequenced(
-        Source(source.read_through, {**source.producers, long.producer: after}), limits, messages, (), None, {}, commits
+        replace(source, producers={**source.producers, long.producer: after}), limits, messages, (), None, {}, commits
     )

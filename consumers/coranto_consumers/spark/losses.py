@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from coranto.errors import CorantoError, CorruptData, OffsetJump
+from coranto.errors import CorantoError, CorruptData, JournalRecreated, OffsetJump
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.uuids import ProducerId
 
@@ -22,15 +22,21 @@ _log = structlog.get_logger(__name__)
 class LostContent:
     """Content of a journal that is gone: [begin, end).
 
-    If `made_again`, the journal ends at `end` before `begin`: it was deleted and created again, or has lost content.
+    If `made_again`, nothing from `begin` on is there, and the journal with that name ends at `end`: it was deleted and
+    created again, or has lost content. With `known`, it was created again: that is the id of the journal that `begin`
+    is an offset of, and `found` is the present one's.
     """
 
     journal: str
     begin: int
     end: int
     made_again: bool = False
+    known: str = ""
+    found: str = ""
 
     def __str__(self) -> str:
+        if self.known:
+            return str(JournalRecreated(self.journal, self.begin, self.known, self.found, self.end, " "))
         if self.made_again:
             return (
                 f"journal {self.journal} ends at {self.end}, but is processed through {self.begin}: it was deleted and "
@@ -40,9 +46,21 @@ class LostContent:
 
     def error(self, advice: str) -> CorantoError:
         """Return the error for those who must not go on without the content."""
+        if self.known:
+            return JournalRecreated(self.journal, self.begin, self.known, self.found, self.end, advice)
         if self.made_again:
             return CorruptData(f"{self}. {advice}")
         return OffsetJump(self.journal, self.begin, self.end)
+
+
+def of_another(source: Source, journal: str, head: int, found: str) -> LostContent | None:
+    """Return the loss of a reader if the journal, which ends at `head` and has the id `found`, is another one.
+
+    None if it is the same, or if that is not known.
+    """
+    if not found or source.expected_id in ("", found):
+        return None
+    return LostContent(journal, source.read_through, head, made_again=True, known=source.expected_id, found=found)
 
 
 def lost_before(journal: str, offset: int, begin: int, head: int) -> LostContent | None:
@@ -50,6 +68,11 @@ def lost_before(journal: str, offset: int, begin: int, head: int) -> LostContent
     if offset > head:
         return LostContent(journal, offset, head, made_again=True)
     return LostContent(journal, offset, begin) if offset < begin else None
+
+
+def lost_of(error: JournalRecreated) -> LostContent:
+    """Return the loss of a reader whose journal was replaced while it was read."""
+    return LostContent(error.journal, error.offset, error.head, True, error.known, error.found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +88,12 @@ class PartlyLost:
 def go_on_behind(source: Source, lost: LostContent, begin: int = 0) -> tuple[Source, list[PartlyLost]]:
     """Return a source that needs nothing of the lost content any more, and the transactions that it has in part only.
 
-    A journal that was made again is read from `begin`, and nothing is remembered of the one before.
+    A journal that was made again is read from `begin`. Messages of the one before that were pending are lost.
     """
     if lost.made_again:
-        return Source(begin), []
+        pending = [(producer, state) for producer, state in source.producers.items() if state.is_pending]
+        parts = [PartlyLost(lost.journal, producer, state.begin, source.read_through) for producer, state in pending]
+        return Source(begin, journal_id=lost.found), parts
     read_through = max(source.read_through, lost.end) if source.read_through >= lost.begin else source.read_through
     producers: dict[ProducerId, ProducerState] = {}
     partly = []
@@ -78,7 +103,7 @@ def go_on_behind(source: Source, lost: LostContent, begin: int = 0) -> tuple[Sou
             partly.append(PartlyLost(lost.journal, producer, state.begin, min(lost.end, source.read_through)))
             state = replace(state, begin=lost.end if lost.end < source.read_through else -1)
         producers[producer] = state
-    return Source(read_through, producers), partly
+    return replace(source, read_through=read_through, producers=producers), partly
 
 
 def pass_by(sources: Mapping[str, Source], lost: LostContent, begin: int = 0) -> dict[str, Source]:
@@ -91,7 +116,12 @@ def pass_by(sources: Mapping[str, Source], lost: LostContent, begin: int = 0) ->
 def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
     """Log what is missing: content, and parts of transactions."""
     _log.warning(
-        "source.content_lost", journal=lost.journal, begin=lost.begin, end=lost.end, made_again=lost.made_again
+        "source.content_lost",
+        journal=lost.journal,
+        begin=lost.begin,
+        end=lost.end,
+        made_again=lost.made_again,
+        **({"journal_id_before": lost.known, "journal_id": lost.found} if lost.known else {}),
     )
     for each in partly:
         _log.warning(

@@ -92,7 +92,7 @@ def _by_fragment(whole: Range, cuts: Sequence[int]) -> Iterator[tuple[tuple[str,
         index = bisect.bisect_right(cuts, begin)
         end = min(whole.end, cuts[index]) if index < len(cuts) else whole.end
         fragment = cuts[index - 1] if index else 0
-        yield (whole.journal, fragment), Range(whole.journal, begin, end, whole.limit, aligned)
+        yield (whole.journal, fragment), Range(whole.journal, begin, end, whole.limit, aligned, whole.journal_id)
         begin, aligned = end, False
 
 

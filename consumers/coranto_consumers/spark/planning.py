@@ -130,7 +130,7 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
             field="options",
         )
     # If a user's offset is within a line, reading begins with the next line.
-    return Range(journal, start, end, extent.head, aligned=start <= extent.begin)
+    return Range(journal, start, end, extent.head, aligned=start <= extent.begin, journal_id=extent.journal_id)
 
 
 def _narrowed(client: SyncJournalClient, whole: Range, options: SourceOptions, narrowing: Narrowing) -> Range:

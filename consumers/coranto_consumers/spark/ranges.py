@@ -35,6 +35,8 @@ class Range:
     limit: int
     aligned: bool = True
     """True if a line starts at `begin`. Otherwise the line that contains `begin` belongs to another slice."""
+    journal_id: str = field(default="", compare=False)
+    """The id of the journal that the offsets are of; empty if it is not known. Another journal is not read."""
 
     @property
     def length(self) -> int:
@@ -94,7 +96,7 @@ def split(whole: Range, max_bytes: int, cuts: Sequence[int] = (), slack: int = 0
             index = bisect.bisect_right(cuts, end + slack) - 1
             if index >= 0 and cuts[index] > begin:
                 end = cuts[index]
-        parts.append(Range(whole.journal, begin, end, whole.limit, aligned))
+        parts.append(Range(whole.journal, begin, end, whole.limit, aligned, whole.journal_id))
         begin, aligned = end, False
     return parts
 
@@ -192,7 +194,7 @@ class ReadPlan:
     def dumps(self) -> str:
         """Return the plan as the text of an option."""
         slices = [
-            [(part.journal, part.begin, part.end, part.limit, part.aligned) for part in slice_]
+            [(part.journal, part.begin, part.end, part.limit, part.aligned, part.journal_id) for part in slice_]
             for slice_ in self.slices
         ]
         fields = {

@@ -29,7 +29,14 @@ class JournalContent(Protocol):
     """The source of content: `SyncJournalClient`, or a stand-in."""
 
     def read(
-        self, journal: str, offset: int = 0, *, end_offset: int = 0, block: bool = False, fail_on_jump: bool = False
+        self,
+        journal: str,
+        offset: int = 0,
+        *,
+        end_offset: int = 0,
+        block: bool = False,
+        fail_on_jump: bool = False,
+        journal_id: str = "",
     ) -> Iterator[Chunk]: ...
 
 
@@ -215,21 +222,21 @@ def _records(
             if not records.tolerant:
                 raise
             # The decoder has passed it over, and goes on behind it.
-            passed = b"".join(_contiguous(content, part.journal, error.offset, decoder.offset))
+            passed = b"".join(_contiguous(content, part, error.offset, decoder.offset))
             yield _Record(error.offset, decoder.offset, ZERO_UUID, records.payload_of(passed), is_readable=False)
             chunk = b""
 
 
 def _to_end_of_message(content: JournalContent, part: Range, decoder: Decoder[Any]) -> Iterator[bytes]:
     """Yield the content of a range, and behind it that of a message which starts within it."""
-    yield from _contiguous(content, part.journal, part.begin, part.end)
+    yield from _contiguous(content, part, part.begin, part.end)
     begin, step = part.end, OVERRUN_BYTES
     while begin < part.limit:
         tail = decoder.finish()
         if tail is None or tail.offset >= part.end:
             return
         end = min(part.limit, begin + step)
-        yield from _contiguous(content, part.journal, begin, end)
+        yield from _contiguous(content, part, begin, end)
         begin, step = end, min(step * 2, BLOCK_BYTES)
 
 
@@ -263,7 +270,7 @@ def read_blocks(
     pieces: list[bytes | memoryview] = []  # Joined only once: to copy content costs more than to find its lines.
     size = 0
     offset = start
-    for chunk in _contiguous(content, part.journal, start, part.end):
+    for chunk in _contiguous(content, part, start, part.end):
         view = memoryview(chunk)
         if skipping:
             line = chunk.find(b"\n") + 1
@@ -301,7 +308,7 @@ def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: 
         if len(held) - line > max_bytes:
             raise CorruptMessage(part.journal, offset + line, f"a line that has not ended after {max_bytes} bytes")
         end = min(part.limit, begin + step)
-        more = b"".join(_contiguous(content, part.journal, begin, end))
+        more = b"".join(_contiguous(content, part, begin, end))
         newline = more.find(b"\n")
         if newline >= 0:
             held += more[: newline + 1]
@@ -310,15 +317,20 @@ def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: 
         begin, step = end, min(step * 2, BLOCK_BYTES)
 
 
-def _contiguous(content: JournalContent, journal: str, begin: int, end: int) -> Iterator[bytes]:
-    """Yield exactly the content [begin, end). It existed when the range was planned, so lagging brokers are awaited."""
+def _contiguous(content: JournalContent, part: Range, begin: int, end: int) -> Iterator[bytes]:
+    """Yield exactly the content [begin, end) of a part's journal.
+
+    It existed when the range was planned, so lagging brokers are awaited.
+    """
     if begin >= end:
         return
     expected = begin
-    for chunk in content.read(journal, begin, end_offset=end, block=True, fail_on_jump=True):
+    for chunk in content.read(
+        part.journal, begin, end_offset=end, block=True, fail_on_jump=True, journal_id=part.journal_id
+    ):
         if chunk.offset != expected:
-            raise OffsetJump(journal, expected, chunk.offset)
+            raise OffsetJump(part.journal, expected, chunk.offset)
         expected += len(chunk.content)
         yield chunk.content
     if expected != end:
-        raise OffsetJump(journal, expected, end)
+        raise OffsetJump(part.journal, expected, end)

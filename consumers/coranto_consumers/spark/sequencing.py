@@ -6,7 +6,7 @@ Pure: it handles summaries (`scanning.py`), never rows. It uses the rules of `co
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from coranto.errors import CorruptData
@@ -91,11 +91,12 @@ def sequence(
     replay = None
     if resolution.replay:
         begin = min(state.begin for state in resolution.replay.values())
-        replay = Range(journal, begin, entry.read_through, entry.read_through), resolution.replay
+        whole = Range(journal, begin, entry.read_through, entry.read_through, journal_id=entry.journal_id)
+        replay = whole, resolution.replay
     states = resolution.states if pruning is None else pruning.prune(journal, resolution.states, read_through)
     acknowledged = {producer: _acknowledged_at(producer, parts) for producer in resolution.replay}
     commits = commits_of(summaries, resolution.acknowledged)
-    source = Source(read_through, states)
+    source = replace(entry, read_through=read_through, producers=states)
     return Sequenced(source, limits, messages, resolution.resets, replay, acknowledged, commits)
 
 

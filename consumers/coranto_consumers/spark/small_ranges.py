@@ -42,7 +42,14 @@ class SmallRanges:
         self._content = b""
 
     def read(
-        self, journal: str, offset: int = 0, *, end_offset: int = 0, block: bool = False, fail_on_jump: bool = False
+        self,
+        journal: str,
+        offset: int = 0,
+        *,
+        end_offset: int = 0,
+        block: bool = False,
+        fail_on_jump: bool = False,
+        journal_id: str = "",
     ) -> Iterator[Chunk]:
         """Yield content as the client does. Raises the errors of a range that was read ahead when it is its turn."""
         if self._due and self._due[0][:2] == (journal, offset):
@@ -52,7 +59,9 @@ class SmallRanges:
         if held.journal == journal and held.offset <= offset < end_offset <= held.end_offset:
             yield Chunk(offset, self._content[offset - held.offset : end_offset - held.offset], held.end_offset)
             return
-        yield from self._client.read(journal, offset, end_offset=end_offset, block=block, fail_on_jump=fail_on_jump)
+        yield from self._client.read(
+            journal, offset, end_offset=end_offset, block=block, fail_on_jump=fail_on_jump, journal_id=journal_id
+        )
 
 
 def _whole(wanted: JournalRange, chunks: Sequence[Chunk]) -> bytes:
@@ -85,4 +94,4 @@ def read_together(client: ManyContents, parts: Sequence[Range], framing: ReadFra
 def _first_read(part: Range, framing: ReadFraming) -> JournalRange:
     """Return the content that is read of a range, and for its last line, if that is not long."""
     start = part.start if isinstance(framing, JsonLines) else part.begin
-    return JournalRange(part.journal, start, min(part.limit, part.end + OVERRUN_BYTES))
+    return JournalRange(part.journal, start, min(part.limit, part.end + OVERRUN_BYTES), part.journal_id)

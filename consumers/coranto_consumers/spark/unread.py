@@ -6,6 +6,7 @@ Segments of streams are read when those before them are (`segments.py`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from coranto.messages.checkpoints import Source
 from coranto_consumers.spark.discovery import ContentExtent, heads_of
@@ -17,7 +18,7 @@ from coranto_consumers.spark.segments import open_journals
 
 def ends_of(present: Mapping[str, ContentExtent]) -> dict[str, object]:
     """Return all that tells if there may be more to read than there was: ends of journals, and of segments."""
-    return {journal: (extent.head, extent.segment) for journal, extent in present.items()}
+    return {journal: (extent.head, extent.segment, extent.journal_id) for journal, extent in present.items()}
 
 
 class UnreadContent:
@@ -34,7 +35,11 @@ class UnreadContent:
 
     def known(self, sources: Mapping[str, Source]) -> dict[str, Source]:
         """Return the states of sources, with those that may be read now and were not begun."""
-        begun = {journal: Source(self.present[journal].begin) for journal in self._open(sources) - sources.keys()}
+        begun = {
+            journal: Source(extent.begin, journal_id=extent.journal_id)
+            for journal in self._open(sources) - sources.keys()
+            for extent in (self.present[journal],)
+        }
         return {**begun, **sources}
 
     def _open(self, sources: Mapping[str, Source]) -> frozenset[str]:
@@ -81,7 +86,8 @@ class UnreadContent:
         ends = self.long.ends(self.holes.ends(self.heads))
         known = self.known(sources)
         begins = {journal: known[journal].read_through for journal in sorted(journals & self._open(known))}
-        return plan_transaction({journal: (begin, ends[journal]) for journal, begin in begins.items()}, max_bytes)
+        planned = plan_transaction({journal: (begin, ends[journal]) for journal, begin in begins.items()}, max_bytes)
+        return [replace(each, journal_id=known[each.journal].journal_id) for each in planned]
 
 
 def _unread(ranges: Sequence[Range], after: Mapping[str, Source]) -> dict[str, int]:

@@ -29,6 +29,7 @@ from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
+from coranto.names import same_journal
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application import Application, Outputs, TableOutput
 from coranto_consumers.spark.consumer_options import DEFAULT_PARTITION_BYTES, ConsumerOptions
@@ -268,8 +269,11 @@ def _plan(
 
     Producers are forgotten by the time at which the window was made, so that it reads the same at any time.
     """
-    sources = {**{journal: Source(span.begin) for journal, span in window.spans.items()}, **before}
-    ranges = [Range(journal, span.begin, span.end, span.end) for journal, span in sorted(window.spans.items())]
+    spans = window.spans
+    sources = {**{name: Source(span.begin, journal_id=span.journal_id) for name, span in spans.items()}, **before}
+    ranges = [
+        Range(name, span.begin, span.end, span.end, journal_id=span.journal_id) for name, span in sorted(spans.items())
+    ]
     for each in ranges:
         if sources[each.journal].read_through != each.begin:
             raise CorruptData(
@@ -294,7 +298,7 @@ def _require_same_journals(client: SyncJournalClient, window: Window, settings: 
     settings.journals(client, sorted(window.spans), field=f"window {window.name}")
     for each in client.heads(label_selector(include=[(NAME, journal) for journal in window.spans])):
         span = window.spans[each.journal]
-        if each.create_revision != span.revision:
+        if not same_journal(span.revision, span.journal_id, each.create_revision, each.journal_id):
             raise CorruptData(
                 f"journal {each.journal} was deleted and created again after window {window.name} was made of it"
             )

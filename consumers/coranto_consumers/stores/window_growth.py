@@ -87,7 +87,7 @@ def stored_of(
                 if before is None or each.persisted_head > before.end:
                     begin, ends = coverage(client.fragments(each.journal))
             later = [end for end in ends if before is None or end > before.end]
-            found[each.journal] = Stored(begin, later, each.head, each.create_revision)
+            found[each.journal] = Stored(begin, later, each.head, each.create_revision, each.journal_id)
     if not found:
         raise InvalidInput("no journal matches the sources; `coranto journals list` shows what there is")
     return found

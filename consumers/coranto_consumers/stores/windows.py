@@ -151,7 +151,10 @@ class WindowLog:
             )
 
     def _row(self, each: KnownWindow) -> dict[str, object]:
-        spans = {name: [span.begin, span.end, span.revision] for name, span in each.window.spans.items()}
+        spans = {
+            name: [span.begin, span.end, span.revision, *([span.journal_id] if span.journal_id else [])]
+            for name, span in each.window.spans.items()
+        }
         return {
             "consumer": self._consumer,
             "first_number": each.window.first,

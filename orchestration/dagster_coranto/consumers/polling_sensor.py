@@ -29,29 +29,26 @@ from dagster_coranto.instance.underway import Target, runs_under_way
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import bound
 
-_REVISION, _HEAD = 0, 1
 _PLAIN_JOURNALS = 100
 
 
 @whitelist_for_serdes
 @record
 class JournalPollingSensorCursor:
-    """The positions of journals at the last requested run: by name, the revision that created them and their head.
+    """The positions of journals at the last requested run, by name, as `JournalPosition.kept` has them.
 
     The positions of many journals are in `packed`. `run_key` is the key of that run, and `failures` counts the runs
     that have failed one after another before it.
     """
 
-    positions: Mapping[str, list[int]]
+    positions: Mapping[str, list[int | str]]
     packed: str = ""
     run_key: str = ""
     failures: int = 0
 
     @staticmethod
     def of(positions: Mapping[str, JournalPosition]) -> JournalPollingSensorCursor:
-        return JournalPollingSensorCursor(
-            positions={journal: [at.create_revision, at.head] for journal, at in sorted(positions.items())}
-        )
+        return JournalPollingSensorCursor(positions={journal: at.kept for journal, at in sorted(positions.items())})
 
     @staticmethod
     def parse(text: str | None) -> JournalPollingSensorCursor:
@@ -84,7 +81,7 @@ class JournalPollingSensorCursor:
     @property
     def journals(self) -> dict[str, JournalPosition]:
         """The positions by name."""
-        return {journal: JournalPosition(at[_HEAD], at[_REVISION]) for journal, at in self.positions.items()}
+        return {journal: JournalPosition.of_kept(at) for journal, at in self.positions.items()}
 
     @property
     def digest(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
@@ -66,6 +67,17 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import HeadsRequest, NoteRequest
 
 _FRAGMENTS_PER_PAGE = 1000
+
+
+class ToldHead(NamedTuple):
+    """A broker's answer to a question for a journal's write head."""
+
+    head: int
+    revision: int
+    """The etcd revision that the broker knew."""
+    is_primary: bool
+    journal_id: str
+    """Empty if the broker does not tell it."""
 
 
 class JournalClient:
@@ -405,6 +417,7 @@ class JournalClient:
         begin_mod_time: int = 0,
         direct: bool = True,
         fail_on_jump: bool = False,
+        journal_id: str = "",
     ) -> AsyncGenerator[Chunk]:
         """Yield the committed content of journal offsets [offset, end_offset), in order and without repetition.
 
@@ -413,6 +426,9 @@ class JournalClient:
         any length. Where content is gone (retention), the next chunk's offset is higher than the end of the chunk
         before. With `fail_on_jump` the read raises OffsetJump instead. `begin_mod_time` (Unix seconds) skips persisted
         fragments last modified before it.
+
+        `journal_id` is the id of the journal that `offset` is of (`Chunk.journal_id`). If brokers have another journal
+        of this name, the read raises JournalRecreated. It also does if the journal is replaced while it is read.
 
         Unless `direct` is false, persisted fragments are read directly from their store if this process can do so.
         They are verified against their SHA-1 before delivery. Content that comes through brokers is verified at the end
@@ -433,7 +449,7 @@ class JournalClient:
             # Resolved only once: a retry at "the head" would skip content written in between.
             offset = await self.head(journal)
         options = ReadOptions(
-            journal, offset, end_offset, block, begin_mod_time, direct, fail_on_jump, self._applied_revision
+            journal, offset, end_offset, block, begin_mod_time, direct, fail_on_jump, self._applied_revision, journal_id
         )
         reader = Reader(self._dispatcher, self._direct, self._clock, options, self.config.patience, self.gap_at)
         async for chunk in reader.read():
@@ -461,6 +477,7 @@ class JournalClient:
                 block,
                 fail_on_jump=fail_on_jump,
                 min_etcd_revision=self._applied_revision,
+                journal_id=wanted.journal_id,
             )
             return Reader(self._dispatcher, direct, self._clock, options, self.config.patience, self.gap_at).read()
 
@@ -491,6 +508,11 @@ class JournalClient:
 
     async def head_and_revision(self, journal: str) -> tuple[int, int]:
         """Return the write head, and the etcd revision that the answering broker knew at that time."""
+        told = await self.tell_head(journal)
+        return told.head, told.revision
+
+    async def tell_head(self, journal: str) -> ToldHead:
+        """Return the answer to a question for the write head."""
         validate_journal(journal, allow_metadata=True)
         retry = Retry(self.config.patience)
         request = pb.ReadRequest(
@@ -499,13 +521,13 @@ class JournalClient:
         asked = 0
         while True:
             try:
-                head, revision, is_primary = await self._head(request)
+                told = await self._head(request)
             except TRANSIENT as error:
                 await self._wait(retry, error)
                 continue
             asked += 1
-            if is_primary or asked > 1:
-                return head, revision
+            if told.is_primary or asked > 1:
+                return told
             # Without a known route, a replica that is behind may have answered. Its answer told the route: ask again.
 
     async def heads(self, selector: str | pb.LabelSelector = "") -> Heads:
@@ -525,7 +547,7 @@ class JournalClient:
             except TRANSIENT as error:
                 await self._wait(retry, error)
 
-    async def _head(self, request: pb.ReadRequest) -> tuple[int, int, bool]:
+    async def _head(self, request: pb.ReadRequest) -> ToldHead:
         subject = f"write head of {request.journal}"
         # Ask the primary, so that a client that has appended sees its own append.
         way = self._dispatcher.to_primary(request.journal)
@@ -539,7 +561,7 @@ class JournalClient:
                 header = response.header
                 members, primary = header.route.members, header.route.primary
                 is_primary = 0 <= primary < len(members) and members[primary] == header.process_id
-                return response.write_head, header.etcd.revision, is_primary
+                return ToldHead(response.write_head, header.etcd.revision, is_primary, response.journal_id)
         raise Unavailable(f"{subject}: the broker ended the read without an answer; try again")
 
     async def moment(self, selector: str | pb.LabelSelector, at: float) -> Moment:

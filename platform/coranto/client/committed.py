@@ -78,18 +78,23 @@ def committed_reader(
     It ends at `end`, or at the write head if there is no more content. With `block` it waits there for more. With
     `on_corrupt` it passes over unreadable content, and calls it with the error, perhaps more than once for each. While
     iterated it raises CorruptMessage, the errors of the client's reads, and OffsetJump when messages that have to be
-    read again are gone or, with `fail_on_jump`, any content.
+    read again are gone or, with `fail_on_jump`, any content. It raises JournalRecreated if `source` is of a journal
+    that was deleted, and created again under the same name.
     """
     _check(source, end)
 
     def read(first: int, last: int | None) -> Iterable[Envelope[M]]:
+        known = reader.journal_id if reader.offset else ""
         if last is None:
-            chunks = client.read(journal, first, end_offset=end or 0, block=block, fail_on_jump=fail_on_jump)
+            chunks = client.read(
+                journal, first, end_offset=end or 0, block=block, fail_on_jump=fail_on_jump, journal_id=known
+            )
         else:
-            chunks = client.read(journal, first, end_offset=last, fail_on_jump=True)
+            chunks = client.read(journal, first, end_offset=last, fail_on_jump=True, journal_id=known)
         return ReadUncommitted(framing, journal, chunks, first, on_corrupt=on_corrupt)
 
-    return ReadCommitted(read, journal, source, ring_size=ring_size)
+    reader = ReadCommitted(read, journal, source, ring_size=ring_size)
+    return reader
 
 
 def async_committed_reader(
@@ -110,13 +115,15 @@ def async_committed_reader(
     _check(source, end)
 
     def read(first: int, last: int | None) -> AsyncIterable[Envelope[M]]:
+        known = reader.journal_id if reader.offset else ""
         if last is None:
-            chunks = client.read(journal, first, end_offset=end or 0, block=block)
+            chunks = client.read(journal, first, end_offset=end or 0, block=block, journal_id=known)
         else:
-            chunks = client.read(journal, first, end_offset=last, fail_on_jump=True)
+            chunks = client.read(journal, first, end_offset=last, fail_on_jump=True, journal_id=known)
         return AsyncReadUncommitted(framing, journal, chunks, first, on_corrupt=on_corrupt)
 
-    return AsyncReadCommitted(read, journal, source, ring_size=ring_size)
+    reader = AsyncReadCommitted(read, journal, source, ring_size=ring_size)
+    return reader
 
 
 def _check(source: Source | None, end: int | None) -> None:

@@ -78,6 +78,8 @@ class JournalHead:
     """Appends that its broker has acknowledged below that since it became primary."""
     keeps_forks: bool = False
     """True if its broker keeps and lists what forks share. Gazette's and earlier ones do not."""
+    journal_id: str = ""
+    """The journal's id. Offsets of a journal with another id are of other content. Empty if it is not known."""
 
     @property
     def known(self) -> bool:
@@ -120,6 +122,7 @@ class JournalHead:
             wire.demand_unmet,
             wire.acknowledged_below_demand,
             wire.keeps_forks,
+            wire.journal_id,
         )
 
 
@@ -196,10 +199,11 @@ async def complete(client: JournalClient, selector: str | pb.LabelSelector, head
 async def _single(client: JournalClient, info: JournalInfo) -> JournalHead:
     """Return the head of one journal, as any broker tells it. Replicas are not known to agree."""
     status: pb.Status.ValueType = pb.OK
-    problem, begin, persisted, head = "", 0, 0, 0
+    problem, begin, persisted, head, journal_id, is_primary = "", 0, 0, 0, "", False
     try:
         async with asyncio.timeout(_SINGLE_SECONDS):
-            head = await client.head(info.name)
+            told = await client.tell_head(info.name)
+            head, journal_id, is_primary = told.head, told.journal_id, told.is_primary
             fragments = [each.fragment for each in await client.fragments(info.name)]
         begin = min((each.begin for each in fragments), default=head)
         persisted = max((each.end for each in fragments if each.backing_store), default=begin)
@@ -224,4 +228,6 @@ async def _single(client: JournalClient, info: JournalInfo) -> JournalHead:
         persisted_head=persisted,
         head=head,
         unpersisted_bytes=max(0, head - persisted),
+        is_primary=is_primary,
+        journal_id=journal_id,
     )

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coranto.client.heads import Heads
+from coranto.names import same_journal
 
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """A journal's write head, and the etcd revision that created it. A journal that is created anew begins at 0."""
+    """A journal's write head, the etcd revision that created it, and its id, empty if that is not known."""
 
     head: int
     create_revision: int
+    journal_id: str = ""
+
+    @property
+    def kept(self) -> list[int | str]:
+        """The position as JSON keeps it; `of_kept` reads it."""
+        return [self.create_revision, self.head, *([self.journal_id] if self.journal_id else [])]
+
+    @classmethod
+    def of_kept(cls, kept: Sequence[int | str]) -> JournalPosition:
+        """Return the position from `kept`. Raises ValueError, TypeError or IndexError for anything else."""
+        return cls(int(kept[1]), int(kept[0]), str(kept[2]) if len(kept) > 2 else "")
+
+    def is_of(self, other: JournalPosition) -> bool:
+        """Return True unless the two are of different journals of one name."""
+        return same_journal(self.create_revision, self.journal_id, other.create_revision, other.journal_id)
 
 
 def positions_of(heads: Heads) -> dict[str, JournalPosition]:
     """Return the positions of journals whose heads are known, in order of their names."""
-    return {each.journal: JournalPosition(each.head, each.create_revision) for each in heads if each.known}
+    return {
+        each.journal: JournalPosition(each.head, each.create_revision, each.journal_id) for each in heads if each.known
+    }
 
 
 def present_positions(heads: Heads, before: Mapping[str, JournalPosition]) -> dict[str, JournalPosition]:
@@ -33,13 +51,17 @@ def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:
     return {journal: position.head for journal, position in positions.items()}
 
 
+def begins_of(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> dict[str, int]:
+    """Return the offset vector at which growth began: 0 for a journal that was created again since."""
+    return {journal: at.head if journal not in now or at.is_of(now[journal]) else 0 for journal, at in before.items()}
+
+
 def grown_bytes(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> int:
     """Return the bytes by which journals have grown, those that were created since included."""
     grown = 0
     for journal, at in now.items():
         known = before.get(journal)
-        same = known is not None and known.create_revision == at.create_revision
-        grown += max(0, at.head - (known.head if known is not None and same else 0))
+        grown += max(0, at.head - (known.head if known is not None and known.is_of(at) else 0))
     return grown
 
 

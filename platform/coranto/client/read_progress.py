@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from coranto.client.responses import check_well_formed
 from coranto.client.values import Chunk
-from coranto.errors import CorruptData, CorruptFragment, OffsetJump, status_error
+from coranto.errors import CorruptData, CorruptFragment, JournalRecreated, OffsetJump, status_error
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 
@@ -36,16 +36,29 @@ class Located:
 
 
 class ReadProgress:
-    """The state of one read of [offset, end_offset) of a journal; `end_offset` 0 means no bound."""
+    """The state of one read of [offset, end_offset) of a journal; `end_offset` 0 means no bound.
 
-    def __init__(self, journal: str, offset: int, end_offset: int = 0, *, fail_on_jump: bool = False) -> None:
+    `journal_id` is the id of the journal that `offset` is of, if that is known.
+    """
+
+    def __init__(
+        self, journal: str, offset: int, end_offset: int = 0, *, fail_on_jump: bool = False, journal_id: str = ""
+    ) -> None:
         self.journal = journal
         self.offset = offset
         self.end_offset = end_offset
+        self.journal_id = journal_id
+        """The id of the journal that is read; empty until a broker tells it."""
+        self._is_bound = bool(journal_id)
         self.write_head = 0
         self._fail_on_jump = fail_on_jump
         self._first = True
         self._sum: _RunningSum | None = None
+
+    @property
+    def expected_id(self) -> str:
+        """The id that the journal must have; empty while nothing was read of any."""
+        return self.journal_id if self._is_bound or self.offset > 0 else ""
 
     @property
     def finished(self) -> bool:
@@ -61,14 +74,14 @@ class ReadProgress:
         """Accept the RPC's next response.
 
         Raises StatusError for a status other than OK and OFFSET_NOT_YET_AVAILABLE, CorruptData for a response that
-        breaks the protocol, CorruptFragment for content whose SHA-1 is not its fragment's, and OffsetJump when content
-        is gone and `fail_on_jump` is set.
+        breaks the protocol, JournalRecreated for one of another journal of this name, CorruptFragment for content whose
+        SHA-1 is not its fragment's, and OffsetJump when content is gone and `fail_on_jump` is set.
         """
         return self._content(response) if response.content else self._metadata(response)
 
     def deliver(self, content: bytes) -> Chunk:
         """Deliver content at the present offset that was not read from responses."""
-        chunk = Chunk(self.offset, content, self.write_head)
+        chunk = Chunk(self.offset, content, self.write_head, self.journal_id)
         self.offset += len(content)
         return chunk
 
@@ -91,6 +104,12 @@ class ReadProgress:
         if self._first and not response.HasField("header"):
             raise self._broken("its first answer has no header")
         self._first = False
+        if response.journal_id and response.journal_id != self.journal_id:
+            if self.expected_id:
+                raise JournalRecreated(
+                    self.journal, self.offset, self.expected_id, response.journal_id, response.write_head
+                )
+            self.journal_id = response.journal_id
         self.write_head = response.write_head
         if response.status == pb.OFFSET_NOT_YET_AVAILABLE:
             return ReadStatus.NOT_YET if self.offset < self.write_head else ReadStatus.AT_HEAD

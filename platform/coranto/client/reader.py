@@ -49,7 +49,8 @@ class ReadOptions:
     `block` waits for content that is not written yet, also while the journal is suspended; without a bound, forever.
     `begin_mod_time` (Unix seconds) skips persisted fragments that were last modified before it. `direct` allows reading
     persisted fragments from their store. `fail_on_jump` raises OffsetJump where content is gone, instead of going on
-    behind the gap.
+    behind the gap. `journal_id` is the id of the journal that `offset` is of, if that is known; JournalRecreated is
+    raised if brokers have another one.
     """
 
     journal: str
@@ -60,6 +61,7 @@ class ReadOptions:
     direct: bool = True
     fail_on_jump: bool = False
     min_etcd_revision: int = 0
+    journal_id: str = ""
 
 
 class Reader:
@@ -84,7 +86,11 @@ class Reader:
         self._clock = clock
         self._options = options
         self._progress = ReadProgress(
-            options.journal, options.offset, options.end_offset, fail_on_jump=options.fail_on_jump
+            options.journal,
+            options.offset,
+            options.end_offset,
+            fail_on_jump=options.fail_on_jump,
+            journal_id=options.journal_id,
         )
         self._retry = Retry(math.inf if options.block else patience)
         self._direct_from = options.offset if options.direct else math.inf
@@ -191,6 +197,7 @@ class Reader:
             end_offset=options.end_offset,
             begin_mod_time=options.begin_mod_time,
             min_etcd_revision=options.min_etcd_revision,
+            journal_id=progress.expected_id,
         )
         way = self._way
         call = way.stub.Read(request, metadata=way.tokens.about(Capability.READ, options.journal))

@@ -25,11 +25,12 @@ FETCHED_BYTES: Final = 64 << 20
 
 
 class JournalRange(NamedTuple):
-    """The content [offset, end_offset) of a journal."""
+    """The content [offset, end_offset) of a journal, of the one with the id `journal_id` if that is not empty."""
 
     journal: str
     offset: int
     end_offset: int
+    journal_id: str = ""
 
     @property
     def length(self) -> int:

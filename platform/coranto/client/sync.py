@@ -152,6 +152,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         begin_mod_time: int = 0,
         direct: bool = True,
         fail_on_jump: bool = False,
+        journal_id: str = "",
     ) -> Iterator[Chunk]:
         """Yield content like `JournalClient.read`. Up to 8 MiB is read ahead. Close the iterator to leave it early."""
         chunks = self._inner.read(
@@ -162,6 +163,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
             begin_mod_time=begin_mod_time,
             direct=direct,
             fail_on_jump=fail_on_jump,
+            journal_id=journal_id,
         )
         return read_ahead(shared_loop(), chunks, f"read of {journal}", self.timeout)
 

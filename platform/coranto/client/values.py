@@ -92,11 +92,15 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Content of a journal from `offset` on. `write_head` is the last known write head, perhaps stale."""
+    """Content of a journal from `offset` on. `write_head` is the last known write head, perhaps stale.
+
+    `journal_id` is the id of the journal, to be kept beside an offset. It is empty if brokers do not tell it.
+    """
 
     offset: int
     content: bytes
     write_head: int
+    journal_id: str = field(default="", compare=False)
 
     @property
     def end(self) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coranto.errors import CorruptData, InvalidInput
+from coranto.names import same_journal
 
 DEFAULT_WINDOW_BYTES: Final = 256 << 20
 DEFAULT_MAX_WINDOWS: Final = 500
@@ -28,11 +29,15 @@ _NAME = re.compile(r"(\d{8,})(?:-(\d{8,}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The content [begin, end) of a journal. `revision` is the etcd revision that created the journal."""
+    """The content [begin, end) of a journal. `revision` is the etcd revision that created the journal.
+
+    `journal_id` is the journal's id, empty if it is not known.
+    """
 
     begin: int
     end: int
     revision: int = 0
+    journal_id: str = ""
 
     @property
     def length(self) -> int:
@@ -64,7 +69,7 @@ class Window:
         spans = dict(self.spans)
         for journal, span in following.spans.items():
             before = spans.get(journal)
-            spans[journal] = Span(before.begin if before else span.begin, span.end, span.revision)
+            spans[journal] = Span(before.begin if before else span.begin, span.end, span.revision, span.journal_id)
         return Window(self.first, following.last, dict(sorted(spans.items())), following.created)
 
 
@@ -80,6 +85,7 @@ class Stored:
     ends: Sequence[int]
     head: int
     revision: int = 0
+    journal_id: str = ""
 
 
 def numbers_of(name: str) -> tuple[int, int]:
@@ -166,7 +172,10 @@ def extend(
             break
         number += 1
         chosen = _choose(left, at, target)
-        spans = {journal: Span(at[journal], end, stored[journal].revision) for journal, end in sorted(chosen.items())}
+        spans = {
+            journal: Span(at[journal], end, stored[journal].revision, stored[journal].journal_id)
+            for journal, end in sorted(chosen.items())
+        }
         made.append(Window(number, number, spans, now))
         at |= chosen
     return made
@@ -177,7 +186,8 @@ def _begin(journal: str, stored: Stored, before: Span | None) -> int:
     anew = "To begin at the present content, start windows of another name."
     if before is None:
         return stored.begin
-    if stored.revision != before.revision or stored.head < before.end:
+    is_same = same_journal(before.revision, before.journal_id, stored.revision, stored.journal_id)
+    if not is_same or stored.head < before.end:
         raise CorruptData(
             f"journal {journal} ends at {stored.head} and windows cover it through {before.end}: it was deleted and "
             f"created again, or has lost content. {anew}"

@@ -40,10 +40,20 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The reading state of one journal: everything below the offset `read_through` was read."""
+    """The reading state of one journal: everything below the offset `read_through` was read.
+
+    `journal_id` is the id of the journal that the offsets are of. It is empty if it is unknown, as in checkpoints that
+    other software or earlier versions wrote. Comparison ignores it.
+    """
 
     read_through: int = 0
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
+    journal_id: str = field(default="", compare=False)
+
+    @property
+    def expected_id(self) -> str:
+        """The id that the journal must have to be read on; empty if any will do, because nothing was read."""
+        return self.journal_id if self.read_through else ""
 
     @property
     def seen_producers(self) -> dict[ProducerId, ProducerState]:
@@ -58,6 +68,14 @@ class Source:
         """The offset from which a reader meets all pending messages again; at most `read_through`."""
         begins = [state.begin for state in self.producers.values() if state.is_pending]
         return min([*begins, self.read_through])
+
+
+def identified(sources: Mapping[str, Source], ids: Mapping[str, str]) -> dict[str, Source]:
+    """Return sources with the ids of their journals. An id that is unknown leaves the source's own."""
+    return {
+        journal: replace(source, journal_id=ids.get(journal, "") or source.journal_id)
+        for journal, source in sources.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,7 @@ class Checkpoint:
         for journal, source in self.sources.items():
             entry = wire.sources[journal]
             entry.read_through = source.read_through
+            entry.journal_id = source.journal_id
             for producer, state in sorted(source.producers.items()):
                 added = entry.producers.add(id=producer)
                 added.state.last_ack = state.last_ack
@@ -110,7 +129,7 @@ class Checkpoint:
                 )
             if entry.read_through < 0:
                 raise CorruptData(f"checkpoint of {journal}: read through offset {entry.read_through}")
-            sources[journal] = Source(entry.read_through, producers)
+            sources[journal] = Source(entry.read_through, producers, entry.journal_id)
         return cls(sources, dict(sorted(wire.ack_intents.items())))
 
     def to_bytes(self) -> bytes:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import structlog
@@ -71,6 +72,8 @@ class _UncommittedReader(Generic[M]):
         self._decoder: Decoder[M] = framing.decoder(journal, offset)
         self._decoded: Iterator[Envelope[M]] = iter(())
         self._on_corrupt = on_corrupt
+        self.journal_id = ""
+        """The id of the journal that is read, once its content told it (`Chunk.journal_id`)."""
 
     @property
     def offset(self) -> int:
@@ -96,6 +99,7 @@ class _UncommittedReader(Generic[M]):
         if isinstance(chunk, bytes):
             self._decoded = self._decoder.feed(chunk)
         else:
+            self.journal_id = getattr(chunk, "journal_id", "") or self.journal_id
             self._decoded = self._decoder.feed(chunk.content, chunk.offset)
 
 
@@ -167,6 +171,8 @@ class _CommittedReader(Generic[M]):
 
     def __init__(self, journal: str, source: Source | None, ring_size: int) -> None:
         self.journal = journal
+        self._journal_id = source.journal_id if source is not None else ""
+        self._reading: object = None
         self._sequencer: Sequencer[M] = Sequencer({journal: source or Source()}, ring_size)
         self._skew = SkewWatch(journal, source or Source())
 
@@ -174,6 +180,12 @@ class _CommittedReader(Generic[M]):
     def offset(self) -> int:
         """The offset below which all messages were read, and the committed ones returned."""
         return self._sequencer.read_through(self.journal)
+
+    @property
+    def journal_id(self) -> str:
+        """The id of the journal that is read; empty until it is known."""
+        self._journal_id = getattr(self._reading, "journal_id", "") or self._journal_id
+        return self._journal_id
 
     def source(self, prune_horizon_s: float = DEFAULT_PRUNE_HORIZON_S) -> Source:
         """Return the state to go on from. It covers exactly the messages returned so far.
@@ -184,7 +196,7 @@ class _CommittedReader(Generic[M]):
         now = time.time()
         source = self._sequencer.checkpoint(Pruning(now, prune_horizon_s) if prune_horizon_s else None)[self.journal]
         self._skew.look(source, now)
-        return source
+        return replace(source, journal_id=self.journal_id)
 
     def _queue(self, envelope: Envelope[M]) -> None:
         if self._sequencer.queue(envelope) is QueueOutcome.ACK_RESET:
@@ -241,6 +253,7 @@ class ReadCommitted(_CommittedReader[M]):
         """Yield all messages that the sequencer hands out, acknowledgements included."""
         sequencer = self._sequencer
         with _closing(self._read(self.offset, None)) as envelopes:
+            self._reading = envelopes
             for envelope in envelopes:
                 self._queue(envelope)
                 wanted = sequencer.replay_range
@@ -289,6 +302,7 @@ class AsyncReadCommitted(_CommittedReader[M]):
     async def _run(self) -> AsyncIterator[Envelope[M]]:
         sequencer = self._sequencer
         async with _aclosing(self._read(self.offset, None)) as envelopes:
+            self._reading = envelopes
             async for envelope in envelopes:
                 self._queue(envelope)
                 wanted = sequencer.replay_range

@@ -36,6 +36,7 @@ from coranto.errors import (
     EtcdTransactionFailed,
     InvalidInput,
     JournalNotFound,
+    JournalRecreated,
     LedgerDamaged,
     NotAllowed,
     OffsetJump,
@@ -85,6 +86,7 @@ class Ledger:
         self._client = client
         self._known_revision = 0
         self._offset = 0
+        self._journal_id = ""
         self._summary = ""  # The register.
         self._summary_begin = self._summary_bytes = 0
         self._only: frozenset[str] | None = None  # The publications about which it knows all, if not about others.
@@ -198,6 +200,8 @@ class Ledger:
         while self._offset < head:
             try:
                 self._read_to(head)
+            except JournalRecreated as error:
+                raise LedgerDamaged(f"ledger {self.journal} is not the one that was read before: {error}") from error
             except OffsetJump as error:
                 if not accept_loss:
                     raise self._lost(error) from error
@@ -206,7 +210,10 @@ class Ledger:
 
     def _read_to(self, head: int) -> None:
         lines = RecordLines()
-        for chunk in self._client.read(self.journal, self._offset, end_offset=head, fail_on_jump=True):
+        known = self._journal_id if self._offset else ""
+        reading = self._client.read(self.journal, self._offset, end_offset=head, fail_on_jump=True, journal_id=known)
+        for chunk in reading:
+            self._journal_id = chunk.journal_id or self._journal_id
             for line in lines.feed(chunk.content):
                 self._take(line, self._offset)
                 self._offset += len(line) + 1

@@ -336,7 +336,9 @@ def _read_request(request: pb.ReadRequest) -> None:
 
 def _read_response(response: pb.ReadResponse) -> None:
     if response.content:
-        _absent(response, "status", "header", "write_head", "fragment", "fragment_url", why="beside content")
+        _absent(
+            response, "status", "header", "write_head", "fragment", "fragment_url", "journal_id", why="beside content"
+        )
         return
     _optional(response, "header", _header)
     _at_least("write_head", response.write_head, 0)

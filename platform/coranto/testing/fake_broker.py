@@ -90,6 +90,8 @@ class FakeJournal:
     """True if another broker serves it. This one proxies calls, or refuses them if it may not proxy."""
     index_end: int = 0
     """The end of the fragment index that a lost predecessor left, if that is beyond the head."""
+    journal_id: str = ""
+    """The id that reads tell; empty as from Gazette's brokers."""
 
     @property
     def head(self) -> int:
@@ -162,6 +164,8 @@ class FakeBroker(pb_grpc.JournalServicer):
         self.content_sizes: list[int] = []
         """The number of bytes in each message of appended content, in order."""
         self.endpoint = ""
+        self.tells_ids = False
+        """True to give the journals that are created from now on ids, which reads tell."""
         self.route: pb.Route | None = None
         """The Route that it reports for its journals, instead of one with only itself."""
         self._revision = 1
@@ -189,9 +193,13 @@ class FakeBroker(pb_grpc.JournalServicer):
         """Add a journal; `fields` are those of a JournalSpec."""
         self._revision += 1
         spec = pb.JournalSpec(name=name, replication=1, **fields)
-        self.journals[name] = FakeJournal(spec, self._revision, self._revision)
+        self._add(spec)
         self._tell_watchers()
         return self.journals[name]
+
+    def _add(self, spec: pb.JournalSpec) -> None:
+        journal_id = f"fake-{self._revision:x}" if self.tells_ids else ""
+        self.journals[spec.name] = FakeJournal(spec, self._revision, self._revision, journal_id=journal_id)
 
     async def write(self, name: str, content: bytes) -> None:
         """Commit content, as if a client had appended it."""
@@ -301,8 +309,7 @@ class FakeBroker(pb_grpc.JournalServicer):
                     journal = self.journals[change.upsert.name]
                     journal.spec, journal.revision = change.upsert, self._revision
                 else:
-                    journal = FakeJournal(change.upsert, self._revision, self._revision)
-                    self.journals[change.upsert.name] = journal
+                    self._add(change.upsert)
             self._tell_watchers()
             status = await self._reach(CallPoint.APPLIED, context)
         return pb.ApplyResponse(status=_status(status), header=self._header())
@@ -425,9 +432,10 @@ class FakeBroker(pb_grpc.JournalServicer):
             yield pb.ReadResponse(status=_status(status), header=header)
             return
         offset = max(journal.head, journal.index_end) if request.offset == -1 else request.offset
+        is_of_another = request.journal_id and journal.journal_id not in ("", request.journal_id)
         while True:
-            found = journal.find(offset)
-            if found is None and request.block:
+            found = journal.find(offset) if not is_of_another else None
+            if found is None and request.block and not is_of_another:
                 async with self._written:
                     while (found := journal.find(offset)) is None:
                         await self._written.wait()
@@ -439,6 +447,7 @@ class FakeBroker(pb_grpc.JournalServicer):
                     header=header,
                     offset=offset,
                     write_head=max(journal.head, journal.index_end),
+                    journal_id=journal.journal_id,
                 )
                 return
             offset, item = found
@@ -449,6 +458,7 @@ class FakeBroker(pb_grpc.JournalServicer):
                 write_head=journal.head,
                 fragment=fragment.to_wire(),
                 fragment_url=item.url,
+                journal_id=journal.journal_id,
             )
             self.tamper(metadata)
             yield metadata

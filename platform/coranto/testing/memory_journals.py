@@ -98,9 +98,17 @@ class MemoryJournals:
         return len(self._journal(journal).content)
 
     async def read(
-        self, journal: str, offset: int = 0, *, end_offset: int = 0, block: bool = False, fail_on_jump: bool = False
+        self,
+        journal: str,
+        offset: int = 0,
+        *,
+        end_offset: int = 0,
+        block: bool = False,
+        fail_on_jump: bool = False,
+        journal_id: str = "",
     ) -> AsyncGenerator[Chunk]:
-        """Read as `JournalClient.read` does."""
+        """Read as `JournalClient.read` does. Journals here have no ids, and are never created again."""
+        assert not journal_id
         while not end_offset or offset < end_offset:
             await asyncio.sleep(0)
             state = self._journal(journal)

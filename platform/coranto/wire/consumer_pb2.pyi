@@ -255,8 +255,11 @@ class Checkpoint(_message.Message):
 
         READ_THROUGH_FIELD_NUMBER: _builtins.int
         PRODUCERS_FIELD_NUMBER: _builtins.int
+        JOURNAL_ID_FIELD_NUMBER: _builtins.int
         read_through: _builtins.int
         """Offset (exclusive) through which the journal has been read."""
+        journal_id: _builtins.str
+        """Coranto's own, which Gazette passes over: the id of the journal that the offsets are of. Empty is unknown."""
         @_builtins.property
         def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Checkpoint.Source.ProducerEntry]: ...
         def __init__(
@@ -264,10 +267,11 @@ class Checkpoint(_message.Message):
             *,
             read_through: _builtins.int = ...,
             producers: _abc.Iterable[Global___Checkpoint.Source.ProducerEntry] | None = ...,
+            journal_id: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["producers", b"producers", "read_through", b"read_through"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["journal_id", b"journal_id", "producers", b"producers", "read_through", b"read_through"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

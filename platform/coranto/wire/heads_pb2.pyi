@@ -113,6 +113,7 @@ class JournalHead(_message.Message):
     DEMAND_UNMET_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_BELOW_DEMAND_FIELD_NUMBER: _builtins.int
     KEEPS_FORKS_FIELD_NUMBER: _builtins.int
+    JOURNAL_ID_FIELD_NUMBER: _builtins.int
     journal: _builtins.str
     status: _protocol_pb2.Status.ValueType
     """OK if the fields from `begin` on are known. SUSPENDED if the journal is fully suspended: then `head` is where it goes
@@ -153,6 +154,8 @@ class JournalHead(_message.Message):
     """Appends that this broker has acknowledged below that since it became primary."""
     keeps_forks: _builtins.bool
     """This broker knows the rules of forks: it removes nothing that a fork shares, and lists what a fork shares."""
+    journal_id: _builtins.str
+    """The journal's id: as long as it is the same, offsets mean the same content. Empty if this broker does not know it."""
     @_builtins.property
     def broker(self) -> _protocol_pb2.ProcessSpec.ID:
         """The broker that answers for this journal, and whether it is the primary."""
@@ -188,10 +191,11 @@ class JournalHead(_message.Message):
         demand_unmet: _builtins.str = ...,
         acknowledged_below_demand: _builtins.int = ...,
         keeps_forks: _builtins.bool = ...,
+        journal_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_below_demand", b"acknowledged_below_demand", "append_status", b"append_status", "append_status_time", b"append_status_time", "ask_alone", b"ask_alone", "begin", b"begin", "broker", b"broker", "create_revision", b"create_revision", "demand_unmet", b"demand_unmet", "head", b"head", "in_sync", b"in_sync", "is_primary", b"is_primary", "journal", b"journal", "keeps_forks", b"keeps_forks", "last_append_time", b"last_append_time", "listed", b"listed", "mod_revision", b"mod_revision", "persisted_head", b"persisted_head", "problem", b"problem", "registers", b"registers", "replicas", b"replicas", "replication", b"replication", "status", b"status", "store_problem", b"store_problem", "suspended", b"suspended", "unpersisted_bytes", b"unpersisted_bytes", "unpersisted_since", b"unpersisted_since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_below_demand", b"acknowledged_below_demand", "append_status", b"append_status", "append_status_time", b"append_status_time", "ask_alone", b"ask_alone", "begin", b"begin", "broker", b"broker", "create_revision", b"create_revision", "demand_unmet", b"demand_unmet", "head", b"head", "in_sync", b"in_sync", "is_primary", b"is_primary", "journal", b"journal", "journal_id", b"journal_id", "keeps_forks", b"keeps_forks", "last_append_time", b"last_append_time", "listed", b"listed", "mod_revision", b"mod_revision", "persisted_head", b"persisted_head", "problem", b"problem", "registers", b"registers", "replicas", b"replicas", "replication", b"replication", "status", b"status", "store_problem", b"store_problem", "suspended", b"suspended", "unpersisted_bytes", b"unpersisted_bytes", "unpersisted_since", b"unpersisted_since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

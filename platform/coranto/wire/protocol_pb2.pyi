@@ -535,6 +535,7 @@ class ReadRequest(_message.Message):
     BEGIN_MOD_TIME_FIELD_NUMBER: _builtins.int
     MIN_ETCD_REVISION_FIELD_NUMBER: _builtins.int
     CONTENT_SUM_FIELD_NUMBER: _builtins.int
+    JOURNAL_ID_FIELD_NUMBER: _builtins.int
     journal: _builtins.str
     offset: _builtins.int
     """-1 reads from the current write head."""
@@ -545,6 +546,10 @@ class ReadRequest(_message.Message):
     """Exclusive; zero for no end."""
     begin_mod_time: _builtins.int
     min_etcd_revision: _builtins.int
+    journal_id: _builtins.str
+    """Not of Gazette: the id of the journal that the offset is of. A broker that has another journal of this name answers
+    at once, also a blocking read, with OFFSET_NOT_YET_AVAILABLE and its journal's id, and sends no content.
+    """
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property
@@ -566,10 +571,11 @@ class ReadRequest(_message.Message):
         begin_mod_time: _builtins.int = ...,
         min_etcd_revision: _builtins.int = ...,
         content_sum: Global___SHA1Sum | None = ...,
+        journal_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content_sum", b"content_sum", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_mod_time", b"begin_mod_time", "block", b"block", "content_sum", b"content_sum", "do_not_proxy", b"do_not_proxy", "end_offset", b"end_offset", "header", b"header", "journal", b"journal", "metadata_only", b"metadata_only", "min_etcd_revision", b"min_etcd_revision", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_mod_time", b"begin_mod_time", "block", b"block", "content_sum", b"content_sum", "do_not_proxy", b"do_not_proxy", "end_offset", b"end_offset", "header", b"header", "journal", b"journal", "journal_id", b"journal_id", "metadata_only", b"metadata_only", "min_etcd_revision", b"min_etcd_revision", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -588,11 +594,14 @@ class ReadResponse(_message.Message):
     FRAGMENT_FIELD_NUMBER: _builtins.int
     FRAGMENT_URL_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    JOURNAL_ID_FIELD_NUMBER: _builtins.int
     status: Global___Status.ValueType
     offset: _builtins.int
     write_head: _builtins.int
     fragment_url: _builtins.str
     content: _builtins.bytes
+    journal_id: _builtins.str
+    """Not of Gazette, in metadata: the journal's id, as in `JournalHead`."""
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property
@@ -607,10 +616,11 @@ class ReadResponse(_message.Message):
         fragment: Global___Fragment | None = ...,
         fragment_url: _builtins.str = ...,
         content: _builtins.bytes = ...,
+        journal_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "fragment", b"fragment", "fragment_url", b"fragment_url", "header", b"header", "offset", b"offset", "status", b"status", "write_head", b"write_head"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "fragment", b"fragment", "fragment_url", b"fragment_url", "header", b"header", "journal_id", b"journal_id", "offset", b"offset", "status", b"status", "write_head", b"write_head"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

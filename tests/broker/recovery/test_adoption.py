@@ -21,7 +21,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.recovery.identity import DirectoryUse, encode
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.process import BrokerChild
-from coranto_broker.testing.running import RawClient, eventually, running_broker
+from coranto_broker.testing.running import RawClient, create, eventually, running_broker
 from tests.broker.recovery.wrong_etcds import CONTENT, MINE, refusal, write
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("short_pauses")]
@@ -60,6 +60,8 @@ async def test_an_etcd_that_was_emptied_is_taken_up(
 ) -> None:
     child.start()
     await write(child, kept)
+    before = await id_at(child, J)
+    assert before
     await child.expire()
     layout = Layout(broker_settings.etcd_prefix)
     async with EtcdCoordinator(broker_settings.etcd) as coordinator:
@@ -76,6 +78,7 @@ async def test_an_etcd_that_was_emptied_is_taken_up(
         response = await client.append(J, b"more")
         assert (response.commit.begin, response.registers) == (len(CONTENT), MINE)
         await eventually(lambda: holds(client, J, CONTENT + b"more"))
+        assert await id_of(client, J) == before, "nothing of the journal is lost"
 
 
 async def appends_at(client: RawClient, journal: str, offset: int) -> bool:
@@ -86,6 +89,19 @@ async def appends_at(client: RawClient, journal: str, offset: int) -> bool:
 
 async def holds(client: RawClient, journal: str, content: bytes) -> bool:
     return await client.content(journal) == content
+
+
+async def id_of(client: RawClient, journal: str) -> str:
+    """Return the journal's id, as reads tell it."""
+    return (await client.read(journal))[0].journal_id
+
+
+async def id_at(child: BrokerChild, journal: str) -> str:
+    client = await child.client()
+    try:
+        return await id_of(client, journal)
+    finally:
+        await client.close()
 
 
 async def listed(client: RawClient) -> dict[str, pb.ListResponse.Journal]:
@@ -111,6 +127,7 @@ async def test_an_etcd_that_was_restored_is_taken_up(
         await write(child, spec(K, stores=("file:///frags/",), fragment={"refresh_interval": 1}))
         client = await child.client()
         assert (await client.append_when_ready(J, b"and this")).status == pb.OK
+        before = [await id_of(client, journal) for journal in (J, K)]
         await client.close()
         await child.expire()
         etcd.stop()
@@ -127,6 +144,7 @@ async def test_an_etcd_that_was_restored_is_taken_up(
             await client.apply(spec(K, stores=("file:///frags/",), fragment={"refresh_interval": 1}))
             await eventually(lambda: appends_at(client, K, len(CONTENT)))
             await eventually(lambda: holds(client, K, CONTENT))
+            assert [await id_of(client, journal) for journal in (J, K)] == before
     finally:
         child.close()
         etcd.stop()
@@ -152,6 +170,7 @@ async def test_a_snapshot_that_is_restored_by_the_runbook_loses_only_what_specs_
         client = await child.client()
         assert (await client.append_when_ready(J, b"and this", union_registers=label_set(since="1"))).status == pb.OK
         await client.apply(changed, revision=(await listed(client))[J].mod_revision)
+        before = [await id_of(client, journal) for journal in (J, K)]
         await client.close()
         await child.expire()
         etcd.stop()
@@ -177,6 +196,11 @@ async def test_a_snapshot_that_is_restored_by_the_runbook_loses_only_what_specs_
             assert there[J].spec.fragment.refresh_interval.seconds == 1
             await client.apply(spec(K, stores=("file:///frags/",), fragment={"refresh_interval": 1}))
             await eventually(lambda: holds(client, K, CONTENT))
+            assert [await id_of(client, journal) for journal in (J, K)] == before
+            deletion = pb.ApplyRequest.Change(delete=K, expect_mod_revision=(await listed(client))[K].mod_revision)
+            assert (await client.stub.Apply(pb.ApplyRequest(changes=[deletion]))).status == pb.OK
+            await create(client, spec(K))
+            assert await id_of(client, K) not in before, "it was deleted, and created again"
     finally:
         child.close()
         etcd.stop()

@@ -24,7 +24,9 @@ class Memory:
         self.chunk = chunk
         self.first = first
 
-    def read(self, journal, offset=0, *, end_offset=0, block=False, fail_on_jump=False) -> Iterator[Chunk]:
+    def read(
+        self, journal, offset=0, *, end_offset=0, block=False, fail_on_jump=False, journal_id=""
+    ) -> Iterator[Chunk]:
         assert block
         assert fail_on_jump
         content = self.journals[journal]

@@ -3,13 +3,14 @@
 import pytest
 
 from coranto.client import SyncJournalClient
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, JournalRecreated
 from coranto.labels import CONTENT_TYPE, FORK_OF, JSON_LINES, label_set
 from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.stream import Segment, segment_journal
+from coranto.testing import SyncCluster
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import SparkConsumer
-from coranto_consumers.spark.discovery import contents, list_journals, require_unread, routes_of
+from coranto_consumers.spark.discovery import contents, extents, list_journals, require_unread, routes_of
 from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.ranges import NumberedRange, Range
@@ -123,3 +124,24 @@ def test_tasks_are_told_the_listed_routes_of_their_journals(broker):
     assert [route.readers("", 0) for route in routes.values()] == [[f"http://{broker.endpoint}"]] * 2
     parts = tuple(NumberedRange(0, Range(name, 0, 0, 0)) for name in ("a/two", "b/other"))
     assert JournalPartition(parts, broker.config).along(routes).routes == {"a/two": routes["a/two"]}
+
+
+@pytest.mark.integration
+def test_real_brokers_tell_ids_of_journals_and_another_one_for_one_that_was_created_again():
+    with SyncCluster(brokers=3) as cluster, cluster.client() as client:
+        cluster.create(AWAKE)
+        end = client.append(AWAKE, b'{"n":1}\n').end
+        (info,) = client.list(f"name={AWAKE}").journals
+        before = extents(client, [AWAKE])[AWAKE]
+        (chunk,) = client.read(AWAKE)
+        assert before.journal_id == chunk.journal_id != ""
+        client.apply([pb.ApplyRequest.Change(delete=AWAKE, expect_mod_revision=info.mod_revision)])
+        del info.spec.fragment.stores[:]
+        client.apply([pb.ApplyRequest.Change(upsert=info.spec)])
+        client.append(AWAKE, b'{"n":2}\n' * 3)
+        found = extents(client, [AWAKE])[AWAKE]
+        assert found.journal_id not in ("", before.journal_id)
+        for block in (False, True):
+            with pytest.raises(JournalRecreated) as error:
+                list(client.read(AWAKE, end, block=block, journal_id=before.journal_id))
+            assert (error.value.found, error.value.head) == (found.journal_id, found.head)

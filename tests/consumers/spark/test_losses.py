@@ -9,13 +9,21 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, select
 from structlog.testing import capture_logs
 
 from coranto.client import SyncJournalClient
-from coranto.errors import CorruptData, InvalidInput, OffsetJump
+from coranto.errors import CorruptData, InvalidInput, JournalRecreated, OffsetJump
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, ProducerId, new_producer_id
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
-from coranto_consumers.spark.losses import Holes, LostContent, PartlyLost, go_on_behind, lost_before
+from coranto_consumers.spark.losses import (
+    Holes,
+    LostContent,
+    PartlyLost,
+    go_on_behind,
+    lost_before,
+    lost_of,
+    of_another,
+)
 from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.stores import SqlStore
@@ -47,7 +55,19 @@ def test_a_source_goes_on_behind_lost_content_with_what_remains_of_pending_trans
     assert behind == Source(150, {A: ProducerState(7), B: ProducerState(8), C: ProducerState(9)})
     assert partly == [PartlyLost("j", A, 20, 100), PartlyLost("j", B, 60, 100)]
 
-    assert go_on_behind(source, LostContent("j", 100, 30, made_again=True), 10) == (Source(10), [])
+    lost = [PartlyLost("j", A, 20, 100), PartlyLost("j", B, 60, 100)]
+    assert go_on_behind(source, LostContent("j", 100, 30, made_again=True), 10) == (Source(10), lost)
+
+
+def test_a_source_is_of_another_journal_if_both_ids_are_known():
+    source = Source(100, journal_id="one")
+    lost = of_another(source, "j", 300, "two")
+    assert lost == LostContent("j", 100, 300, made_again=True, known="one", found="two")
+    assert isinstance(lost.error("Do so."), JournalRecreated)
+    assert str(lost.error("Do so.")).endswith("Do so.")
+    assert lost_of(lost.error("")) == lost
+    for before, found in ((source, "one"), (source, ""), (Source(100), "two"), (Source(0, journal_id="one"), "two")):
+        assert of_another(before, "j", 300, found) is None
 
 
 def test_a_hole_is_read_up_to_and_then_passed_by_once():
@@ -196,6 +216,41 @@ def test_a_journal_that_was_made_again(world, run):
     )
     assert report.lost[0].made_again
     assert 4 in rows
+
+
+@pytest.mark.integration
+def test_a_journal_that_was_made_again_and_has_grown_beyond_the_checkpoint(world, run):
+    world.broker.fake.tells_ids = True
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    first = world.publish(1, 2, 3)
+    run()
+    known = world.fake.journal_id
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    head = world.publish(*range(10, 30))
+    assert head > first
+
+    with pytest.raises(JournalRecreated, match="fail_on_data_loss=False"):
+        run()
+    report, rows, logs = run(fail_on_data_loss=False)
+    assert rows == [1, 2, 3, *range(10, 30)]
+    found = world.fake.journal_id
+    assert report.lost == (LostContent(JOURNAL, first, head, made_again=True, known=known, found=found),)
+    assert [(each["begin"], each["journal_id"]) for each in logs] == [(first, found)]
+    world.publish(30)
+    assert run()[1] == [1, 2, 3, *range(10, 31)]
+
+
+@pytest.mark.integration
+def test_a_checkpoint_without_ids_gets_them(world, run, tmp_path):
+    world.publish(1)
+    run()
+    world.fake.journal_id = "given"
+    world.publish(2)
+    assert run()[1] == [1, 2]
+    (source,) = SqlStore(f"sqlite:///{tmp_path}/store.db").read("numbers").checkpoint.sources.values()
+    assert source.journal_id == "given"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ NOW = {"a/0": JournalPosition(15, 3), "a/1": JournalPosition(7, 9), "a/2": Journ
 
 
 def test_positions_come_back_from_what_is_kept() -> None:
-    assert from_kept(to_kept(BEFORE)) == BEFORE
+    for positions in (BEFORE, {"a/0": JournalPosition(10, 3, "b0-3")}):
+        assert from_kept(to_kept(positions)) == positions
 
 
 @pytest.mark.parametrize("kept", [{"a/0": 7}, {"a/0": [1]}, {"a/0": ["x", "y"]}, ["a"]])
@@ -30,10 +31,21 @@ def test_growth_counts_new_journals_and_those_that_were_made_anew() -> None:
     assert grown_bytes({}, BEFORE) == 0
 
 
+def test_an_id_tells_a_journal_whatever_etcd_revision_created_it() -> None:
+    before = {"a/0": JournalPosition(10, 3, "b0-3")}
+    applied_again = {"a/0": JournalPosition(15, 9, "b0-3")}
+    made_anew = {"a/0": JournalPosition(15, 3, "b1-3")}
+    assert grown_bytes(applied_again, before) == 5
+    assert grown_bytes(made_anew, before) == 15
+    event = event_of("a", f"{MARK}.a", "e1", before, made_anew, 15)
+    assert event["since"] == {"a/0": 0}
+    assert watched({"payload": event}) == event
+
+
 def test_an_event_carries_the_positions_of_its_watcher() -> None:
     variable = variable_name("", {"group": "a"})
     event = event_of("a", variable, "e1", BEFORE, NOW, 17)
-    assert (event["since"], event["bytes"], event["after"]) == ({"a/0": 10, "a/1": 20}, 17, "e1")
+    assert (event["since"], event["bytes"], event["after"]) == ({"a/0": 10, "a/1": 0}, 17, "e1"), "a/1 was made anew"
     assert watched({"from_trigger": True, "payload": event}) == event
     assert event["event"] != event_of("a", variable, "e1", BEFORE, NOW, 17)["event"]
 

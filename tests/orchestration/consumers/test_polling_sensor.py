@@ -61,6 +61,17 @@ def test_heads_have_moved_when_a_journal_holds_more_than_it_did(
     assert now.moved(before) is moved
 
 
+def test_a_journal_is_known_by_its_id_if_both_cursors_have_it() -> None:
+    def at(revision: int, head: int, journal_id: str = "") -> JournalPollingSensorCursor:
+        return JournalPollingSensorCursor.parse(
+            JournalPollingSensorCursor.of({"a": JournalPosition(head, revision, journal_id)}).to_text()
+        )
+
+    assert at(1, 5, "b1-1").grown_bytes(at(1, 5, "b0-1")) == 5, "it was made anew in another cluster"
+    assert at(3, 6, "b0-1").grown_bytes(at(1, 5, "b0-1")) == 1, "it was applied again after etcd was restored"
+    assert at(1, 6, "b0-1").grown_bytes(at(1, 5)) == 1, "an earlier version kept the cursor"
+
+
 def test_the_digest_is_that_of_the_vector() -> None:
     assert cursor(a=(1, 5), b=(2, 7)).digest == cursor(b=(2, 7), a=(1, 5)).digest
     assert cursor(a=(1, 5)).digest != cursor(a=(1, 6)).digest

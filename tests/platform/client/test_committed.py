@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ import pytest
 from coranto.client import JournalClient
 from coranto.client.committed import async_committed_reader, committed_messages, committed_reader
 from coranto.client.sync import SyncJournalClient
-from coranto.errors import InvalidInput, OffsetJump
-from coranto.messages.checkpoints import Source
+from coranto.errors import InvalidInput, JournalRecreated, OffsetJump
+from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.framing import Envelope, JsonLines, JsonObject
 from coranto.messages.publisher import Publisher, SyncPublisher
 from coranto.messages.sequencer import QueueOutcome, Sequencer
@@ -159,3 +160,30 @@ async def test_a_sequencer_of_two_journals_is_fed_by_hand(client: JournalClient,
         (journal, flags) for journal in (JOURNAL, "b/journal") for flags in (Flags.CONTINUE_TXN, Flags.ACK_TXN)
     ]
     assert set(sequencer.checkpoint()) == {JOURNAL, "b/journal"}
+
+
+async def test_a_source_of_an_earlier_journal_is_refused_and_one_without_id_gets_one(
+    client: JournalClient, broker: FakeBroker
+) -> None:
+    broker.tells_ids = True
+    broker.create(JOURNAL)
+    one = publisher(client, ProducerClock(lambda: 0))
+    await one.publish(JOURNAL, {"text": "a"})
+    await one.flush()
+    reader = async_committed_reader(client, JOURNAL, LINES)
+    assert texts([each async for each in reader]) == ["a"]
+    source = reader.source()
+    assert source.journal_id == broker.journals[JOURNAL].journal_id
+    assert Checkpoint.from_bytes(Checkpoint({JOURNAL: source}).to_bytes()).sources[JOURNAL].journal_id
+
+    broker.create(JOURNAL)
+    two = publisher(client, ProducerClock(lambda: 0))
+    for text in ("b", "c", "d"):
+        await two.publish(JOURNAL, {"text": text})
+    await two.flush()
+    with pytest.raises(JournalRecreated, match="Begin at offset 0"):
+        [each async for each in async_committed_reader(client, JOURNAL, LINES, source)]
+    old = async_committed_reader(client, JOURNAL, LINES, replace(source, journal_id=""))
+    assert texts([each async for each in old]) == ["c", "d"]
+    assert old.source().journal_id == broker.journals[JOURNAL].journal_id
+    assert texts([each async for each in async_committed_reader(client, JOURNAL, LINES, Source())]) == ["b", "c", "d"]

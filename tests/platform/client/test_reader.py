@@ -22,6 +22,7 @@ from coranto.errors import (
     InsufficientBrokers,
     InvalidInput,
     JournalNotFound,
+    JournalRecreated,
     JournalSuspended,
     NotAllowed,
     OffsetJump,
@@ -473,3 +474,46 @@ async def test_a_read_that_waits_for_long_says_so_once_per_minute(
     assert [each["seconds"] for each in told] == sorted(each["seconds"] for each in told)
     assert 4 <= len(told) <= 6, "100 attempts take about five minutes"
     assert {each["journal"] for each in told} == {journal.spec.name}
+
+
+# -- Journals that were created again --------------------------------------------------------------------------------
+
+
+async def test_an_offset_of_an_earlier_journal_is_refused_at_once(client: JournalClient, broker: FakeBroker) -> None:
+    broker.tells_ids = True
+    broker.create(NAME)
+    await broker.write(NAME, b"0123")
+    (chunk,) = await gather(client.read(NAME))
+    assert chunk.journal_id == broker.journals[NAME].journal_id
+    broker.create(NAME)
+    await broker.write(NAME, b"ab")
+    for head in (b"ab", b"abcdefgh"):
+        await broker.write(NAME, head[2:])
+        for block in (True, False):
+            with pytest.raises(JournalRecreated, match="deleted and created again") as error:
+                await gather(client.read(NAME, chunk.end, block=block, journal_id=chunk.journal_id))
+            assert (error.value.offset, error.value.head, error.value.known) == (4, len(head), chunk.journal_id)
+            assert error.value.found == broker.journals[NAME].journal_id
+    assert joined(await gather(client.read(NAME, 4, journal_id=error.value.found)), 4) == b"efgh"
+    assert joined(await gather(client.read(NAME, 4)), 4) == b"efgh", "a position without an id is accepted"
+
+
+async def test_a_running_read_notices_that_its_journal_was_created_again(
+    client: JournalClient, broker: FakeBroker, clock: HurriedClock
+) -> None:
+    broker.tells_ids = True
+    broker.create(NAME)
+    async with contextlib.aclosing(client.read(NAME, block=True)) as chunks:
+        first = asyncio.create_task(anext(chunks))
+        await broker.reached(CallPoint.READ_BEGUN)
+        broker.create(NAME)
+        broker.cut()
+        await broker.reached(CallPoint.READ_BEGUN, 2)
+        await broker.write(NAME, b"012")  # Nothing was read of the earlier one, so that no offset is of it.
+        assert (await first).content == b"012"
+        broker.create(NAME)
+        await broker.write(NAME, b"abcdef")
+        broker.cut()
+        with pytest.raises(JournalRecreated) as error:
+            await anext(chunks)
+    assert (error.value.offset, error.value.head) == (3, 6)

@@ -25,6 +25,7 @@ from coranto.publication import Decision, Ledger
 from coranto.publication import ledger as ledgers
 from coranto.publication.records import Acknowledgement, Summary, digest_of
 from coranto.streams.model.stream import HELD_LABEL
+from coranto.wire import protocol_pb2 as pb
 from tests.platform.publication.conftest import ONCE, Killed, Shop
 
 SUMMARY = "coranto.dev/summary"
@@ -103,6 +104,18 @@ def test_a_ledger_that_may_have_lost_records_is_refused_until_the_loss_is_accept
         shop.publish(writer_id="run-2")
     assert shop.publish(writer_id="run-2", accept_loss=True).is_new
     assert shop.publish(writer_id="run-3").is_new
+
+
+def test_a_ledger_that_was_created_again_is_refused_however_long_it_is(shop: Shop) -> None:
+    shop.publish()
+    ledger = opened(shop)
+    (info,) = shop.client.list(f"name={shop.ledger}").journals
+    shop.client.apply([pb.ApplyRequest.Change(delete=shop.ledger, expect_mod_revision=info.mod_revision)])
+    del info.spec.fragment.stores[:]
+    shop.client.apply([pb.ApplyRequest.Change(upsert=info.spec)])
+    remember(shop, [f"run-{number}" for number in range(2, 12)])
+    with pytest.raises(LedgerDamaged, match="not the one that was read before"):
+        ledger.refresh()
 
 
 def test_a_ledger_with_other_content_is_refused(shop: Shop) -> None:

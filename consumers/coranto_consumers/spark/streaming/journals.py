@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from coranto.client import SyncJournalClient
-from coranto.errors import CorruptData, OffsetJump
+from coranto.errors import CorruptData, JournalRecreated, OffsetJump
 from coranto_consumers.spark.discovery import ContentExtent, contents, select_journals
 from coranto_consumers.spark.fetching import shared_cache
 from coranto_consumers.spark.options import SourceOptions
@@ -68,7 +68,11 @@ def require(journal: str, position: Position, heads: Mapping[str, ContentExtent]
             f"journal {journal} is read through {position.offset}, and is not there any more, or not selected. "
             "Select it again, or begin a new query, with a new checkpoint"
         )
-    if (position.created and position.created != found.created) or position.offset > found.head:
+    is_same = position.is_of(found.created, found.journal_id)
+    if not is_same and position.journal_id and found.journal_id:
+        advice = "Begin a new query, with a new checkpoint, or continue without (failOnDataLoss=false)."
+        raise JournalRecreated(journal, position.offset, position.journal_id, found.journal_id, found.head, advice)
+    if not is_same or position.offset > found.head:
         raise CorruptData(
             f"journal {journal} is read through {position.offset}, and ends at {found.head}: it was deleted and "
             "created again, or has lost content. Begin a new query, with a new checkpoint"

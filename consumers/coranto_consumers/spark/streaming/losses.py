@@ -16,8 +16,11 @@ def lost_at(journal: str, position: Position, found: ContentExtent | None) -> Lo
     """Return what is gone of a journal before it can be read on at a position. `found` is None if it is not there."""
     if found is None:
         return LostContent(journal, position.offset, 0, made_again=True)
-    if position.created and position.created != found.created:
-        return LostContent(journal, position.offset, found.head, made_again=True)
+    if not position.is_of(found.created, found.journal_id):
+        known = position.journal_id if found.journal_id else ""
+        return LostContent(
+            journal, position.offset, found.head, made_again=True, known=known, found=found.journal_id if known else ""
+        )
     return lost_before(journal, position.offset, found.begin, found.head)
 
 

@@ -5,7 +5,8 @@ alone needs:
 
 ====================  ================================================================================================
 `offset`              everything below this offset was read
-`created`             the etcd revision that created the journal; a journal made again has another one
+`journal_id`          the journal's id; a journal made again has another one
+`created`             the etcd revision that created the journal, which tells the same where the id is not known
 `since`               only in the first batch with this journal: the offset at which its reading began
 `producers`           states of producers at `offset`: [last acknowledged clock, seen through, begin of what is pending]
 `from`                the states of the producers that are not listed follow from the content [`from`, `offset`)
@@ -35,13 +36,14 @@ from typing import Any, Final
 from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import ProducerState
 from coranto.messages.uuids import ProducerId
+from coranto.names import same_journal
 
 MAX_LISTED: Final = 2_000
 """The producers that are listed, over all journals of a query; but 8 for each journal."""
 MAX_RESCAN: Final = 1 << 30
 """The bytes behind the last message of a producer for which it is remembered without being listed."""
 
-_KEYS: Final = frozenset(("offset", "created", "since", "producers", "from"))
+_KEYS: Final = frozenset(("offset", "journal_id", "created", "since", "producers", "from"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,18 @@ class Position:
     since: int | None = None
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
     rescan: int | None = None
+    journal_id: str = ""
+    """Empty means unknown."""
+
+    def is_of(self, created: int, journal_id: str) -> bool:
+        """Return True if the position is of the journal with that creation and id, as far as they are known."""
+        return same_journal(self.created, self.journal_id, created, journal_id)
 
     def dumps(self) -> int | dict[str, object]:
         """Return the position as JSON."""
         found: dict[str, object] = {"offset": self.offset}
+        if self.journal_id:
+            found["journal_id"] = self.journal_id
         if self.created:
             found["created"] = self.created
         if self.since is not None:
@@ -84,6 +94,7 @@ class Position:
                     None if raw.get("since") is None else _offset(raw["since"]),
                     dict(_producer(text, state) for text, state in raw.get("producers", {}).items()),
                     None if raw.get("from") is None else _offset(raw["from"]),
+                    _text(raw.get("journal_id", "")),
                 )
             return cls(_offset(raw))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -141,6 +152,12 @@ def bounded(
 def _offset(raw: object) -> int:
     if type(raw) is not int or raw < 0:
         raise ValueError(f"{raw!r} is not 0 or more")
+    return raw
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise TypeError(f"{raw!r} is not a text")
     return raw
 
 

@@ -103,7 +103,11 @@ class BatchPlanner:
             if ranges and isinstance(self.framing, JsonLines):
                 ranges = split(found, self.part_bytes, cuts)
             parts = tuple(StreamPart(NumberedRange(number, part)) for number, part in enumerate(ranges))
-            return JournalBatch(parts, rows, ReadState(replace(state.position, offset=end), Source(end), {}))
+            return JournalBatch(
+                parts,
+                rows,
+                ReadState(replace(state.position, offset=end), Source(end, journal_id=whole.journal_id), {}),
+            )
         summaries: dict[Range, RangeSummary] = {}
         for part, summary in self._scanned(whole, cuts, max_messages=max_messages):
             if summary.rows:
@@ -113,7 +117,7 @@ class BatchPlanner:
         rows = sum(summary.rows for summary in summaries.values())
         source = state.source
         if not whole.aligned:  # Reading begins with the next line.
-            source = Source(min(summary.first for summary in summaries.values()), source.producers)
+            source = replace(source, read_through=min(summary.first for summary in summaries.values()))
         pruning = Pruning(time.time(), first_offsets={whole.journal: first_offset})
         if max_replay_bytes is not None:
             first = sequence(whole.journal, source, summaries, pruning=pruning)
@@ -168,10 +172,11 @@ class BatchPlanner:
 
     def restore(self, journal: str, position: Position) -> ReadState:
         """Return the state at a position from a checkpoint. Raises CorruptMessage and OffsetJump."""
-        listed = Source(position.offset, position.producers)
+        listed = Source(position.offset, position.producers, position.journal_id)
         if not self.committed or position.rescan is None:
             return ReadState(position, listed, {})
-        whole = Range(journal, position.rescan, position.offset, position.offset)
+        end, journal_id = position.offset, position.journal_id
+        whole = Range(journal, position.rescan, end, end, journal_id=journal_id)
         summaries = [summary for _, summary in self._scanned(whole, ())]
         outlines = [summary.outline for summary in summaries]
         resolution = resolve_outlines(outlines, {}, replayed=(), through=position.offset)
@@ -179,7 +184,7 @@ class BatchPlanner:
         anchors = _anchors({}, {}, states, summaries)
         return ReadState(
             position,
-            Source(position.offset, states),
+            Source(position.offset, states, position.journal_id),
             {producer: at for producer, at in anchors.items() if producer not in position.producers},
         )
 
@@ -254,8 +259,9 @@ class BatchPlanner:
 
 def _state_after(before: ReadState, source: Source, anchors: Mapping[ProducerId, int], listed: int) -> ReadState:
     shown, others, rescan = bounded(source.producers, anchors, source.read_through, listed)
-    position = Position(source.read_through, before.position.created, producers=shown, rescan=rescan)
-    return ReadState(position, Source(source.read_through, {**shown, **others}), anchors)
+    known = before.position
+    position = Position(source.read_through, known.created, producers=shown, rescan=rescan, journal_id=known.journal_id)
+    return ReadState(position, replace(source, producers={**shown, **others}), anchors)
 
 
 def part_between(journal: str, state: ReadState, after: Position) -> tuple[LongTransaction, int] | None:

@@ -6,17 +6,18 @@ checkpoint's offsets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from coranto.errors import OffsetJump
+from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.discovery import ContentExtent, fragment_begins
 from coranto_consumers.spark.long_transactions import LongTransaction
-from coranto_consumers.spark.losses import LostContent, warn_of
+from coranto_consumers.spark.losses import LostContent, PartlyLost, go_on_behind, warn_of
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.segments import gone_segments, not_read
 from coranto_consumers.spark.streaming.journals import QueryJournals, require
@@ -116,7 +117,7 @@ class QueryPlanner:
             if begin == position.offset and (before is None or before.producers == position.producers):
                 continue
             at = before if before is not None and before.offset == begin else Position(begin)
-            named = replace(at, created=position.created)
+            named = replace(at, created=position.created, journal_id=position.journal_id)
             if self._options.source.fail_on_data_loss:
                 require(name, named, heads)
             elif (lost := lost_at(name, named, heads.get(name))) is not None:
@@ -158,13 +159,14 @@ class QueryPlanner:
         """Return the state at a position; or a new one, where content is gone and the query goes on without it."""
         if self._options.source.fail_on_data_loss or (lost := lost_at(journal, position, head)) is None:
             return self._known(journal, position)
-        self._warn_once(lost)
+        source = Source(position.offset, position.producers)
+        self._warn_once(lost, go_on_behind(source, lost)[1] if lost.made_again else ())
         return beginning_at(head.begin)
 
-    def _warn_once(self, lost: LostContent) -> None:
+    def _warn_once(self, lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
         if lost not in self._lost:
             self._lost.add(lost)
-            warn_of(lost)
+            warn_of(lost, partly)
 
     def _known(self, journal: str, position: Position) -> ReadState:
         state = self._states.get(journal)
@@ -190,7 +192,14 @@ class QueryPlanner:
     def _range(self, journal: str, begin: int, end: int, head: ContentExtent, first: bool) -> Range:
         """Return a range to read. In the `first` batch of a journal, a user's offset may be within a line."""
         lines = isinstance(self._options.source.framing, JsonLines)
-        return Range(journal, begin, end, head.head, aligned=not lines or not first or begin <= head.begin)
+        return Range(
+            journal,
+            begin,
+            end,
+            head.head,
+            aligned=not lines or not first or begin <= head.begin,
+            journal_id=head.journal_id,
+        )
 
     def _cuts(self, whole: Range) -> Sequence[int]:
         """Return the offsets at which splitting a range is cheap, if it is split at all."""

@@ -148,7 +148,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, state in states.items():
             batch = batches.get(name)
             if batch is not None and batch.parts:
-                after = replace(batch.state.position, created=heads[name].created)
+                after = _identified(batch.state.position, heads[name])
                 end[name] = after if state.position.created else replace(after, since=state.position.offset)
                 self._planner.keep(name, replace(batch.state, position=end[name]))
                 self._ended.pop(name, None)
@@ -156,7 +156,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if batch is not None and planned[name].end >= heads[name].head:
                 self._ended[name] = heads[name].head
             if name not in begun and name in readable:
-                end[name] = replace(state.position, created=heads[name].created, since=state.position.offset)
+                end[name] = replace(_identified(state.position, heads[name]), since=state.position.offset)
                 self._planner.keep(name, replace(state, position=end[name]))
         found = dumps(end)
         self._planned = _key(start, found), self._partitions(batches)
@@ -230,3 +230,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _key(start: Mapping[str, Any], end: Mapping[str, Any]) -> str:
     return json.dumps([start, end], sort_keys=True)
+
+
+def _identified(position: Position, head: ContentExtent) -> Position:
+    """Return a position with what tells its journal from others of the same name."""
+    return replace(position, created=head.created, journal_id=head.journal_id or position.journal_id)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from coranto.client.append_service import AppendService
 from coranto.client.appender import Appender
-from coranto.client.client import JournalClient
+from coranto.client.client import JournalClient, ToldHead
 from coranto.client.heads import Heads
 from coranto.client.kept_content import KeptContent
 from coranto.client.loop import Face
@@ -82,6 +82,10 @@ class JournalClientFace(Face):
     def head_and_revision(self, journal: str) -> tuple[int, int]:
         """Return the write head, and the etcd revision that the answering broker knew at that time."""
         return self._run(self._inner.head_and_revision(journal))
+
+    def tell_head(self, journal: str) -> ToldHead:
+        """Return the answer to a question for the write head."""
+        return self._run(self._inner.tell_head(journal))
 
     def heads(self, selector: str | pb.LabelSelector = "") -> Heads:
         """Return brokers' knowledge of all journals that match a selector: heads, stored ends, times, registers."""

@@ -21,6 +21,7 @@ from coranto.effects import Clock
 from coranto.errors import (
     CorantoError,
     InvalidInput,
+    JournalRecreated,
     ReaderOffline,
     StreamTruncated,
 )
@@ -44,6 +45,7 @@ from coranto.streams.model.positions import SegmentPosition, StreamPosition
 from coranto.streams.model.stream import Stream
 from coranto.streams.model.watermarks import TimeWindow, TimeWindows
 from coranto.streams.reader.delivery import Event, SegmentPool, SegmentSource, StreamTransaction
+from coranto.streams.reader.recreated import require_same
 
 E = TypeVar("E")
 
@@ -53,6 +55,10 @@ OnCheckpoint: TypeAlias = Callable[[str], Awaitable[None]]
 DEFAULT_BEAT: Final = 5.0
 DEFAULT_TIMEOUT: Final = 20.0
 
+_RECREATED: Final = (
+    "Reset the group (ReaderGroup.reset): it then begins at the present stream's beginning, without the unread "
+    "content of the earlier one."
+)
 _log = structlog.get_logger(__name__)
 
 
@@ -183,9 +189,9 @@ class GroupReader(Generic[E]):
     async def __anext__(self) -> Event[E]:
         """Return the next event.
 
-        Raises ReaderOffline if the reader is no longer in the group; StreamTruncated; CorruptMessage, after which
-        reading can go on; what `on_checkpoint` raises, which the next call then calls again; and what the client's
-        calls raise.
+        Raises ReaderOffline if the reader is no longer in the group; StreamTruncated; JournalRecreated, which only a
+        reset of the group ends; CorruptMessage, after which reading can go on; what `on_checkpoint` raises, which the
+        next call then calls again; and what the client's calls raise.
         """
         if not self._rest:
             transaction = await self._next()
@@ -261,6 +267,8 @@ class GroupReader(Generic[E]):
                     raise
                 await self._skip(error)
                 continue
+            except JournalRecreated as error:
+                raise error.advised(_RECREATED) from error
             if transaction is not None:
                 return transaction
             if self._pool.finished() and self._may_pass_on(between=False):
@@ -326,6 +334,10 @@ class GroupReader(Generic[E]):
                 await self._skip(error)
                 return
         assert self._format is not None
+        try:
+            await require_same(self._client, segment, position)
+        except JournalRecreated as error:
+            raise error.advised(_RECREATED) from error
         source = SegmentSource(
             self._client,
             segment,

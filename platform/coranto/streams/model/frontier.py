@@ -220,7 +220,7 @@ def frontier_at(stream: Stream, position: StreamPosition | None = None, *, skip_
                         number,
                         segment.begin,
                     )
-                at = SegmentPosition(max(at.offset, segment.begin))
+                at = SegmentPosition(max(at.offset, segment.begin), journal_id=at.journal_id)
             if at.complete:
                 ended.append((number, at.offset))
         open_[number] = replace(at, complete=False)

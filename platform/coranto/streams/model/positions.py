@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -44,12 +44,14 @@ class SegmentPosition:
     """A reader's position in a segment.
 
     Everything below `offset` is read and, if committed, delivered, except for the `pending` messages. `complete` means
-    that the segment is sealed and `offset` is its final offset.
+    that the segment is sealed and `offset` is its final offset. `journal_id` is the id of the segment's journal; it is
+    empty if it is unknown, as in positions of earlier versions, and comparison ignores it.
     """
 
     offset: int
     pending: tuple[PendingMessages, ...] = ()
     complete: bool = False
+    journal_id: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if self.offset < 0 or any(not 0 <= each.begin < self.offset for each in self.pending):
@@ -67,7 +69,7 @@ class SegmentPosition:
         producers = {
             ProducerId(bytes.fromhex(each.producer)): ProducerState(each.last_ack, each.begin) for each in self.pending
         }
-        return Source(self.offset, producers)
+        return Source(self.offset, producers, self.journal_id)
 
 
 class StreamPosition(Mapping[int, int]):
@@ -88,6 +90,10 @@ class StreamPosition(Mapping[int, int]):
         if isinstance(cut, StreamPosition):
             return cut
         return cls({number: SegmentPosition(offset) for number, offset in cut.items()})
+
+    def in_fork(self) -> StreamPosition:
+        """Return the position for a fork of the stream, whose journals have other ids and the same offsets."""
+        return StreamPosition({number: replace(each, journal_id="") for number, each in self.segments.items()})
 
     def to_json(self) -> str:
         """Return the position as text, to be stored together with the results of the events before it."""

@@ -137,6 +137,7 @@ class SegmentSource(Generic[E]):
         self._chunks: deque[Chunk] = deque()
         self._buffered = 0
         self._fetched = position.offset
+        self._journal_id = position.journal_id if position.offset else ""
         self._room = asyncio.Event()
         self._failure: CorantoError | None = None
         self._fetching = asyncio.ensure_future(self._fetch())
@@ -144,7 +145,7 @@ class SegmentSource(Generic[E]):
     @property
     def position(self) -> SegmentPosition:
         """The position after the transactions that were taken, and before all others."""
-        return SegmentPosition(self._offset, tuple(self._pending.values()))
+        return SegmentPosition(self._offset, tuple(self._pending.values()), journal_id=self._journal_id)
 
     @property
     def is_finished(self) -> bool:
@@ -176,8 +177,8 @@ class SegmentSource(Generic[E]):
     async def take(self) -> StreamTransaction[E] | None:
         """Return the next transaction, or None if there is none yet. A cancelled call takes nothing.
 
-        Raises StreamTruncated if the next content is gone; CorruptMessage, after which reading can go on; and what the
-        client's reads raise.
+        Raises StreamTruncated if the next content is gone; JournalRecreated if the stream was deleted, and created
+        again; CorruptMessage, after which reading can go on; and what the client's reads raise.
         """
         while True:
             if self._sequencer.replay_range is None:
@@ -251,7 +252,9 @@ class SegmentSource(Generic[E]):
         assert wanted is not None
         decoder = self._framing.decoder(self.journal, wanted.begin)
         found: list[Envelope[E]] = []
-        chunks = self._client.read(self.journal, wanted.begin, end_offset=wanted.end, fail_on_jump=True)
+        chunks = self._client.read(
+            self.journal, wanted.begin, end_offset=wanted.end, fail_on_jump=True, journal_id=self._journal_id
+        )
         try:
             async with contextlib.aclosing(chunks):
                 async for chunk in chunks:
@@ -272,13 +275,19 @@ class SegmentSource(Generic[E]):
         try:
             while self._end is None or self._fetched < self._end:
                 chunks = self._client.read(
-                    self.journal, self._fetched, end_offset=self._end or 0, block=True, fail_on_jump=True
+                    self.journal,
+                    self._fetched,
+                    end_offset=self._end or 0,
+                    block=True,
+                    fail_on_jump=True,
+                    journal_id=self._journal_id,
                 )
                 async with contextlib.aclosing(chunks):
                     async for chunk in chunks:
                         self._chunks.append(chunk)
                         self._buffered += len(chunk.content)
                         self._fetched = chunk.end
+                        self._journal_id = chunk.journal_id or self._journal_id
                         self._wake(self.number)
                         while self._buffered >= self._read_ahead:
                             self._room.clear()

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
-from typing import Generic, Self, TypeVar, cast
+from typing import Final, Generic, Self, TypeVar, cast
 
 import structlog
 
 from coranto.client.client import JournalClient
 from coranto.effects import Clock, SystemClock
-from coranto.errors import InvalidInput, JournalNotFound, StreamTruncated
+from coranto.errors import InvalidInput, JournalNotFound, JournalRecreated, StreamTruncated
 from coranto.messages.framing import Framing
 from coranto.streams.control.watching import StreamWatch
 from coranto.streams.model.events import format_of
@@ -28,9 +28,11 @@ from coranto.streams.model.positions import SegmentPosition, StreamPosition
 from coranto.streams.model.stream import Segment, Stream
 from coranto.streams.model.watermarks import TimeWindow, TimeWindows
 from coranto.streams.reader.delivery import DEFAULT_READ_AHEAD, Event, SegmentPool, SegmentSource, StreamTransaction
+from coranto.streams.reader.recreated import require_same
 
 E = TypeVar("E")
 
+_RECREATED: Final = "Begin again without a position, or skip the missing content (skip_truncated)."
 _log = structlog.get_logger(__name__)
 
 
@@ -65,7 +67,9 @@ class StreamReader(Generic[E]):
         Reading ends at `end` (exclusive), and waits until that is there. Without `end`, reading ends after everything
         that was committed before it began; with `block`, it ends only when the stream is sealed and read.
 
-        If content is gone, StreamTruncated is raised; with `skip_truncated`, reading continues after it instead.
+        If content is gone, StreamTruncated is raised; with `skip_truncated`, reading continues after it instead. If
+        the position is of an earlier stream of this name, which was deleted, JournalRecreated is raised; with
+        `skip_truncated`, reading continues at the present stream's beginning, and the log says so.
         `read_ahead` is in bytes per segment.
         """
         self._client = client
@@ -106,8 +110,8 @@ class StreamReader(Generic[E]):
     async def __anext__(self) -> Event[E]:
         """Return the next event.
 
-        Raises StreamNotFound; StreamTruncated; CorruptMessage, after which reading can go on; and what the client's
-        reads raise.
+        Raises StreamNotFound; StreamTruncated; JournalRecreated; CorruptMessage, after which reading can go on; and
+        what the client's reads raise.
         """
         if not self._rest:
             transaction = await self._next()
@@ -175,6 +179,11 @@ class StreamReader(Generic[E]):
                 if not self._skip_truncated and self._began.pop(error.segment, -1) != self._offset_of(error.segment):
                     raise
                 await self._skip(error)
+                continue
+            except JournalRecreated as error:
+                if not self._skip_truncated:
+                    raise error.advised(_RECREATED) from error
+                await self._begin_again(error)
                 continue
             if transaction is not None:
                 return transaction
@@ -247,6 +256,26 @@ class StreamReader(Generic[E]):
         self._frontier = self._frontier.advanced({number: SegmentPosition(behind)})
         self._opened.append(number)
 
+    async def _begin_again(self, error: JournalRecreated) -> None:
+        """Continue at the beginning of the stream that has the name now."""
+        _log.warning(
+            "stream_reader.stream_recreated",
+            journal=error.journal,
+            begin=error.offset,
+            end=error.head,
+            journal_id_before=error.known,
+            journal_id=error.found,
+        )
+        await self._pool.close()
+        self._pool.consume()
+        self._done.clear()
+        self._opened.clear()
+        self._rest.clear()
+        self._begin = None
+        stream = await self._watch.refresh()
+        self._frontier = frontier_at(stream)
+        self._opened.extend(self._frontier.open)
+
     def _offset_of(self, number: int) -> int:
         """Return the offset up to which an open segment is read."""
         if number in self._pool.sources:
@@ -267,9 +296,11 @@ class StreamReader(Generic[E]):
             raise StreamTruncated(
                 f"segment {number} is gone; begin anew, or skip the missing content (skip_truncated)", number
             )
+        position = self._frontier.open[number]
+        if self._begin is not None and number in self._begin:
+            await require_same(self._client, segment, position)
         end = await self._bound(segment)
         self._seen = None
-        position = self._frontier.open[number]
         if end is not None and end < position.offset:
             end = position.offset  # Nothing is left to read.
         source = SegmentSource(

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 from structlog.testing import capture_logs
 
-from coranto.errors import CorruptData, InvalidInput, OffsetJump
+from coranto.errors import CorruptData, InvalidInput, JournalRecreated, OffsetJump
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
@@ -332,6 +332,42 @@ def test_a_query_may_go_on_with_a_journal_that_was_made_again_and_without_one_th
     assert read(new_reader(failOnDataLoss="false"), first, second) == rows
     assert second[TWO] == first[TWO]
     assert next_batch(reader, second) == (second, [])
+
+
+def test_a_journal_is_known_by_its_id_not_by_the_etcd_revision_that_created_it(broker, publisher, new_reader):
+    broker.fake.tells_ids = True
+    broker.create(ONE)
+    one = publisher()
+    one.publish(ONE, {"n": 1})
+    one.flush()
+    reader = new_reader(startingOffsets="earliest")
+    first, _ = next_batch(reader, reader.initialOffset())
+    made = broker.fake.journals[ONE]
+    assert first[ONE]["journal_id"] == made.journal_id
+
+    made.create_revision += 7  # It was applied again after etcd was restored.
+    one.publish(ONE, {"n": 2})
+    one.flush()
+    second, rows = next_batch(new_reader(startingOffsets="earliest"), first)
+    assert rows == [(ONE, 2)]
+    assert read(new_reader(), first, second) == rows
+
+    broker.create(ONE)
+    again = broker.fake.journals[ONE]
+    again.create_revision = made.create_revision
+    other = publisher()
+    for n in range(10, 20):
+        other.publish(ONE, {"n": n})
+    other.flush()
+    with pytest.raises(JournalRecreated, match="new checkpoint"):
+        next_batch(new_reader(startingOffsets="earliest"), second)
+    with pytest.raises(JournalRecreated):
+        read(new_reader(), first, second)
+    with capture_logs() as logs:
+        third, rows = next_batch(new_reader(failOnDataLoss="false"), second)
+    assert rows == [(ONE, n) for n in range(10, 20)]
+    assert third[ONE]["journal_id"] == again.journal_id
+    assert lost(logs) == [(ONE, second[ONE]["offset"], again.head, True)]
 
 
 def test_of_a_transaction_that_retention_took_in_part_a_query_delivers_the_rest(

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from coranto.errors import CheckpointRefused, InvalidInput, ReaderOffline, StreamNotFound, StreamTruncated
+from coranto.errors import (
+    CheckpointRefused,
+    InvalidInput,
+    JournalRecreated,
+    ReaderOffline,
+    StreamNotFound,
+    StreamTruncated,
+)
 from coranto.messages.framing import JsonObject
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.control.scaling import Merge, Split
@@ -23,6 +30,7 @@ from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.testing import Cluster
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.wire import protocol_pb2 as pb
 
 KEYS = [f"key{n}" for n in range(8)]
 
@@ -615,3 +623,31 @@ def test_groups_that_are_not_there_and_values_that_make_no_sense() -> None:
 
 def _before(position: StreamPosition) -> StreamPosition:
     return StreamPosition.of(dict.fromkeys(position, 0))
+
+
+def test_a_group_of_a_stream_that_was_created_again_has_to_be_reset() -> None:
+    async def main(world: World) -> None:
+        template = default_template(replication=1, stores=[])
+        await world.streams.create("s", 1, template=template)
+        group = world.group("operator")
+        await group.create()
+        await world.write(range(3))
+        async with group.reader("r0") as reader:
+            for n in range(3):
+                assert (await anext(reader)).data["n"] == n
+            await reader.commit()
+        (segment,) = (await world.streams.describe("s")).segments.values()
+        (info,) = (await world.client.list(f"name={segment.journal}")).journals
+        await world.client.apply(
+            [pb.ApplyRequest.Change(delete=segment.journal, expect_mod_revision=info.mod_revision)]
+        )
+        await world.client.apply([pb.ApplyRequest.Change(upsert=info.spec)])
+        await world.write(range(10, 20))
+        async with world.group("later").reader("r1") as reader:
+            with pytest.raises(JournalRecreated, match="reset"):
+                await anext(reader)
+        await group.reset()
+        async with world.group("latest").reader("r2") as reader:
+            assert [(await anext(reader)).data["n"] for _ in range(10)] == list(range(10, 20))
+
+    run(main)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from coranto.client import JournalClient
-from coranto.errors import InvalidInput, OffsetJump, StreamNotFound, StreamTruncated
+from coranto.errors import InvalidInput, JournalRecreated, OffsetJump, StreamNotFound, StreamTruncated
 from coranto.messages.framing import JsonObject
 from coranto.messages.transactions import TransactionBuilder
 from coranto.messages.uuids import ProducerClock, new_producer_id
@@ -408,6 +409,55 @@ def test_a_stream_that_is_not_there_or_goes_away() -> None:
             await world.streams.delete("s")
             with pytest.raises((StreamNotFound, StreamTruncated)):
                 async with asyncio.timeout(60):
+                    await waiting
+
+    run(main)
+
+
+@pytest.mark.parametrize("later", [range(10, 30), range(10, 12)], ids=["longer", "shorter"])
+def test_a_position_of_a_stream_that_was_deleted_and_created_again(later: range) -> None:
+    async def main(world: World) -> None:
+        template = default_template(stores=[])
+        await world.streams.create("s", template=template)
+        await world.write(range(10))
+        async with world.reader() as reader:
+            assert [event.data["n"] async for event in reader] == list(range(10))
+            position = StreamPosition.from_json(reader.position().to_json())
+        (at,) = position.segments.values()
+        assert at.journal_id
+        await world.streams.delete("s")
+        await world.streams.create("s", template=template)
+        await world.write(later)
+
+        for block in (False, True):
+            async with world.reader(begin=position, block=block) as reader:
+                with pytest.raises(JournalRecreated, match="skip_truncated") as error:
+                    await anext(reader)
+            assert error.value.known == at.journal_id
+        with capture_logs() as logs:
+            async with world.reader(begin=position, skip_truncated=True) as reader:
+                assert [event.data["n"] async for event in reader] == list(later)
+                assert reader.position().segments[0].journal_id == error.value.found
+        (told,) = [each for each in logs if each["event"] == "stream_reader.stream_recreated"]
+        assert (told["begin"], told["journal_id_before"]) == (at.offset, at.journal_id)
+
+    run(main)
+
+
+def test_a_running_reader_notices_that_its_stream_was_created_again() -> None:
+    async def main(world: World) -> None:
+        template = default_template(stores=[])
+        await world.streams.create("s", template=template)
+        await world.write([0])
+        async with world.reader(block=True) as reader:
+            assert (await anext(reader)).data["n"] == 0
+            waiting = asyncio.ensure_future(anext(reader))
+            await asyncio.sleep(1)
+            await world.streams.delete("s")
+            await world.streams.create("s", template=template)
+            await world.write(range(1, 9))
+            async with asyncio.timeout(300):
+                with pytest.raises((JournalRecreated, StreamNotFound)):
                     await waiting
 
     run(main)

@@ -1,0 +1,87 @@
+"""Sources that are not the journals that a shard's checkpoint is of: deleted, and created again under the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from coranto import labels
+from coranto.client import JournalClient
+from coranto.client.heads import JournalHead
+from coranto.errors import CorruptData, InvalidInput, JournalRecreated
+from coranto.messages import Source
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
+
+ADVICE: Final = (
+    f"To continue from the beginning of the present journal, without the unread content of the earlier one, give the "
+    f"shard the label {labels.DATA_LOSS}={labels.CONTINUE}, and unassign it if it has failed. A shard with another id "
+    "and store begins there, too."
+)
+_log = structlog.get_logger(__name__)
+
+
+def continues(spec: pc.ShardSpec) -> bool:
+    """Return True if the shard continues where content is lost. Raises InvalidInput for another value of its label."""
+    value = labels.value_of(spec.labels, labels.DATA_LOSS)
+    if value not in ("", labels.CONTINUE):
+        raise InvalidInput(
+            f"{value!r} is not {labels.CONTINUE!r}: give the label that value, or leave it out to stop at lost content",
+            field=f"label {labels.DATA_LOSS}",
+        )
+    return value == labels.CONTINUE
+
+
+async def present_sources(
+    client: JournalClient, spec: pc.ShardSpec, sources: Mapping[str, Source]
+) -> dict[str, Source]:
+    """Return the sources of a checkpoint as they can be read on, with the ids of their journals.
+
+    Raises JournalRecreated for the offset of an earlier journal, and CorruptData for one behind a journal's end. If the
+    shard continues without lost content, such a source begins where its journal does, and the log says what is lost.
+    """
+    may_continue = continues(spec)
+    read = [each.journal for each in spec.sources if each.journal in sources and sources[each.journal].read_through]
+    found = dict(sources)
+    if not read:
+        return found
+    heads = await client.heads(labels.label_selector(include=[(labels.NAME, name) for name in read]))
+    for head in heads:
+        error = _mismatch(head, sources[head.journal])
+        if error is None:
+            continue
+        is_same = bool(head.journal_id) and head.journal_id == sources[head.journal].journal_id
+        if not may_continue or is_same:
+            raise error  # To read the same journal from its beginning would count its messages twice.
+        offset = sources[head.journal].read_through
+        _log.warning(
+            "source.content_lost",
+            shard=spec.id,
+            journal=head.journal,
+            begin=offset,
+            end=head.head,
+            made_again=True,
+            error=str(error),
+        )
+        found[head.journal] = Source(head.begin, journal_id=head.journal_id)
+    return found
+
+
+def _mismatch(head: JournalHead, source: Source) -> CorruptData | None:
+    """Return the error of a source that cannot be read on; None if it can, as far as is known."""
+    if not head.known:
+        return None  # Its reads check the id once a broker serves it.
+    if head.journal_id and source.journal_id not in ("", head.journal_id):
+        return JournalRecreated(
+            head.journal, source.read_through, source.journal_id, head.journal_id, head.head, ADVICE
+        )
+    # A primary that lacks content which other brokers have refuses appends. What it has is not the journal's end.
+    is_end = head.append_status == pb.OK and (head.append_status_time > 0 or not head.broker)
+    if head.is_primary and is_end and source.read_through > head.head:
+        return CorruptData(
+            f"journal {head.journal} ends at {head.head}, but is processed through {source.read_through}: it was "
+            f"deleted and created again, or has lost content. {ADVICE}"
+        )
+    return None

@@ -1,0 +1,29 @@
+"""Positions of a stream that was deleted, and created again under the same name."""
+
+from __future__ import annotations
+
+from coranto.client.client import JournalClient
+from coranto.errors import CorruptData, JournalNotFound, JournalRecreated, JournalSuspended
+from coranto.streams.model.positions import SegmentPosition
+from coranto.streams.model.stream import Segment
+
+
+async def require_same(client: JournalClient, segment: Segment, position: SegmentPosition) -> None:
+    """Check a stored position, which may be beyond all that its segment has.
+
+    Raises JournalRecreated for one of an earlier stream of this name, and CorruptData for one without an id that is
+    beyond the head. It cannot tell of segments that are gone or suspended; their reads do.
+    """
+    if not position.offset:
+        return
+    try:
+        told = await client.tell_head(segment.journal)
+    except (JournalNotFound, JournalSuspended):
+        return
+    if told.journal_id and position.journal_id not in ("", told.journal_id):
+        raise JournalRecreated(segment.journal, position.offset, position.journal_id, told.journal_id, told.head)
+    if position.offset > told.head:
+        raise CorruptData(
+            f"segment {segment.number} ends at {told.head}, and is read through {position.offset}: its stream was "
+            "deleted and created again, or has lost content. Begin again without a position"
+        )

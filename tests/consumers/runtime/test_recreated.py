@@ -1,0 +1,110 @@
+"""Shards whose source was deleted, and created again under the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+import pytest
+from structlog.testing import capture_logs
+
+from coranto.errors import CorruptData, InvalidInput, JournalRecreated
+from coranto.labels import CONTINUE, DATA_LOSS, label_set
+from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.runtime.recreated import continues
+from coranto_consumers.runtime.testing import running_shard, shard_spec
+
+SPEC = shard_spec("shard-sums", ["in/one", "in/two"], max_seconds=600)
+
+
+def continuing() -> pc.ShardSpec:
+    spec = pc.ShardSpec()
+    spec.CopyFrom(SPEC)
+    spec.labels.CopyFrom(label_set([(DATA_LOSS, CONTINUE)]))
+    return spec
+
+
+@pytest.fixture(params=["sqlite", "sqlite-batches"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def in_batches(kind: str) -> Container[str]:
+    return ("in/one", "in/two") if kind.endswith("-batches") else ()
+
+
+@pytest.fixture
+def store_url(kind: str, new_store: Callable[[str], str]) -> str:
+    return new_store("sqlite")
+
+
+@pytest.fixture
+async def known(journals, client, sums):
+    """A shard's checkpoint of two journals with ids."""
+    journals.fake.tells_ids = True
+    journals.create("in/one", "in/two", "out/one")
+    async with running_shard(sums, SPEC, client) as shard:
+        heads = {
+            "in/one": await journals.publish("in/one", *({"key": "a", "n": 1} for _ in range(3))),
+            "in/two": await journals.publish("in/two", {"key": "b", "n": 1}),
+        }
+        await shard.read_through(heads)
+    sources = sums.database.read("shard-sums").checkpoint.sources
+    ids = {journal: source.journal_id for journal, source in sources.items()}
+    assert ids == {journal: journals.fake.journals[journal].journal_id for journal in heads}
+    return heads
+
+
+@pytest.mark.parametrize("messages", [1, 10], ids=["shorter", "longer"])
+async def test_a_shard_stops_and_continues_from_the_beginning_if_it_may(journals, client, sums, known, messages):
+    journals.create("in/one")
+    head = await journals.publish("in/one", *({"key": "a", "n": 100} for _ in range(messages)))
+    with pytest.raises(JournalRecreated, match=f"{DATA_LOSS}={CONTINUE}") as error:
+        async with running_shard(sums, SPEC, client) as shard:
+            await shard.read_through({"in/one": head + known["in/one"]})
+    assert (error.value.offset, error.value.head) == (known["in/one"], head)
+    assert sums.sums() == {"a": (3, 3), "b": (1, 1)}
+
+    with capture_logs() as logs:
+        async with running_shard(sums, continuing(), client) as shard:
+            await shard.read_through({"in/one": head})
+    assert sums.sums() == {"a": (3 + 100 * messages, 3 + messages), "b": (1, 1)}
+    (lost,) = [each for each in logs if each["event"] == "source.content_lost"]
+    assert (lost["journal"], lost["begin"], lost["end"]) == ("in/one", known["in/one"], head)
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": await journals.publish("in/one", {"key": "a", "n": 7})})
+    assert sums.sums()["a"] == (10 + 100 * messages, 4 + messages)
+
+
+async def test_a_running_shard_notices(journals, client, sums, known):
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through(known)
+        journals.create("in/one")
+        head = await journals.publish("in/one", *({"key": "a", "n": 100} for _ in range(10)))
+        journals.fake.cut()
+        with pytest.raises(JournalRecreated, match=DATA_LOSS):
+            await shard.read_through({"in/one": head})
+    assert sums.sums() == {"a": (3, 3), "b": (1, 1)}
+
+
+async def test_a_checkpoint_without_ids_is_accepted_up_to_the_head_and_gets_ids(journals, client, sums):
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": await journals.publish("in/one", {"key": "a", "n": 1})})
+    assert not sums.database.read("shard-sums").checkpoint.sources["in/one"].journal_id
+    journals.fake.journals["in/one"].journal_id = "given-1"
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": await journals.publish("in/one", {"key": "a", "n": 2})})
+    assert sums.sums() == {"a": (3, 2)}
+    assert sums.database.read("shard-sums").checkpoint.sources["in/one"].journal_id == "given-1"
+
+    journals.create("in/one")  # Its brokers tell no id now.
+    await journals.publish("in/one", {"key": "a", "n": 9})
+    with pytest.raises(CorruptData, match="deleted and created again"):
+        async with running_shard(sums, SPEC, client) as shard:
+            await shard.read_through({"in/one": 1 << 20})
+
+
+def test_a_label_with_another_value_is_refused():
+    spec = pc.ShardSpec(labels=label_set([(DATA_LOSS, "ignore")]))
+    with pytest.raises(InvalidInput, match=CONTINUE):
+        continues(spec)

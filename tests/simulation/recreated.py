@@ -1,0 +1,275 @@
+"""A simulated world of journals that are deleted and created again, and of a shard whose store goes back to copies.
+
+One shard reads two journals. Between its runs, and while it runs, journals grow, are deleted and created again under
+their names, brokers are killed, and the shard's store is set back to an older copy of itself: rows and checkpoint. The
+shard continues where content is lost, as its label says.
+
+What must hold after each commit, and in the end: of each journal that there ever was, the store has the messages from
+the first one on, in order, each once; of the present journals, it has all in the end. A position that is taken for one
+of another journal breaks that: it passes over messages, or reads some again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from structlog.testing import capture_logs
+
+from coranto.errors import CorantoError, JournalNotFound, JournalRecreated
+from coranto.labels import CONTENT_TYPE, CONTINUE, DATA_LOSS, JSON_LINES, label_set
+from coranto.messages import Checkpoint, Envelope, JsonLines, ProducerClock, TransactionBuilder, new_producer_id
+from coranto.testing import Cluster
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.runtime.application import Application, Shard
+from coranto_consumers.runtime.metrics import ConsumerMetrics
+from coranto_consumers.runtime.primary import Primary
+from coranto_consumers.runtime.progress import Progress
+from coranto_consumers.runtime.publishing import ShardPublisher
+from coranto_consumers.runtime.testing import shard_spec
+from coranto_consumers.stores.base import Store
+
+JOURNALS = ("in/one", "in/two")
+BROKERS = 2
+STEPS = 12
+SECONDS = 120.0
+"""The time in which a shard must have read what there is."""
+
+Row = tuple[str, int, int]
+"""A message that counted: its journal, the number of journals with that name before it, and its own number there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a store holds, and a copy of it."""
+
+    rows: tuple[Row, ...] = ()
+    checkpoint: bytes = b""
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of a run: what it found wrong, and how often it took interesting paths."""
+
+    seed: int
+    anomalies: list[str] = field(default_factory=list)
+    coverage: Counter[str] = field(default_factory=Counter)
+
+
+def run(seed: int) -> Report:
+    """Run one simulation."""
+    report = Report(seed)
+
+    async def whole(loop: SimLoop) -> None:
+        async with Cluster(brokers=BROKERS, lease_seconds=2.0) as cluster:
+            await _World(loop, cluster, report).play()
+
+    with simulated(seed) as loop:
+        loop.run_until_complete(whole(loop))
+    return report
+
+
+class _World:
+    def __init__(self, loop: SimLoop, cluster: Cluster, report: Report) -> None:
+        self.loop = loop
+        self.cluster = cluster
+        self.report = report
+        self.rng: random.Random = loop.rng
+        self.clock = SimClock(loop)
+        self.client = cluster.client(name="operator")
+        self.made: Counter[str] = Counter()
+        self.published: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self.kept = Kept()
+        self.copies = [self.kept]
+        self.down: int | None = None
+
+    async def play(self) -> None:
+        for journal in JOURNALS:
+            await self.create(journal)
+        for _ in range(STEPS):
+            action = self.rng.choice(
+                [self.publish, self.publish, self.recreate, self.consume, self.consume, self.restore]
+            )
+            await action()
+            if self.rng.random() < 0.2:
+                await self.restart_broker()
+        for journal in JOURNALS:
+            await self.publish(journal)
+        await self.consume(completely=True)
+        for journal in JOURNALS:
+            found = sum(1 for row in self.kept.rows if row[:2] == (journal, self.made[journal]))
+            wanted = self.published[journal, self.made[journal]]
+            if found != wanted:
+                self.report.anomalies.append(f"{journal}: {found} of {wanted} messages count in the end")
+
+    async def create(self, journal: str) -> None:
+        spec = pb.JournalSpec(
+            name=journal,
+            replication=BROKERS,
+            flags=pb.JournalSpec.O_RDWR,
+            labels=label_set([(CONTENT_TYPE, JSON_LINES)]),
+            fragment=pb.JournalSpec.Fragment(length=1 << 20, compression_codec=pb.NONE),
+        )
+        spec.fragment.refresh_interval.FromSeconds(5)
+        await self.cluster.create(spec, timeout=120.0)
+
+    async def recreate(self) -> None:
+        journal = self.rng.choice(JOURNALS)
+        (info,) = (await self.client.list(f"name={journal}")).journals
+        deletion = pb.ApplyRequest.Change(delete=journal, expect_mod_revision=info.mod_revision)
+        await self.client.apply([deletion])
+        self.made[journal] += 1
+        await self.create(journal)
+        self.report.coverage["a journal was created again"] += 1
+        if self.rng.random() < 0.7:  # Perhaps it grows beyond what was read of the one before.
+            await self.publish(journal)
+
+    async def publish(self, journal: str = "") -> None:
+        """Publish some messages, perhaps as a transaction, perhaps with one before them that is never acknowledged."""
+        journal = journal or self.rng.choice(JOURNALS)
+        builder: TransactionBuilder[Any] = TransactionBuilder(
+            new_producer_id(self.rng.randbytes), ProducerClock(lambda: int(self.clock.now() * 1e9)), JsonLines()
+        )
+        key = journal, self.made[journal]
+        for _ in range(self.rng.randint(1, 8)):
+            builder.add(journal, {"made": key[1], "n": self.published[key]})
+            self.published[key] += 1
+        for name, content in builder.take_batches(1 << 20):
+            await self.append(name, content)
+        builder.ack_intents()
+        for name, content in builder.commit().items():
+            await self.append(name, content)
+        builder.finish()
+
+    async def append(self, journal: str, content: bytes) -> None:
+        await self.client.append(journal, content, retry_unknown=True, patience=600.0)
+
+    async def restart_broker(self) -> None:
+        number = self.rng.randrange(BROKERS)
+        await self.cluster.kill(number)
+        await asyncio.sleep(self.rng.uniform(0.0, 5.0))
+        await self.cluster.start(number)
+
+    async def restore(self) -> None:
+        """Set the store back to a copy of itself."""
+        self.kept = self.rng.choice(self.copies)
+        self.report.coverage["the store went back"] += 1
+
+    async def consume(self, *, completely: bool = False) -> None:
+        """Run the shard for a while, or until it has read what there is. It starts again after errors."""
+        deadline = self.loop.time() + (SECONDS if completely else self.rng.uniform(0.0, 10.0))
+        meanwhile = not completely and self.rng.random() < 0.4
+        running = asyncio.ensure_future(self.keep_running())
+        if meanwhile:
+            await asyncio.sleep(self.rng.uniform(0.0, 3.0))
+            await self.recreate()
+        while self.loop.time() < deadline:
+            await asyncio.sleep(0.2)
+            if completely and await self.is_read():
+                break
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    async def is_read(self) -> bool:
+        sources = Checkpoint.from_bytes(self.kept.checkpoint).sources
+        for journal in JOURNALS:
+            if journal not in sources or sources[journal].read_through != await self.client.head(journal):
+                return False
+        return True
+
+    async def keep_running(self) -> None:
+        while True:
+            try:
+                await self.run_shard()
+            except JournalRecreated:
+                self.report.coverage["a running shard noticed"] += 1
+            except (CorantoError, TimeoutError) as error:
+                name = type(error).__name__
+                self.report.coverage[f"the shard failed: {name}"] += 1
+                if not isinstance(error, JournalNotFound) and not error_is_passing(error):
+                    self.report.anomalies.append(f"the shard failed: {name}: {error}")
+            await asyncio.sleep(0.5)
+
+    async def run_shard(self) -> None:
+        client = self.cluster.client(name="shard")
+        spec = shard_spec("shard-rows", JOURNALS, max_seconds=5)
+        spec.labels.CopyFrom(label_set([(DATA_LOSS, CONTINUE)]))
+        primary = Primary(
+            _Rows(self),
+            Shard(spec, client),
+            clock=self.clock,
+            producer=new_producer_id(self.rng.randbytes),
+            progress=Progress(),
+            metrics=ConsumerMetrics(),
+        )
+        try:
+            with capture_logs() as logs:
+                await primary.run()
+        finally:
+            self.report.coverage["a shard continued where content was lost"] += sum(
+                each["event"] == "source.content_lost" for each in logs
+            )
+            with contextlib.suppress(CorantoError):
+                await client.close()
+
+    def commit(self, kept: Kept) -> None:
+        self.kept = kept
+        self.copies.append(kept)
+        for (journal, made), count in Counter(row[:2] for row in kept.rows).items():
+            found = [row[2] for row in kept.rows if row[:2] == (journal, made)]
+            if found != list(range(count)):
+                self.report.anomalies.append(f"{journal}, created again {made} times: {found} count")
+
+
+def error_is_passing(error: Exception) -> bool:
+    """Return True for an error of brokers that are away."""
+    return isinstance(error, TimeoutError) or (isinstance(error, CorantoError) and error.retriable)
+
+
+class _Rows(Application["_RowStore"]):
+    """Keeps each message as a row."""
+
+    def __init__(self, world: _World) -> None:
+        self._world = world
+
+    async def new_store(self, shard: Shard) -> _RowStore:  # type: ignore[override]
+        return _RowStore(self._world)
+
+    async def consume_message(  # type: ignore[override]
+        self, shard: Shard, store: _RowStore, message: Envelope[Any], publisher: ShardPublisher
+    ) -> None:
+        store.rows.append((message.journal, message.message["made"], message.message["n"]))
+
+    async def finalize_txn(self, shard: Shard, store: _RowStore, publisher: ShardPublisher) -> None:  # type: ignore[override]
+        """Nothing is left to be done."""
+
+
+class _RowStore(Store):
+    """Commits rows and checkpoint together, at once."""
+
+    def __init__(self, world: _World) -> None:
+        self._world = world
+        self.rows: list[Row] = []
+
+    async def restore_checkpoint(self, shard: str) -> Checkpoint:
+        self.rows = list(self._world.kept.rows)
+        return Checkpoint.from_bytes(self._world.kept.checkpoint)
+
+    async def start_commit(
+        self, shard: str, checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]
+    ) -> Awaitable[None]:
+        await asyncio.gather(*wait_for)
+        self._world.commit(Kept(tuple(self.rows), checkpoint.to_bytes()))
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    async def destroy(self) -> None:
+        """It holds nothing."""

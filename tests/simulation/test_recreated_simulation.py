@@ -1,0 +1,73 @@
+"""Journals that are created again, and stores that go back: seeds are sound, and planted bugs are caught."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+import pytest
+
+from coranto.client.read_progress import ReadProgress
+from coranto.messages.checkpoints import Source
+from coranto_broker.recovery.in_sync_records import in_sync
+from coranto_consumers.runtime import recreated
+
+from .coverage import missing
+from .recreated import Report, run
+
+SEEDS = 16
+INTERESTING = {
+    "a journal was created again": 2 * SEEDS,
+    "a running shard noticed": 1,
+    "a shard continued where content was lost": 4,
+    "the store went back": SEEDS,
+}
+
+
+@functools.cache
+def report_of(seed: int) -> Report:
+    return run(seed)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_seed(seed: int) -> None:
+    report = report_of(seed)
+    assert not report.anomalies, f"seed {seed}: {report.anomalies}"
+
+
+def test_the_seeds_go_where_it_is_interesting() -> None:
+    coverage: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        coverage += report_of(seed).coverage
+    assert missing(coverage, INTERESTING) == {}
+
+
+def is_caught() -> bool:
+    return any(run(seed).anomalies for seed in range(SEEDS))
+
+
+def test_a_shard_that_compares_no_ids_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReadProgress, "expected_id", "")
+    monkeypatch.setattr(recreated, "_mismatch", lambda head, source: None)
+    assert is_caught()
+
+
+def test_a_checkpoint_that_keeps_no_ids_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is accepted wherever the journal has grown beyond it."""
+    real = Source.__init__
+
+    def without(self: Source, *arguments: object, **options: object) -> None:
+        real(self, *arguments[:2], **{**options, "journal_id": ""})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Source, "__init__", without)
+    assert is_caught()
+
+
+def test_brokers_whose_journals_all_have_one_id_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_sync, "first_id", lambda cluster, create_revision: "one")
+    assert is_caught()
+
+
+def test_a_shard_that_compares_ids_only_when_it_starts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReadProgress, "expected_id", "")
+    assert is_caught()
