@@ -129,6 +129,7 @@ class CommittedReader:
             held.clear()
         for lines in read_lines(self._content, part, self._framing):
             scan.saw(lines)
+            lines = lines.messages
             row_segment = scan.feed(lines)
             if held is not None and part.length <= HELD_BYTES:
                 held.append((lines, row_segment))
@@ -136,7 +137,8 @@ class CommittedReader:
 
     def _again(self, number: int) -> Iterator[tuple[Lines, Int32s]]:
         scanner = RangeScanner()
-        for lines in read_lines(self._content, self._ranges[number], self._framing):
+        for read in read_lines(self._content, self._ranges[number], self._framing):
+            lines = read.messages
             yield lines, scanner.feed(lines.producers, lines.clocks, lines.flags, lines.begins)
 
     def _resolve(self, summaries: Sequence[RangeSummary]) -> list[RangeDecision]:

@@ -6,17 +6,20 @@ import difflib
 import enum
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from coranto.errors import InvalidInput
 
 E = TypeVar("E", bound=enum.StrEnum)
 
+SPARK_OPTIONS: Final = frozenset(("checkpointlocation", "queryname", "path"))
+"""The options that Spark adds to those of a source or sink, in lower case. They mean nothing here."""
+
 
 def require_known(key: str, names: Iterable[str]) -> None:
-    """Raise InvalidInput for an option that is not among those of these names."""
+    """Raise InvalidInput for an option that is neither among those of these names nor Spark's own."""
     known = {name.lower(): name for name in names}
-    if key.lower() in known:
+    if key.lower() in known or key.lower() in SPARK_OPTIONS:
         return
     close = difflib.get_close_matches(key.lower(), known, n=1)
     hint = f"did you mean {known[close[0]]}?" if close else f"there are {', '.join(sorted(known.values()))}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from coranto.client import Chunk
 from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s, producer_number
-from coranto.messages.columnar_lines import read_json_lines
 from coranto.messages.framing import DEFAULT_LINE_BYTES, Decoder, JsonLines
 from coranto.messages.uuids import ZERO_UUID, UuidParts
 from coranto_consumers.spark.framings import ReadFraming, Records
 from coranto_consumers.spark.ranges import Range
+from coranto_consumers.spark.special_lines import read_block
 
 BLOCK_BYTES = 4 << 20
 OVERRUN_BYTES = 4 << 10
@@ -62,6 +62,8 @@ class Lines:
     """The lines of JSON whose first field holds the UUID and nothing else (`LineColumns.headed`)."""
     journals: Any | None = None
     """The journal of each message, as an Arrow array of texts, if they are of several."""
+    blank: Mask | None = None
+    """The lines of JSON that are no messages, because they are empty or white space; None without any."""
 
     @classmethod
     def together(cls, parts: Sequence[Lines]) -> Lines:
@@ -99,6 +101,11 @@ class Lines:
         """An Arrow binary array of the lines without their newlines."""
         return pc.binary_slice(self.content, 0, -1)
 
+    @property
+    def messages(self) -> Lines:
+        """The lines without blank ones."""
+        return self if self.blank is None else replace(self.where(~self.blank), blank=None)
+
     def where(self, mask: Mask) -> Lines:
         """Return only the lines that `mask` marks."""
         if mask.all():
@@ -115,6 +122,7 @@ class Lines:
             None if self.commits is None else self.commits[mask],
             None if self.headed is None else self.headed[mask],
             None if self.journals is None else self.journals.filter(pa.array(mask)),
+            None if self.blank is None else self.blank[mask],
         )
 
 
@@ -125,7 +133,7 @@ def _mask_of(mask: Mask | None, length: int) -> Mask:
 def read_lines(
     content: JournalContent, part: Range, framing: ReadFraming, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Lines]:
-    """Yield the lines, or other messages, that start in a range, in blocks.
+    """Yield the lines, or other messages, that start in a range, in blocks. Lines of JSON may be blank.
 
     Raises CorruptMessage for a line that is not a message, unless the framing is tolerant, and OffsetJump where content
     is gone.
@@ -139,13 +147,10 @@ def read_lines(
 
 def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> Lines:
     """Return the lines of a block that begins at `offset` and ends with a newline."""
-    lines = read_json_lines(framing, journal, block, offset)
+    found = read_block(framing, journal, block, offset)
+    lines, unreadable = found.lines, found.unreadable
     begins = lines.offsets(offset)
     clocks = lines.uuids.clocks
-    unreadable: Mask | None = None
-    if lines.unreadable:
-        unreadable = np.zeros(len(begins), dtype=np.bool_)
-        unreadable[list(lines.unreadable)] = True
     if len(clocks) and clocks.max() > _MAX_CLOCK:
         beyond: Mask = clocks > _MAX_CLOCK
         if not framing.tolerant:
@@ -154,8 +159,6 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
         unreadable = beyond if unreadable is None else unreadable | beyond
         for column in lines.uuids:
             column[beyond] = 0
-    buffers = [None, pa.py_buffer(lines.borders()), pa.py_buffer(lines.content)]
-    whole = pa.Array.from_buffers(pa.binary(), len(begins), buffers)
     return Lines(
         journal,
         begins,
@@ -163,9 +166,10 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
         lines.uuids.producers,
         clocks,
         lines.uuids.flags,
-        whole,
+        found.content,
         unreadable,
         headed=lines.headed,
+        blank=found.blank,
     )
 
 

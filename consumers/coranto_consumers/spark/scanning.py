@@ -225,6 +225,7 @@ def read_sequenced(
     scan = RangeSummarizer(numbered.number, numbered.range.begin, commits=numbered.commits, records=records)
     for lines in read_lines(content, numbered.range, framing):
         scan.saw(lines)
+        lines = lines.messages
         if replay:
             lines = lines.where(replay_mask(lines.producers, lines.clocks, lines.begins, replay, _NO_BOUND))
         row_segment = scan.feed(lines)

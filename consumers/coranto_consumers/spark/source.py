@@ -306,7 +306,7 @@ class JournalReader(DataSourceReader):
 
     def _lines(self, content: JournalContent, numbered: NumberedRange) -> Iterator[Lines]:
         if self._options.isolation is Isolation.READ_UNCOMMITTED:
-            return read_lines(content, numbered.range, self._options.framing)
+            return (lines.messages for lines in read_lines(content, numbered.range, self._options.framing))
         journal = numbered.range.journal
         reader = CommittedReader(
             content,

@@ -1,12 +1,16 @@
 """Errors of tasks. They reach the driver with their types and fields, although Spark passes on only text.
 
-A task's error gets a note of one line of JSON, which tracebacks print behind the error's own text.
+A task's error gets a note of one line, JSON in base 64, which tracebacks print behind the error's own text. So its
+text is there to read once. The traceback of a value that a user gave is left out: it is about Coranto's own modules.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -16,7 +20,9 @@ from pyspark.errors import PySparkException
 from coranto.errors import CorantoError, InvalidInput, Outcome
 
 _MARK: Final = "coranto-error: "
-_LINE: Final = re.compile(re.escape(_MARK) + r"(\{.*\})")
+_LINE: Final = re.compile(re.escape(_MARK) + r"([0-9A-Za-z_=-]+)")
+_HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
+"""Spark's variable, by which a worker that ends with an error leaves its traceback out."""
 _LACKING: Final = re.compile(r"No module named '(coranto|coranto_consumers|pyspark_coranto)[.']")
 """The words of executors that have no Coranto to tell it by."""
 
@@ -29,6 +35,8 @@ def told_to_driver() -> Iterator[None]:
     except CorantoError as error:
         if not any(note.startswith(_MARK) for note in getattr(error, "__notes__", ())):
             error.add_note(f"{_MARK}{_dumps(error)}")
+        if isinstance(error, InvalidInput) and _is_worker():
+            os.environ[_HIDE_TRACEBACK] = "1"
         raise
 
 
@@ -51,7 +59,7 @@ def error_of_task(error: BaseException) -> CorantoError | None:
     # What comes before the last one may be a quotation.
     for found in reversed(_LINE.findall(str(error))):
         try:
-            told = json.loads(found)
+            told = json.loads(urlsafe_b64decode(found))
             kind, text, fields = _kinds()[told["type"]], told["text"], told["fields"]
             ours = kind.__new__(kind, text)
             ours.outcome = Outcome(told["outcome"])
@@ -72,7 +80,13 @@ def error_of_task(error: BaseException) -> CorantoError | None:
 def _dumps(error: CorantoError) -> str:
     fields = {name: value for name, value in vars(error).items() if isinstance(value, str | int | float | bool | None)}
     told: dict[str, Any] = {"type": type(error).__name__, "text": str(error), "fields": fields}
-    return json.dumps({**told, "outcome": error.outcome.value})
+    return urlsafe_b64encode(json.dumps({**told, "outcome": error.outcome.value}).encode()).decode()
+
+
+def _is_worker() -> bool:
+    """Return True in a process that Spark has started for a task or a plan. It ends with the error."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name.startswith("pyspark.")
 
 
 def _kinds() -> dict[str, type[CorantoError]]:

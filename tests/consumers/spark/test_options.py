@@ -55,8 +55,8 @@ def test_keys_are_in_any_case():
         ({**ENDPOINT, "subscribe": "a/one,,"}, "names no journal"),
         ({**ENDPOINT, "selector": "x", "startingOffset": "earliest"}, "did you mean startingOffsets?"),
         (
-            {**ENDPOINT, "selector": "x", "path": "/tmp"},
-            "path: there is no such option; there are asOf, assign, ",
+            {**ENDPOINT, "selector": "x", "zzzzzz": "/tmp"},
+            "zzzzzz: there is no such option; there are asOf, assign, ",
         ),
         ({**ENDPOINT, "selector": "x", "startingOffsets": "latest"}, "is neither earliest nor JSON"),
         ({**ENDPOINT, "selector": "x", "startingOffsets": "[1]"}, "not a JSON object"),

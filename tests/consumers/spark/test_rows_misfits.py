@@ -54,7 +54,6 @@ def raw(line: bytes) -> bytes:
 
 
 POISON = {
-    "blank": lambda: b"",
     "not JSON": lambda: b"nonsense",
     "not UTF-8 at all": lambda: b"\xff\xfe\x00",
     "a bad UUID": lambda: b'{"_meta":{"uuid":"zzz"},"n":1}',

@@ -1,5 +1,7 @@
 """Errors of tasks reach the driver as what they are."""
 
+import base64
+import os
 import traceback
 
 import pytest
@@ -14,6 +16,7 @@ from coranto.errors import (
     Outcome,
     Unavailable,
 )
+from coranto_consumers.spark import task_errors
 from coranto_consumers.spark.task_errors import error_of_task, errors_of_tasks, told_to_driver
 
 ERRORS = [
@@ -33,7 +36,8 @@ def test_an_error_has_its_type_and_fields_behind_any_text(error):
         raise error
 
     trace = "".join(traceback.format_exception(raised.value))
-    assert trace.count('{"type": ') == 1
+    assert trace.count("coranto-error: ey") == 1
+    assert trace.count(str(error)) == 1, "its text is there to read once"
     text = f"Job aborted: Task 0 failed 4 times, most recent failure:\n{trace}\n\nDriver stacktrace:\n at java"
     found = error_of_task(PySparkException(text))
 
@@ -46,7 +50,14 @@ def test_an_error_has_its_type_and_fields_behind_any_text(error):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "CorruptMessage: journal a at offset 3: x", 'coranto-error: {"type": "Nothing"}', "coranto-error: {x}"]
+    "text",
+    [
+        "",
+        "CorruptMessage: journal a at offset 3: x",
+        "coranto-error: " + base64.urlsafe_b64encode(b'{"type": "Nothing"}').decode(),
+        "coranto-error: e30=",
+        "coranto-error: x",
+    ],
 )
 def test_other_texts_are_no_errors_of_coranto(text):
     assert error_of_task(PySparkException(text)) is None
@@ -57,6 +68,30 @@ def test_other_texts_are_no_errors_of_coranto(text):
 def test_other_errors_of_tasks_stay_as_they_are():
     with pytest.raises(KeyError), told_to_driver():
         raise KeyError("x")
+
+
+def test_a_value_that_a_user_gave_comes_without_a_traceback_from_workers_only(monkeypatch):
+    monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
+    with pytest.raises(InvalidInput), told_to_driver():
+        raise InvalidInput("x", field="option mode")
+    assert "SPARK_HIDE_TRACEBACK" not in os.environ
+    monkeypatch.setattr(task_errors, "_is_worker", lambda: True)
+    for error in (Unavailable("nobody is there"), InvalidInput("x", field="option mode")):
+        assert "SPARK_HIDE_TRACEBACK" not in os.environ
+        with pytest.raises(type(error)), told_to_driver():
+            raise error
+    assert os.environ["SPARK_HIDE_TRACEBACK"] == "1"
+    monkeypatch.delenv("SPARK_HIDE_TRACEBACK")
+
+
+@pytest.mark.integration
+def test_an_option_error_is_one_clear_message(spark):
+    with pytest.raises(PySparkException) as raised:
+        spark.read.format("journal").options(endpoint="x:1", subscribe="a", isolatoin="x").load()
+    text = str(raised.value).partition("JVM stacktrace")[0]
+    assert text.count("there is no such option; did you mean isolation?") == 1
+    assert "Traceback" not in text
+    assert "File " not in text
 
 
 @pytest.mark.integration

@@ -34,7 +34,7 @@ class StreamPart:
     def read(self, content: JournalContent, framing: ReadFraming) -> Iterator[Lines]:
         """Yield the messages of the batch in this range. Raises CorruptMessage and OffsetJump."""
         if self.limits is None:
-            yield from read_lines(content, self.numbered.range, framing)
+            yield from (lines.messages for lines in read_lines(content, self.numbered.range, framing))
             return
         first = piece_of(self.numbered.number, 0)
         for lines, pieces in read_sequenced(content, self.numbered, framing):

@@ -249,6 +249,7 @@ class BatchPlanner:
                 break
             scan.saw(lines)
             rows += len(lines)
+            lines = lines.messages
             if replay:
                 lines = lines.where(replay_mask(lines.producers, lines.clocks, lines.begins, replay, _NO_BOUND))
             scan.feed(lines)
