@@ -49,6 +49,8 @@
     │   └── RejectedRow                 it refused a row because of its values
     ├── CommitOutcomeUnknown            the connection broke at a commit, and reading back failed too
     ├── Fenced                          a later owner has raised the fence: stop, do not retry
+    ├── BatchChanged                    the number of a batch is committed, with other content
+    ├── ConsumerChanged                 a consumer has other sources, outputs or another store than its checkpoint says
     ├── CoordinationError               etcd refused a call, or contradicts an earlier answer
     │   ├── WatchReset                  a watch cannot go on from its revision; read the prefix again
     │   ├── TxnOutcomeUnknown           the connection broke while a transaction may have been applied
@@ -394,6 +396,20 @@ class CommitOutcomeUnknown(CorantoError):
 
 class Fenced(CorantoError):
     """A later owner raised the fence. This process must stop: its transaction did not commit and never will."""
+
+
+class BatchChanged(CorantoError):
+    """A query comes with a batch whose number is committed, but whose content differs from what was committed.
+
+    Its checkpoint is older than what it writes to. Nothing of the batch is written.
+    """
+
+
+class ConsumerChanged(CorantoError):
+    """A consumer has other sources or outputs, or another store, than its checkpoint records. Nothing is committed.
+
+    The error states what continuing would lose, and the confirmation that permits it.
+    """
 
 
 class CoordinationError(CorantoError):

@@ -6,7 +6,9 @@ where that decision is:
 
     `coranto.dev/batch/<writer>`  =  `<batch>.<offset>`, and `.done` behind it once it is acknowledged
 
-A decision and its register are one append, on the condition that the register is as it was read. So of several
+A digest of the batch's content is in another one (`coranto.streams.model.batch_content`).
+
+A decision and its registers are one append, on the condition that the first is as it was read. So of several
 processes that decide the same batch, as a zombie and its successor do, one wins. The records are those of
 `records.py`, and one journal may be both.
 
@@ -18,7 +20,9 @@ which case its producers must not write any more (`acknowledge`).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -36,7 +40,9 @@ from coranto.errors import (
 from coranto.labels import label_selector, label_set, value_of
 from coranto.publication.ledger import Ledger
 from coranto.publication.records import Acknowledgement, Decision
+from coranto.streams.model.batch_content import content_register, require_same_content
 from coranto.streams.model.stream import HELD_LABEL
+from coranto.wire import protocol_pb2 as pb
 
 _PREFIX: Final = "coranto.dev/batch/"
 _WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
@@ -89,18 +95,20 @@ class BatchLedger:
         """Return the last decided batch, or None for a writer without one. Raises CorruptData."""
         return self._look()[2]
 
-    def decide(self, batch: int, decision: Decision) -> Decision | None:
+    def decide(self, batch: int, decision: Decision, digest: str = "") -> Decision | None:
         """Record the decision about a batch, unless there is one. Returns the decision that counts.
 
         Returns None if the batch is decided and acknowledged, and the ledger's retention has removed the record. Raises
         Fenced if a later batch is decided: then this process goes on from an outdated checkpoint. Raises
         LedgerDamaged if the record is gone of a batch that is not acknowledged, and that is not accepted. Raises
+        BatchChanged if the batch is decided with a content of another `digest`; one that an earlier version has decided
+        has none, and counts as the same. Raises
         AppendOutcomeUnknown when the answers of brokers were lost for the client's patience: open the ledger later to
         learn which decision counts.
         """
         decision, is_unknown = replace(decision, batch=(self.writer, batch)), False
         while True:
-            head, value, known = self._look()
+            head, value, known, registers = self._look()
             if known is not None and known.batch > batch:
                 raise Fenced(
                     f"batch {batch} of {self.writer} is old: batch {known.batch} is published already. Another process "
@@ -109,9 +117,13 @@ class BatchLedger:
             if known is not None and known.batch == batch:
                 counts = self._read(known)
                 if counts is not None or known.is_acknowledged:
+                    if counts is None or counts.producer != decision.producer:
+                        messages = None if counts is None else counts.messages
+                        require_same_content(registers, self.writer, batch, digest, messages)
                     return counts
             try:
-                self._set(decision.to_line(), value, f"{batch}.{head}", head)
+                content = content_register(self.writer, batch, digest)
+                self._set(decision.to_line(), value, f"{batch}.{head}", head, content)
             except (WrongAppendOffset, RegisterMismatch):
                 continue
             except AppendOutcomeUnknown:
@@ -130,7 +142,7 @@ class BatchLedger:
         accepted. Raises LedgerDamaged if it is not.
         """
         while True:
-            head, value, known = self._look()
+            head, value, known, _ = self._look()
             if known is None or known.batch != batch or known.is_acknowledged:
                 return None
             decision = self._read(known)
@@ -148,7 +160,7 @@ class BatchLedger:
         Returns True if no process has taken the batch over, so that nobody but the caller has appended them.
         """
         while True:
-            head, value, known = self._look()
+            head, value, known, _ = self._look()
             if known is None or known.batch != batch or known.is_acknowledged:
                 return False
             decision = self._read(known)
@@ -160,16 +172,17 @@ class BatchLedger:
                 continue
             return not known.is_taken
 
-    def _look(self) -> tuple[int, str, DecidedBatch | None]:
-        """Return the ledger's head, the writer's register (empty if there is none), and what it tells."""
+    def _look(self) -> tuple[int, str, DecidedBatch | None, pb.LabelSet]:
+        """Return the ledger's head, the writer's register (empty without one), what it tells, and all registers."""
         at = self._client.append(self._ledger.journal, b"")
         value = value_of(at.registers, self._label) or ""
         if not value:
-            return at.end, value, None
+            return at.end, value, None, at.registers
         found = _VALUE.fullmatch(value)
         if found is None:
             raise CorruptData(f"ledger {self._ledger.journal}: register {self._label} is {value!r}")
-        return at.end, value, DecidedBatch(int(found[1]), bool(found[4]), bool(found[3]), int(found[2]))
+        known = DecidedBatch(int(found[1]), bool(found[4]), bool(found[3]), int(found[2]))
+        return at.end, value, known, at.registers
 
     def _read(self, known: DecidedBatch) -> Decision | None:
         """Return the decision about a batch; None if its record is gone, and is not needed or the loss is accepted."""
@@ -192,12 +205,14 @@ class BatchLedger:
                 return None
         return self._latest[1]
 
-    def _set(self, line: bytes, before: str, after: str, head: int) -> None:
-        """Append a record at the head, and set the register if it is as it was."""
-        new = label_set({self._label: after})
+    def _set(
+        self, line: bytes, before: str, after: str, head: int, others: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Append a record at the head, and set the register and `others` if it is as it was."""
+        new = label_set({self._label: after, **others})
         if not head:  # No offset can be demanded of an empty journal; its registers tell that it is one.
             empty = label_selector(exclude=[(HELD_LABEL, "")])
-            both = label_set({self._label: after, HELD_LABEL: "true"})
+            both = label_set({self._label: after, HELD_LABEL: "true", **others})
             self._client.append(self._ledger.journal, line, check_registers=empty, union_registers=both)
             return
         mine = [(self._label, before)] if before else []

@@ -41,7 +41,8 @@ SINK_OPTIONS: Final[Mapping[str, str]] = {
     "keyColumn": "column that messages are mapped by: key (default)",
     "writerId": "name of a batch write; a write of a name that was written already adds nothing",
     "acceptLoss": "true: write although the ledger may have lost records, and perhaps write something twice",
-    "checkpointLocation": "Spark's own, of a streaming query",
+    "failOnDataLoss": "for a query whose batch has a number that is written already, with other rows: an error (true, "
+    "default), or the batch is left out with a warning (false)",
 }
 _OF_JOURNALS: Final = {
     "mapping": "keys are mapped to segments by the stream's own rule",
@@ -66,6 +67,7 @@ class SinkOptions:
     writer_id: str
     """Empty: the write is known by a name of its own."""
     accept_loss: bool
+    fail_on_data_loss: bool
     framing: JsonLines
     version: TypeVersion | None = None
     """The registered type that rows have to fit."""
@@ -106,6 +108,7 @@ class SinkOptions:
             given.get("keycolumn", "key"),
             checked_writer_id(given["writerid"]) if "writerid" in given else "",
             flag_option(given, "acceptLoss", False),
+            flag_option(given, "failOnDataLoss", True),
             require_json(target.framing, "the sink writes"),
         )
 

@@ -23,6 +23,7 @@ from coranto.messages.columnar_mapping import mapped
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
 from coranto.messages.uuids import Flags, ProducerClock, ProducerId, format_uuid, new_producer_id
+from coranto_consumers.spark.sink.row_digest import RowDigest
 from coranto_consumers.spark.sink.rows import Rows
 
 _APPEND_BYTES: Final = 4 << 20
@@ -75,7 +76,10 @@ class PendingPublisher:
         *,
         producer: ProducerId | None = None,
         clock: ProducerClock | None = None,
+        digest: RowDigest | None = None,
     ) -> None:
+        """`digest` takes in the messages."""
+        self._digest = digest
         self._client = client
         self._journals = tuple(journals)
         self._mapping = mapping
@@ -114,6 +118,8 @@ class PendingPublisher:
             return
         clock = self._clock.ticks(len(rows))
         lines = rows.lines(self._framing, self._producer, clock, Flags.CONTINUE_TXN)
+        if self._digest is not None:
+            self._digest.add(lines, self._framing, self._producer)
         numbers = self._numbers(len(rows), keys, names)
         counts = np.bincount(numbers, minlength=len(self._journals))
         present = np.flatnonzero(counts).tolist()

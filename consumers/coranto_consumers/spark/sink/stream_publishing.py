@@ -41,6 +41,7 @@ from coranto.streams.model.stream import decode, segments_selector
 from coranto.streams.writer.multi_key.bulk import hold_segment
 from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, restamped, roll_back
 from coranto_consumers.spark.sink.publishing import content_of
+from coranto_consumers.spark.sink.row_digest import RowDigest
 from coranto_consumers.spark.sink.rows import Rows
 
 KEPT_PLACES: Final = 1 << 18
@@ -83,10 +84,17 @@ class _Segment:
 class SegmentPublisher:
     """Publishes events of one attempt. Leaving its context after an error tells readers to drop them.
 
-    `prepared` are the journals of segments that are known to be ready for events.
+    `prepared` are the journals of segments that are known to be ready for events. `digest` takes in the events.
     """
 
-    def __init__(self, client: SyncJournalClient, stream: str, prepared: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        client: SyncJournalClient,
+        stream: str,
+        prepared: Iterable[str] = (),
+        digest: RowDigest | None = None,
+    ) -> None:
+        self._digest = digest
         self._client = client
         self._name = stream
         self._prepared = set(prepared)
@@ -130,6 +138,8 @@ class SegmentPublisher:
         clock = self._clock.ticks(len(events))
         clocks = np.uint64(clock) + np.arange(len(events), dtype=np.uint64) * np.uint64(CLOCK_TICK)
         lines = events.lines(EVENTS, self._producer, clock, Flags.CONTINUE_TXN)
+        if self._digest is not None:
+            self._digest.add(lines, EVENTS, self._producer)
         places = key_hashes(keys)
         for journal, rows in self._routed(places):
             first, last = int(clocks[rows[0]]), int(clocks[rows[-1]])

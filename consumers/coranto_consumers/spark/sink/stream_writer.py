@@ -17,7 +17,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.loop import run_blocking
-from coranto.errors import InvalidInput, LedgerDamaged
+from coranto.errors import BatchChanged, InvalidInput, LedgerDamaged
 from coranto.labels import label_selector
 from coranto.publication import Decision, Ledger, Mark
 from coranto.security.tokens import Capability
@@ -34,8 +34,9 @@ from coranto.streams.writer.multi_key.bulk import BulkCommitter, KeptBatches
 from coranto.streams.writer.multi_key.bulk_parts import BulkPart, roll_back
 from coranto_consumers.spark.access import for_selector
 from coranto_consumers.spark.sink.options import RowForm, SinkOptions
+from coranto_consumers.spark.sink.row_digest import RowDigest
 from coranto_consumers.spark.sink.stream_publishing import SegmentPublisher
-from coranto_consumers.spark.sink.writer import query_of, query_of_task, refuse_overwriting
+from coranto_consumers.spark.sink.writer import outdated, query_of, query_of_task, refuse_overwriting, written_now
 from coranto_consumers.spark.task_errors import told_to_driver
 
 _ABORT_SECONDS: Final = 5.0
@@ -51,6 +52,8 @@ class PublishedPartition(WriterCommitMessage):
 
     parts: tuple[BulkPart, ...]
     query: str = ""
+    digest: RowDigest = field(default_factory=RowDigest)
+    """Of the rows, in a batch of a query."""
 
 
 class _ToStream:
@@ -79,10 +82,10 @@ class _ToStream:
 
         return run_blocking(run())
 
-    def _publish(self, batches: Iterator[Any]) -> tuple[BulkPart, ...]:
+    def _publish(self, batches: Iterator[Any], digest: RowDigest | None = None) -> tuple[BulkPart, ...]:
         options, form = self._options, self._form
         with told_to_driver(), SyncJournalClient.of(options.client) as client:
-            with SegmentPublisher(client, options.stream, self._prepared) as publisher:
+            with SegmentPublisher(client, options.stream, self._prepared, digest) as publisher:
                 for batch in batches:
                     publisher.add(form.rows(batch), batch.column(form.key))
                 return publisher.finish()
@@ -93,12 +96,15 @@ class _ToStream:
         writer: str = "",
         batch: int = 0,
         kept: KeptBatches | None = None,
+        digest: str = "",
     ) -> bool:
         parts = [part for each in published(messages) for part in each.parts]
         loss = self._options.accept_loss
         with told_to_driver():
             return self._with_committer(
-                lambda committer: committer.commit(parts, writer=writer, batch=batch, accept_loss=loss, kept=kept)
+                lambda committer: committer.commit(
+                    parts, writer=writer, batch=batch, accept_loss=loss, kept=kept, digest=digest
+                )
             )
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -210,11 +216,20 @@ class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
         super().__init__(options, schema, overwrite, streaming=True)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return PublishedPartition(self._publish(iterator), query_of_task())
+        digest = RowDigest()
+        return PublishedPartition(self._publish(iterator, digest), query_of_task(), digest)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        query = query_of(each.query for each in published(messages))
-        if not self._commit(messages, query, batchId):
+        written = published(messages)
+        query = query_of(each.query for each in written)
+        digest = str(RowDigest.of(each.digest for each in written))
+        try:
+            is_new = self._commit(messages, query, batchId, digest=digest)
+        except BatchChanged as error:
+            now = written_now({part.journal: part.events} for each in written for part in each.parts)
+            outdated(error, self._options, query, batchId, now)
+            return
+        if not is_new:
             _log.info("sink.batch_written_before", query=query, batch=batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -14,16 +14,18 @@ own work, as far as its journals and rights permit: what it cannot append is log
 
 A batch write is known by the option `writerId`, and cannot be repeated without it. A batch of a streaming query is
 known by the query's id, which its checkpoint holds, and by its number. Of two queries with one checkpoint, one decides
-each batch. A query that comes with a batch before the last decided one is outdated, and ends with `Fenced`.
+each batch. A query that comes with a batch before the last decided one is outdated, and ends with `Fenced`. One that
+comes with the last decided one, and with other rows (`row_digest.py`), is outdated as well, and ends with
+`BatchChanged`.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import structlog
@@ -32,7 +34,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import CorantoError, InvalidInput
+from coranto.errors import BatchChanged, CorantoError, InvalidInput
 from coranto.publication import BatchLedger, Decision, Ledger, Mark
 from coranto.publication.publish import append_intents, finish_batch, finish_decision, finish_decisions
 from coranto.security.tokens import Capability
@@ -41,6 +43,7 @@ from coranto_consumers.spark.fetching import executor_folder
 from coranto_consumers.spark.producer_ids import IdPool, Use
 from coranto_consumers.spark.sink.options import RowForm, SinkOptions
 from coranto_consumers.spark.sink.publishing import Pending, PendingPublisher
+from coranto_consumers.spark.sink.row_digest import RowDigest
 from coranto_consumers.spark.sink.settled import pool_of, run_of_task, settle, settled_pools
 from coranto_consumers.spark.task_errors import told_to_driver
 
@@ -60,6 +63,8 @@ class WrittenPartition(WriterCommitMessage):
     run: str = ""
     use: Use | None = None
     """The use of a producer id, if the tasks of this run may use it again."""
+    digest: RowDigest = field(default_factory=RowDigest)
+    """Of the rows, in a batch of a query."""
 
 
 class _Writer:
@@ -87,7 +92,9 @@ class _Writer:
     def _config(self) -> ClientConfig:
         return self._options.client
 
-    def _publish(self, batches: Iterator[Any], pool: IdPool = _NEW_IDS) -> tuple[Pending, Use]:
+    def _publish(
+        self, batches: Iterator[Any], pool: IdPool = _NEW_IDS, digest: RowDigest | None = None
+    ) -> tuple[Pending, Use]:
         """Publish a task's rows as pending. Returns them, and the use of the producer id that they have."""
         options, form = self._options, self._form
         taken = pool.take(executor_folder())
@@ -99,6 +106,7 @@ class _Writer:
                 options.framing,
                 producer=taken.use.producer,
                 clock=taken.clock,
+                digest=digest,
             ) as publisher:
                 for batch in batches:
                     publisher.add(
@@ -186,9 +194,9 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._pools = settled_pools()
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        run = run_of_task()
-        pending, use = self._publish(iterator, pool_of(run, self._pools))
-        return WrittenPartition(pending, query_of_task(), run, use)
+        run, digest = run_of_task(), RowDigest()
+        pending, use = self._publish(iterator, pool_of(run, self._pools), digest)
+        return WrittenPartition(pending, query_of_task(), run, use, digest)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _written(messages)
@@ -208,7 +216,13 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
                 )
             if known is not None and not known.is_acknowledged:
                 finish_batch(client, ledger, known.batch)
-            counts = ledger.decide(batchId, mine)
+            digest = str(RowDigest.of(each.digest for each in written))
+            try:
+                counts = ledger.decide(batchId, mine, digest)
+            except BatchChanged as error:
+                self._roll_back(messages)
+                outdated(error, options, query, batchId, written_now(each.pending.counts for each in written))
+                return
             if counts is not None and counts.producer == mine.producer:
                 may_repeat = append_intents(client, counts)
                 if ledger.acknowledge(batchId) and not may_repeat:
@@ -217,8 +231,6 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
             finish_batch(client, ledger, batchId)
         messages_before = None if counts is None else counts.messages
         _log.info("sink.batch_written_before", query=query, batch=batchId, messages=messages_before)
-        if counts is not None and counts.messages != mine.messages:
-            _log.warning("sink.batch_differs", query=query, batch=batchId, messages=counts.messages, now=mine.messages)
         self._roll_back(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -227,6 +239,27 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPartition]:
     return [each for each in messages if isinstance(each, WrittenPartition)]
+
+
+def outdated(error: BatchChanged, options: SinkOptions, query: str, batch: int, now: Mapping[str, int]) -> None:
+    """Log that a batch with other rows than the written one is left out. Raises the error if that is not accepted."""
+    lost = ", ".join(f"{count} for {journal}" for journal, count in sorted(now.items())) or "none"
+    if options.fail_on_data_loss:
+        raise BatchChanged(
+            f"{error} Leaving the batch out loses what of its messages was not written before (now: {lost}). Restore "
+            "the newer checkpoint, or start the query with a new checkpoint and ledger where the written batches end. "
+            "With failOnDataLoss=false it continues without this batch. That is also for a query whose rows differ "
+            "each time that a batch is computed, as with rand() or uuid(): such a batch was written as a whole"
+        ) from error
+    _log.warning("sink.batch_differs", query=query, batch=batch, lost=dict(now), reason=str(error))
+
+
+def written_now(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the number of messages of a batch by journal, from those of its tasks."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
 
 
 def refuse_overwriting(overwrite: bool, *, streaming: bool) -> None:

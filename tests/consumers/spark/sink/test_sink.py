@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from coranto.client.committed import committed_messages
-from coranto.errors import Fenced, InvalidInput
+from coranto.errors import BatchChanged, Fenced, InvalidInput
 from coranto.messages import JsonLines
 from coranto.messages.mapping import rendezvous
 from coranto.streams import Split, SyncStreams, default_template
@@ -236,7 +236,7 @@ def forget(checkpoint: Path, batch: int) -> None:
                 path.unlink()
 
 
-def test_a_batch_that_is_repeated_adds_nothing_even_with_other_data(
+def test_a_batch_that_is_repeated_adds_nothing_and_is_refused_with_other_data(
     spark: SparkSession, sink: Sink, source: Source, tmp_path: Path
 ):
     checkpoint = tmp_path / "checkpoint"
@@ -250,9 +250,14 @@ def test_a_batch_that_is_repeated_adds_nothing_even_with_other_data(
     assert numbers(sink.messages()) == list(range(100))
 
     forget(checkpoint, 1)
+    written = (source.folder / "000050.json").read_text()
     (source.folder / "000050.json").write_text('{"n":999,"key":"k"}\n')
-    run(spark, sink, source, checkpoint)
+    with pytest.raises(PySparkException, match=r"batch 1 of .* is written already, with 50 messages") as raised:
+        run(spark, sink, source, checkpoint)
+    assert isinstance(error_of_task(raised.value), BatchChanged)
+    run(spark, sink, source, checkpoint, failOnDataLoss="false")
     assert numbers(sink.messages()) == list(range(100))
+    (source.folder / "000050.json").write_text(written)
 
     source.add(100, 120)
     run(spark, sink, source, checkpoint)

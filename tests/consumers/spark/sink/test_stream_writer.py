@@ -18,6 +18,7 @@ from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.append_service import AppendService
 from coranto.errors import (
     AppendOutcomeUnknown,
+    BatchChanged,
     Fenced,
     InvalidInput,
     LedgerDamaged,
@@ -304,7 +305,15 @@ def test_a_driver_that_dies_leaves_a_batch_that_is_completed_once(shop, step, mo
 
     # The batch is repeated, with other rows. Those that are decided count.
     again = shop.query_writer()
-    again.commit([attempt(again, 100, 103)], 0)
+    other = attempt(again, 100, 103)
+    if method == "_decide":
+        again.commit([other], 0)
+    else:
+        with pytest.raises(BatchChanged, match=r"batch 0 of .* with other content.*: 3 for |failOnDataLoss=false"):
+            again.commit([other], 0)
+        again.commit([attempt(again, 7, 20), attempt(again, 0, 7)], 0)
+        accepting = shop.query_writer(failOnDataLoss="false")
+        accepting.commit([attempt(accepting, 100, 103)], 0)
     wanted = list(range(100, 103)) if method == "_decide" else list(range(20))
     assert shop.numbers() == wanted
 

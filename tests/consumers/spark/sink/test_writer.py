@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import pickle
 import time
 import uuid
@@ -16,8 +17,9 @@ from structlog.testing import capture_logs
 
 from coranto.client import SyncJournalClient
 from coranto.client.committed import committed_messages
-from coranto.errors import Fenced, InvalidInput, JournalNotFound, LedgerDamaged, NotAllowed
+from coranto.errors import BatchChanged, Fenced, InvalidInput, JournalNotFound, LedgerDamaged, NotAllowed
 from coranto.messages import JsonLines
+from coranto.publication import batch_ledger
 from coranto.publication import ledger as ledgers
 from coranto.publication.publish import append_intents
 from coranto.security.tokens import BearerToken, Capability, Keys, Secret, claims_for, scope_of, sign, verify
@@ -83,6 +85,18 @@ def attempt(writer, begin: int, end: int, query: str = QUERY):
     return replace(writer.write(rows(begin, end)), query=query)
 
 
+def test_options_that_spark_adds_are_accepted_by_sources_and_sinks(job):
+    spark = {"queryName": "copies", "checkpointLocation": "/c", "path": "/p"}
+    assert job.batch_writer(**spark)
+    assert job.stream_writer(**spark)
+    given = {name: job.options[name] for name in ("endpoint", "selector")}
+    source = JournalDataSource({**given, **spark})
+    assert source.reader(source.schema()).partitions() == []
+    assert source.streamReader(source.schema())
+    with pytest.raises(InvalidInput, match="option queryNaem: there is no such option"):
+        job.stream_writer(queryNaem="x")
+
+
 def test_only_the_attempts_that_spark_reports_count(job):
     writer = job.batch_writer()
     one = writer.write(rows(0, 10))
@@ -138,15 +152,54 @@ def test_a_driver_that_dies_leaves_a_batch_that_is_completed_once(job, step, mon
             writer.commit([first], 0)
     writer.abort([first], 0)  # As Spark does after any failed commit.
 
-    # The batch is repeated, with other rows. Those that are decided count.
+    # The batch is repeated, by other tasks.
     again = job.stream_writer()
-    again.commit([attempt(again, 100, 103)], 0)
-    wanted = list(range(100, 103)) if step == "before the decision" else list(range(10))
-    assert job.numbers() == wanted
+    again.commit([attempt(again, 4, 10), attempt(again, 0, 4)], 0)
+    assert job.numbers() == list(range(10))
 
     later = job.stream_writer()
     later.commit([attempt(later, 10, 20)], 1)
-    assert job.numbers() == sorted([*wanted, *range(10, 20)])
+    assert job.numbers() == list(range(20))
+
+
+@pytest.mark.parametrize("step", [None, *STEPS])
+def test_a_batch_with_other_rows_than_the_written_one_is_an_error(job, step, monkeypatch):
+    writer = job.stream_writer()
+    first = attempt(writer, 0, 10)
+    with monkeypatch.context() as patch, contextlib.suppress(Died):
+        if step is not None:
+            patch.setattr(*STEPS[step], dies)
+        writer.commit([first], 0)
+    again = job.stream_writer()
+    if step == "before the decision":  # Then nothing is written, and any rows do.
+        again.commit([attempt(again, 100, 103)], 0)
+        assert job.numbers() == list(range(100, 103))
+        return
+    more = [attempt(again, 0, 6), attempt(again, 6, 13)]
+    with pytest.raises(BatchChanged, match=r"batch 0 of .* with 10 messages .*failOnDataLoss=false"):
+        again.commit(more, 0)
+    again.abort(more, 0)
+    assert job.numbers() == list(range(10)), "what was written is acknowledged, and the rest rolled back"
+
+    accepting = job.stream_writer(failOnDataLoss="false")
+    with capture_logs() as logs:
+        accepting.commit([attempt(accepting, 0, 13)], 0)
+    [differs] = [each for each in logs if each["event"] == "sink.batch_differs"]
+    assert sum(differs["lost"].values()) == 13
+    accepting.commit([attempt(accepting, 13, 15)], 1)
+    assert job.numbers() == [*range(10), 13, 14]
+
+
+def test_a_batch_that_an_older_version_wrote_counts_as_the_same(job, monkeypatch):
+    writer = job.stream_writer()
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_ledger, "content_register", lambda *about: {})
+        writer.commit([attempt(writer, 0, 10)], 0)
+    writer.commit([attempt(writer, 0, 13)], 0)
+    writer.commit([attempt(writer, 13, 15)], 1)
+    with pytest.raises(BatchChanged):
+        writer.commit([attempt(writer, 13, 16)], 1)
+    assert job.numbers() == [*range(10), 13, 14]
 
 
 def test_a_batch_that_was_not_acknowledged_is_completed_by_the_next_one(job, monkeypatch):
@@ -263,7 +316,8 @@ def test_the_tasks_of_a_run_use_their_ids_again_once_nobody_else_may_acknowledge
 
     def taken_over(client, decision):
         other = job.stream_writer()
-        other.commit([attempt(other, 0, 5)], 4)
+        with pytest.raises(BatchChanged):  # It has other rows, and has acknowledged those that are decided.
+            other.commit([attempt(other, 0, 5)], 4)
         return append_intents(client, decision)
 
     with monkeypatch.context() as patch:

@@ -12,7 +12,8 @@ then the acknowledgements to the segments. Segments may be split, merged and sea
 **Batches.** A writer that numbers its transactions, such as a streaming query, commits each number once. A register of
 the journal of decisions holds the number and the name of its last transaction,
 `coranto.dev/batch/<writer>` = `<batch>.<transaction>`, and `.done` behind it once the acknowledgements are in their
-segments. The decision and the register are one append, on the condition that the register is as it was read.
+segments. Another one has a digest of its content (`batch_content.py`). The decision and the registers are one append,
+on the condition that the first is as it was read.
 
 A writer whose batches come in no order, such as named jobs, keeps the numbers of all batches but the last one elsewhere
 (`KeptBatches`). Before another batch is decided, it is given the number that the register has. Such a writer gets its
@@ -51,6 +52,7 @@ from coranto.errors import (
 from coranto.messages.uuids import ProducerClock
 from coranto.streams.control.decisions import GATE_LABEL, Decisions, decision_of
 from coranto.streams.control.lifecycle import Streams
+from coranto.streams.model.batch_content import content_register, require_same_content
 from coranto.streams.model.events import JsonEvents, format_of
 from coranto.streams.model.stream import HELD_LABEL, Stream, validate_stream
 from coranto.streams.writer.handshake import ensure_held
@@ -158,11 +160,13 @@ class BulkCommitter:
         batch: int = 0,
         accept_loss: bool = False,
         kept: KeptBatches | None = None,
+        digest: str = "",
     ) -> bool:
         """Commit parts as one transaction. Returns False if the `batch` of a `writer` was committed before.
 
         Batches have an order, unless the other ones are `kept`. Without a writer, each call is a transaction. Raises
-        Fenced if a later batch of the writer is committed, and InvalidInput for a batch above 0 if none is known,
+        Fenced if a later batch of the writer is committed, BatchChanged if this one is committed with a content of
+        another `digest` (if both are known), and InvalidInput for a batch above 0 if none is known,
         unless `accept_loss`: the stream, or all brokers of its decisions, are not those of before. A writer whose
         batches are kept must be enlisted, and has batches above 0. Raises StreamChanged
         if a part cannot be moved to the successors of its segment, or the stream is changed for all of `patience`;
@@ -174,7 +178,7 @@ class BulkCommitter:
             _check_writer(writer)
         placed, doubt = list(parts), _Doubt()
         try:
-            mine = await self._decided(placed, doubt, writer, batch, accept_loss, kept)
+            mine = await self._decided(placed, doubt, writer, batch, accept_loss, kept, digest)
         except CorantoError as error:
             if doubt.reason is not None:  # A rollback would drop what may be decided.
                 raise CommitUnknown(
@@ -196,6 +200,7 @@ class BulkCommitter:
         batch: int,
         accept_loss: bool,
         kept: KeptBatches | None,
+        digest: str,
     ) -> bool:
         """Decide, and acknowledge. Returns False if the batch was committed before. Moved parts replace others."""
         txn, retry = self._entropy(12).hex(), Retry(self._patience)
@@ -214,6 +219,8 @@ class BulkCommitter:
                 await self._decisions.finish(snapshot.gate)
             doubt.of_earlier = False
             if known is not None and known.batch == batch:
+                if known.txn != txn:
+                    require_same_content(snapshot.gate.registers, writer, batch, digest)
                 return known.txn == txn
             if kept is not None and known is not None:
                 if await kept(known.batch):
@@ -227,7 +234,7 @@ class BulkCommitter:
                 )
             try:
                 await self._place(parts, snapshot.stream)
-                await self._decide(txn, parts, snapshot, writer, batch, value)
+                await self._decide(txn, parts, snapshot, writer, batch, value, digest)
             except (RegisterMismatch, NotAllowed) as error:  # The segments have changed, or another call decided.
                 doubt.of_earlier = bool(writer)
                 delay = retry.failed(self._clock.monotonic())
@@ -263,12 +270,19 @@ class BulkCommitter:
             at += len(moved)
 
     async def _decide(
-        self, txn: str, parts: Sequence[BulkPart], snapshot: StreamSnapshot, writer: str, batch: int, value: str
+        self,
+        txn: str,
+        parts: Sequence[BulkPart],
+        snapshot: StreamSnapshot,
+        writer: str,
+        batch: int,
+        value: str,
+        digest: str,
     ) -> None:
         include, exclude, union = [(HELD_LABEL, ""), (GATE_LABEL, snapshot.token)], list[tuple[str, str]](), {}
         if writer:
             (include if value else exclude).append((_REGISTER + writer, value))
-            union = {_REGISTER + writer: f"{batch}.{txn}"}
+            union = {_REGISTER + writer: f"{batch}.{txn}", **content_register(writer, batch, digest)}
         check = labels.label_selector(include=include, exclude=exclude)
         await self._decisions.record(decision_of(txn, acknowledgements(parts)), check=check, union=union)
 
