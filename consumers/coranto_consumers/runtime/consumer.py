@@ -131,6 +131,10 @@ class Consumer:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("shard.stop_failed", task=task.get_name(), exc_info=error)
 
+    @property
+    def accept_changes(self) -> str:
+        return self.settings.accept_changes
+
     def fqn_of(self, shard: str) -> str:
         return self.keyspace.layout.item_key(shard)
 

@@ -12,6 +12,7 @@ import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -33,6 +34,7 @@ from coranto.fragments import forks
 from coranto.messages import Checkpoint, ProducerClock, ProducerId, Source
 from coranto.specs.validation import duration_seconds
 from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.outputs.identity import IdentityCheck, journals_source
 from coranto_consumers.runtime.appends import OrderedAppends
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.consuming import Consuming
@@ -83,10 +85,12 @@ class Primary:
         metrics: ConsumerMetrics,
         restored: Callable[[], Awaitable[None]] | None = None,
         search: RejectionSearch | None = None,
+        accept_changes: str = "",
     ) -> None:
         """`restored` is awaited once the store has restored its checkpoint.
 
-        `search` lasts for several runs of a shard's primary.
+        `search` lasts for several runs of a shard's primary. `accept_changes` has the codes of confirmed changes
+        (`outputs/identity.py`).
         """
         self._search = RejectionSearch() if search is None else search
         self._app = app
@@ -95,6 +99,7 @@ class Primary:
         self._clock = clock
         self._progress = progress
         self._restored = restored
+        self._identity = IdentityCheck(shard.id, accept_changes)
         self._metrics = metrics
         self._publisher = ShardPublisher(producer, ProducerClock(lambda: int(clock.now() * 1e9)))
         self._appends = OrderedAppends(self._append)
@@ -131,6 +136,7 @@ class Primary:
                     field="new_store",
                 )
             checkpoint = await store.restore_checkpoint(self._shard.fqn)
+            self._compare(store, checkpoint)
             await self._require_unread(checkpoint.sources.keys())
             if self._restored is not None:
                 await self._restored()
@@ -157,6 +163,15 @@ class Primary:
             raise
         finally:
             await self._close()
+
+    def _compare(self, store: Store, checkpoint: Checkpoint) -> None:
+        """Compare the shard with the record in its checkpoint. Raises ConsumerChanged."""
+        journals = {source.journal for source in self._shard.spec.sources}
+        now = replace(store.identity(), sources=journals_source(journals))
+        self._identity.restored(
+            checkpoint, now, lambda: checkpoint.sources.keys() - journals, outputs_known=bool(now.outputs)
+        )
+        self._identity.settle()
 
     def stop(self) -> None:
         """Consume nothing more, complete the transactions, and end `run`. Returns at once."""
@@ -250,7 +265,7 @@ class Primary:
         await self._call(self._app.finalize_txn, self._shard, store, self._publisher)
         self._append_published()
         intents = self._publisher.ack_intents()
-        checkpoint = Checkpoint(self._input.checkpoint(self._producers.pruning()), intents)
+        checkpoint = Checkpoint(self._input.checkpoint(self._producers.pruning()), intents, self._identity.record)
         self._producers.committing(checkpoint.sources)
         # A transaction may commit only once its published messages are appended, and not if an append has failed.
         wait_for, self._published = self._published, []

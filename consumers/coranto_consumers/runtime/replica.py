@@ -84,6 +84,11 @@ class ReplicaEnvironment(Protocol):
         """Write a replica's status into its assignment. Tries again while there is an assignment and `is_due`."""
         ...
 
+    @property
+    def accept_changes(self) -> str:
+        """The codes of confirmed changes of shards."""
+        ...
+
     def fqn_of(self, shard: str) -> str:
         """Return the key of a shard's spec in etcd."""
         ...
@@ -294,6 +299,7 @@ class ShardReplica:
             metrics=self._metrics,
             restored=restored,
             search=self._search,
+            accept_changes=self._host.accept_changes,
         )
         announcing = asyncio.create_task(self._announce(primary))
         try:

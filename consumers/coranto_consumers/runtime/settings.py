@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from coranto.member.settings import MemberSettings
+from coranto_consumers.outputs.identity import checked_codes
 
 
 class ConsumerProcessSettings(MemberSettings):
@@ -23,6 +24,9 @@ class ConsumerProcessSettings(MemberSettings):
     exit_seconds: float = Field(default=20.0, gt=0, description="Most time to hand shards over on exit.")
     shard_limit: int = Field(default=32, ge=0, le=131072, description="Most shards that this process takes.")
     max_hot_standbys: int = Field(default=3, ge=0, description="Caps the hot standbys of every shard.")
+    accept_changes: Annotated[str, AfterValidator(checked_codes)] = Field(
+        default="", description="Codes of changes of shards that are meant, by commas. The error about one names it."
+    )
     data_dir: Path | None = Field(
         default=None, description="Folder into which recovery logs are played. Default: that of temporary files."
     )

@@ -69,7 +69,12 @@ class RunningShard:
 
 @contextlib.asynccontextmanager
 async def running_shard(
-    app: Application[Any], spec: pc.ShardSpec, client: JournalClient, *, owner: LogOwner | None = None
+    app: Application[Any],
+    spec: pc.ShardSpec,
+    client: JournalClient,
+    *,
+    owner: LogOwner | None = None,
+    accept_changes: str = "",
 ) -> AsyncIterator[RunningShard]:
     """Run the shard of `spec` with `app` and the journals of `client` until the context is left.
 
@@ -88,6 +93,7 @@ async def running_shard(
         progress=progress,
         metrics=ConsumerMetrics(),
         restored=owner.opened if owner is not None else None,
+        accept_changes=accept_changes,
     )
     running = RunningShard(primary, asyncio.create_task(primary.run()), progress)
     try:

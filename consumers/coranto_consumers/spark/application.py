@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from pyspark.sql import DataFrame
 from sqlalchemy import Table
 
+from coranto.errors import InvalidInput
 from coranto.messages.mapping import MappingName
 from coranto_consumers.stores.merge import MergeRule
 from coranto_consumers.stores.staged_sql import StagedSql
@@ -70,6 +71,25 @@ class Outputs:
     tables: Sequence[TableOutput] = ()
     journals: Sequence[JournalOutput] = ()
     sql: Sequence[SqlOutput] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the tables and journals, as a checkpoint records them."""
+        tables = [output.table for output in self.tables] + [table for each in self.sql for table in each.sql.tables]
+        journals = [[each.journals] if isinstance(each.journals, str) else each.journals for each in self.journals]
+        return frozenset(
+            [f"table {table if isinstance(table, str) else table.fullname}" for table in tables]
+            + [f"journals {name}" for names in journals for name in names]
+        )
+
+
+def checked_outputs(made: object) -> Outputs:
+    """Return what an application's `outputs` has made. Raises InvalidInput for anything but outputs."""
+    if isinstance(made, Outputs):
+        return made
+    advice = "return Outputs(tables=[TableOutput(table, rows)]), or Outputs() for nothing"
+    found = "nothing (None)" if made is None else f"a {type(made).__name__}"
+    raise InvalidInput(f"the function returned {found}: {advice}", field="outputs")
 
 
 class Application(Protocol):

@@ -40,11 +40,13 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import JOB_SECONDS, RetryPolicy
 from coranto.client.routes import KnownRoute
 from coranto.errors import JournalRecreated, OffsetJump
-from coranto.messages.checkpoints import Source, identified
+from coranto.messages.checkpoints import Checkpoint, Identity, Source, identified
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
-from coranto_consumers.spark.application import Application, DeclaresSql, Outputs
+from coranto_consumers.outputs.identity import IdentityCheck, sources_of
+from coranto_consumers.spark.application import Application, DeclaresSql, Outputs, checked_outputs
+from coranto_consumers.spark.client_options import require_client
 from coranto_consumers.spark.committing import acknowledge
 from coranto_consumers.spark.comparing import compare_tables
 from coranto_consumers.spark.consumer_options import (
@@ -114,6 +116,9 @@ class SparkConsumer:
     Content may be gone before it was read: removed by retention, or with a journal that was deleted and created again.
     That ends the run, unless `fail_on_data_loss` is False. Then the consumer goes on behind it, and warns and reports
     exactly what is missing. Of a transaction that began in lost content, it delivers what remains.
+
+    The checkpoint records the sources, the outputs and the store's location. Others under the same name end the run
+    with ConsumerChanged, which names the code that confirms the change: `accept_changes` (`outputs/identity.py`).
     """
 
     def __init__(
@@ -132,6 +137,7 @@ class SparkConsumer:
         hooks: Hooks | None = None,
         misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
         fail_on_data_loss: bool = True,
+        accept_changes: str = "",
         uuid_pointer: str = DEFAULT_UUID_POINTER,
         framing: ReadFraming | None = None,
         registry: str = "",
@@ -144,10 +150,12 @@ class SparkConsumer:
             max_partition_bytes=max_partition_bytes,
             misfits=misfits,
             fail_on_data_loss=fail_on_data_loss,
+            accept_changes=accept_changes,
             uuid_pointer=uuid_pointer,
             framing=framing,
             registry=registry,
         )  # Raises InvalidInput.
+        require_client(client)
         if not client.name:
             client = replace(client, name=f"spark-consumer/{quote(application.name)[:100]}")
         self._input = InputSettings(application, client, spark, options, application.name)
@@ -165,9 +173,9 @@ class SparkConsumer:
         self._reader: InputReader | None = None
         self._routes: Mapping[str, KnownRoute] = {}
         self._writing = WritingAtOnce(self._store.at_once)
-        self._transactions = OutputTransactions(
-            application, self._store, self._hooks, misfits, LastingTransactions(max_transaction_bytes)
-        )
+        self._identity = IdentityCheck(application.name, accept_changes)
+        lasting = LastingTransactions(max_transaction_bytes)
+        self._transactions = OutputTransactions(application, self._store, self._hooks, misfits, lasting, self._identity)
         self._outages = Outages(application.name, RetryPolicy(), self._hooks, self._on_progress)
         self._seen = NOTHING
         """The last progress that `on_progress` got."""
@@ -178,6 +186,7 @@ class SparkConsumer:
         Messages written meanwhile, and transactions of producers that are still open, are left to the next run. Raises
 
         * Fenced when another instance has started (stop then; nothing was committed),
+        * ConsumerChanged when the checkpoint records other sources or outputs, or another store,
         * CorruptMessage for a message that is no JSON or does not fit the application's schema, unless `misfits` says
           otherwise,
         * InvalidInput for outputs that do not fit a table or journal, and for a source that is a fork of a journal in
@@ -271,13 +280,17 @@ class SparkConsumer:
             if isinstance(self._application, DeclaresSql):
                 for each in self._application.sql:
                     self._store.prepare(each)
+            self._compare(client, self._store.recorded(name))
             self._compare_tables(client)
             fence, checkpoint = self._store.raise_fence(name)
             commits.begin(checkpoint, replace(NOTHING, fence=fence))
             commits.committed()
+            self._compare(client, checkpoint)
         else:  # An earlier attempt has raised it, and another instance may have raised it since.
             fence, checkpoint = before.fence, self._store.resume(name, before.fence)
             commits.restored(checkpoint, self._store.name)
+            if not self._identity.is_compared:
+                self._compare(client, checkpoint)
         self._transactions.ids.begin(fence)
         self._hooks.reached(Step.FENCED)
         replayed = acknowledge(client, checkpoint.ack_intents).journals
@@ -307,6 +320,17 @@ class SparkConsumer:
             extent.head > max(extent.begin, sources[journal].read_through if journal in sources else 0)
             for journal, extent in present.items()
         )
+
+    def _compare(self, client: SyncJournalClient, checkpoint: Checkpoint) -> None:
+        """Compare this consumer with the record in its checkpoint. Raises ConsumerChanged."""
+        sources = self._application.sources
+
+        def unread() -> set[str]:
+            found = self._input.journals(client, sources, field="application sources")
+            return checkpoint.sources.keys() - {each.name for each in found}
+
+        now = Identity(sources_of(sources), store=self._store.location)
+        self._identity.restored(checkpoint, now, unread)
 
     def _catch_up(
         self,
@@ -482,7 +506,7 @@ class SparkConsumer:
         """Run steps 3 and 4 of the module's description in one job, if that does (`writing_at_once.py`)."""
 
         def made(expected: ExpectedRows) -> list[Any]:
-            outputs = self._application.outputs(expected.committed)
+            outputs = checked_outputs(self._application.outputs(expected.committed))
             self._writing.require_one_table(outputs)
             return write(outputs, expected)
 

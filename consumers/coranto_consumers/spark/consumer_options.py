@@ -11,6 +11,7 @@ from coranto.errors import InvalidInput
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.names import validate_journal
 from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, dead_letter_table, policy_of
+from coranto_consumers.outputs.identity import checked_codes
 from coranto_consumers.spark.framings import ReadFraming, chosen_framing, parse_framing
 
 DEFAULT_TRANSACTION_BYTES: Final = 256 << 20
@@ -23,6 +24,7 @@ _PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "retry_timeout": ((int, float), "a number"),
     "max_partition_bytes": ((int,), "a whole number"),
     "fail_on_data_loss": ((bool,), "true or false"),
+    "accept_changes": ((str,), "a text"),
     "uuid_pointer": ((str,), "a text"),
     "registry": ((str,), "a text"),
 }
@@ -40,12 +42,14 @@ class ConsumerOptions:
     max_partition_bytes: int = DEFAULT_PARTITION_BYTES
     misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL
     fail_on_data_loss: bool = True
+    accept_changes: str = ""
     uuid_pointer: str = DEFAULT_UUID_POINTER
     framing: ReadFraming | None = None
     registry: str = ""
 
     def __post_init__(self) -> None:
         policy_of(self.misfits)
+        checked_codes(self.accept_changes)
         for name, example in (("max_transaction_bytes", 268435456), ("max_partition_bytes", 33554432)):
             value = getattr(self, name)
             if value < 1:

@@ -10,8 +10,10 @@
     query = frame.writeStream.foreachBatch(write).option("checkpointLocation", "/srv/checkpoints/delays").start()
 
 Spark repeats the last batch of a query that ended before it knew that the batch was done. Here each batch commits in
-one transaction of the store, together with its number and under a fence, as `SparkConsumer` commits (`consumer.py`). So
-a repeated batch is passed by, and a query that goes on beside its successor cannot commit any more.
+one transaction of the store, together with its number and content (`batch_content.py`) and under a fence, as
+`SparkConsumer` commits (`consumer.py`). So a repeated batch is passed by, and a query that goes on beside its successor
+cannot commit any more. A batch of a committed number with other content is an error: the query's checkpoint is older
+than the store.
 
 The store knows the query by the id in its checkpoint. A query with another checkpoint counts its batches anew, and its
 offsets are not those of the store. So it is refused under the same name, instead of passing batches by or adding them
@@ -28,9 +30,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import CorruptData, InvalidInput
-from coranto.messages.checkpoints import Checkpoint, Source
-from coranto_consumers.spark.application import Outputs
+from coranto.errors import BatchChanged, CorruptData, InvalidInput
+from coranto.messages.checkpoints import Checkpoint, Identity, Source
+from coranto_consumers.outputs.identity import IdentityCheck, checked_codes
+from coranto_consumers.spark.application import Outputs, checked_outputs
+from coranto_consumers.spark.batch_content import BatchContent, content_of_batch, difference
+from coranto_consumers.spark.client_options import require_client
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.output_stores import OutputStore, output_store
 from coranto_consumers.spark.outputs import publish_journal_outputs
@@ -51,6 +56,8 @@ def exactly_once(
     name: str,
     client: ClientConfig | None = None,
     first_batch: int = 0,
+    fail_on_data_loss: bool = True,
+    accept_changes: str = "",
     hooks: Hooks | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """Return a function to give to `foreachBatch`. It commits the outputs of each batch exactly once.
@@ -62,9 +69,15 @@ def exactly_once(
     commits in this store; it is not 0 for a query that ran without the store before.
 
     The function raises Fenced when another query has the name now, InvalidInput for outputs that do not fit and for a
-    query with another checkpoint, and what a store and brokers raise. The query then ends, and may be started again.
+    query with another checkpoint, BatchChanged for a batch whose number is committed with other content,
+    ConsumerChanged when the checkpoint records other outputs or another store (`accept_changes` takes the code that it
+    names), and what a store and brokers raise. The query then ends, and may be started again. With
+    `fail_on_data_loss=False`, a batch that differs is skipped, and what this loses is logged (`batch.content_lost`).
     """
-    return _Batches(store, outputs, name, client, first_batch, hooks or Hooks())
+    if client is not None:
+        require_client(client)
+    identity = IdentityCheck(name, checked_codes(accept_changes))
+    return _Batches(store, outputs, name, client, first_batch, fail_on_data_loss, identity, hooks or Hooks())
 
 
 class _Batches:
@@ -77,6 +90,8 @@ class _Batches:
         name: str,
         client: ClientConfig | None,
         first_batch: int,
+        fail_on_data_loss: bool,
+        identity: IdentityCheck,
         hooks: Hooks,
     ) -> None:
         self._store = output_store(store, hooks.commit)
@@ -84,10 +99,14 @@ class _Batches:
         self._name = name
         self._client = client
         self._first_batch = first_batch
+        self._fail_on_data_loss = fail_on_data_loss
+        self._identity = identity
         self._hooks = hooks
         self._begun: tuple[str, int] | None = None
         """The query for which the fence was raised, and the fence."""
         self._next = first_batch
+        self._last = ""
+        """The record of the last batch's content; empty if it is unknown."""
         self._ids = SettledIds()
 
     def __call__(self, batch: DataFrame, number: int) -> None:
@@ -95,8 +114,9 @@ class _Batches:
             query = _query_of(batch)
             if self._begun is None or self._begun[0] != query:
                 self._begun = query, self._begin(query, number)
+            content = content_of_batch(batch.sparkSession, query, number)
             if number < self._next:
-                _log.info("batch.committed_before", name=self._name, batch=number)
+                self._pass_by(number, content)
                 return
             if number > self._next:
                 raise CorruptData(
@@ -104,8 +124,31 @@ class _Batches:
                     "than the query's checkpoint, as after a restoration. Begin a new query, with another name"
                 )
             fence, self._begun = self._begun[1], None  # After an error, all begins with the store's state again.
-            self._write(batch, query, fence)
-            self._begun, self._next = (query, fence), number + 1
+            self._write(batch, query, fence, content.to_text())
+            self._begun, self._next, self._last = (query, fence), number + 1, content.to_text()
+
+    def _pass_by(self, number: int, content: BatchContent) -> None:
+        """Skip a batch whose number is committed. Raises BatchChanged if that loses something."""
+        if not self._last:  # A version without records of batches has committed it.
+            _log.warning("batch.committed_before", name=self._name, batch=number, content="unknown")
+            return
+        last = BatchContent.from_text(self._last)
+        if number == self._next - 1 and content.is_same(last):
+            _log.info("batch.committed_before", name=self._name, batch=number)
+            return
+        found = difference(content, last)
+        if self._fail_on_data_loss:
+            raise BatchChanged(
+                f"batch {number} of {self._name} is committed in {self._store.name} with other content, and the last "
+                f"batch there is {self._next - 1}: the query's checkpoint is older than the store, as after a "
+                f"restoration or a crash of the machine. If the query continues: {found}. Restore the newer "
+                "checkpoint, or the store of the same time; or start a query with a new name and a new checkpoint that "
+                "begins where the committed batches end. With fail_on_data_loss=False the query continues, and logs "
+                "what is lost"
+            )
+        _log.warning(
+            "batch.content_lost", name=self._name, batch=number, lost=list(found.lost), twice=list(found.twice)
+        )
 
     def _begin(self, query: str, number: int) -> int:
         """Raise the fence, and finish what the last process may have left. Return the fence."""
@@ -126,7 +169,9 @@ class _Batches:
                 f"the query had before? With first_batch={number} the query begins in it",
                 field="first_batch",
             )
+        self._identity.restored(checkpoint, Identity(store=self._store.location), tuple)
         self._next = number if known is None else known.read_through
+        self._last = checkpoint.batch
         if checkpoint.ack_intents:
             with self._connected() as client:
                 acknowledge(client, checkpoint.ack_intents)
@@ -134,20 +179,21 @@ class _Batches:
         self._hooks.reached(Step.RECOVERED)
         return fence
 
-    def _write(self, batch: DataFrame, query: str, fence: int) -> None:
-        outputs = self._outputs(batch)
+    def _write(self, batch: DataFrame, query: str, fence: int, content: str) -> None:
+        outputs = checked_outputs(self._outputs(batch))
+        self._identity.take(outputs.names)
         staged = self._store.write_all([outputs], self._name, fence)
         self._hooks.reached(Step.STAGED)
         if not outputs.journals:
             self._hooks.reached(Step.PUBLISHED)
-            self._commit(query, fence, staged, {}, lambda: None)
+            self._commit(query, fence, staged, {}, content, lambda: None)
             self._hooks.reached(Step.COMMITTED)
         else:
             with self._connected() as client:
                 published = publish_journal_outputs(outputs.journals, client, self._ids)
                 self._hooks.reached(Step.PUBLISHED)
                 with rolled_back_on_failure(client, published) as committing:
-                    self._commit(query, fence, staged, published.intents, committing)
+                    self._commit(query, fence, staged, published.intents, content, committing)
                 self._hooks.reached(Step.COMMITTED)
                 if not acknowledge(client, published.intents).may_repeat:
                     self._ids.settle(published.uses)
@@ -159,13 +205,15 @@ class _Batches:
         fence: int,
         staged: Sequence[Any],
         intents: Mapping[str, bytes],
+        content: str,
         committing: Callable[[], None],
     ) -> None:
         def merged() -> None:
             self._hooks.reached(Step.MERGED)
             committing()
 
-        checkpoint = Checkpoint({_PREFIX + query: Source(self._next + 1)}, intents)
+        sources = {_PREFIX + query: Source(self._next + 1)}
+        checkpoint = Checkpoint(sources, intents, self._identity.record, content)
         self._store.commit(self._name, fence, staged, checkpoint, merged)
 
     def _connected(self) -> SyncJournalClient:

@@ -268,6 +268,7 @@ def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
     messages of other versions may lack them. A message that lacks a column which the schema itself declares NOT NULL is
     a misfit. Parts of columns may be null.
     """
+    require_ddl(ddl)
     star, rest = _ALL.match(ddl), ddl
     if star is not None:
         if registered is None:
@@ -296,6 +297,17 @@ def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
 
 def _nullable(fields: Sequence[StructField]) -> StructType:
     return StructType([StructField(field.name, field.dataType, True) for field in fields])
+
+
+def require_ddl(columns: object) -> None:
+    """Raise InvalidInput for a `value_schema` that is not a text, such as a StructType."""
+    if not isinstance(columns, str):
+        shown = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in getattr(columns, "fields", ()))
+        raise InvalidInput(
+            f"is a {type(columns).__name__}, and not a text with a list of columns; write it as "
+            f"`{shown or 'id BIGINT, name STRING'}`",
+            field=_DDL,
+        )
 
 
 def _checked(schema: StructType) -> StructType:

@@ -44,6 +44,7 @@ from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure
 from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwrite_partitions, require_partitioning
 from coranto_consumers.stores.iceberg.files import sweep
 from coranto_consumers.stores.iceberg.owner import Change, IcebergOwner
+from coranto_consumers.stores.iceberg.state import state_of
 from coranto_consumers.stores.iceberg.tables import find_or_create, plan_for
 from coranto_consumers.stores.iceberg.urls import IcebergHome
 from coranto_consumers.stores.iceberg.writing import FileWriter
@@ -124,6 +125,17 @@ class IcebergStore(OutputStore[Written]):
     @property
     def name(self) -> str:
         return f"iceberg {self._owner.catalog.name}/{self._owner.home}"
+
+    @property
+    def location(self) -> str:
+        return self._owner.location
+
+    def recorded(self, shard: str) -> Checkpoint:
+        try:
+            table = self.load(self._home)
+        except FAILURES as error:
+            raise self._failure(f"the checkpoint of {shard} could not be read", error) from error
+        return Checkpoint() if table is None else state_of(table, shard).checkpoint
 
     def raise_fence(self, shard: str) -> Restored:
         if not shard:

@@ -8,10 +8,11 @@ from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
 from coranto_consumers.spark.application import Application, NamesMessageType
+from coranto_consumers.spark.client_options import require_client
 from coranto_consumers.spark.consumer_options import ConsumerOptions
 from coranto_consumers.spark.dead_letters import policy_of
 from coranto_consumers.spark.discovery import JournalLabels, list_journals
-from coranto_consumers.spark.frames import parse_schema
+from coranto_consumers.spark.frames import parse_schema, require_ddl
 from coranto_consumers.spark.framings import labels_of
 from coranto_consumers.spark.inputs import InputReader
 from coranto_consumers.spark.message_types import ResolvedType, resolve_type
@@ -34,6 +35,8 @@ class InputSettings:
         options: ConsumerOptions,
         name: str,
     ) -> None:
+        require_client(client)
+        require_ddl(application.value_schema)
         self._application = application
         self._client = client
         self._spark = spark

@@ -42,6 +42,18 @@ class OutputStore(ABC, Generic[W]):
     def name(self) -> str:
         """The store's name for people. It has no password."""
 
+    @property
+    def location(self) -> str:
+        """The store's place, by which a checkpoint shows that it was copied elsewhere."""
+        return self.name
+
+    def recorded(self, shard: str) -> Checkpoint:
+        """Return the last committed checkpoint of a consumer without raising its fence; empty before the first.
+
+        Raises InvalidInput for a retired consumer, and SqlStoreError.
+        """
+        return Checkpoint()
+
     @abstractmethod
     def raise_fence(self, shard: str) -> Restored:
         """Raise the fence of a consumer, and return it with the last committed checkpoint.
@@ -137,6 +149,14 @@ class SqlOutputs(OutputStore[Staged]):
     @property
     def name(self) -> str:
         return self._store.name
+
+    @property
+    def location(self) -> str:
+        return self._store.location
+
+    def recorded(self, shard: str) -> Checkpoint:
+        found = self._store.read(shard)
+        return Checkpoint() if found is None else found.checkpoint
 
     def raise_fence(self, shard: str) -> Restored:
         return self._store.raise_fence(shard)

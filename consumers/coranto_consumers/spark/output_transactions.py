@@ -13,7 +13,8 @@ from coranto.client import SyncJournalClient
 from coranto.errors import RejectedRow
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
-from coranto_consumers.spark.application import Application, Outputs
+from coranto_consumers.outputs.identity import IdentityCheck
+from coranto_consumers.spark.application import Application, Outputs, checked_outputs
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.frames import ExpectedRows
@@ -45,6 +46,7 @@ class OutputTransactions:
     hooks: Hooks
     misfits: MisfitPolicy | DeadLetters
     open_transactions: LastingTransactions
+    identity: IdentityCheck
     ids: SettledIds = field(default_factory=SettledIds)
     commits: RunCommits = field(default_factory=RunCommits)
 
@@ -64,9 +66,12 @@ class OutputTransactions:
         times = PhaseTimes()
         written_at_once = None
         if at_once is not None:
-            written_at_once = at_once(
-                lambda made, rows: self.store.write_expected(made, self.application.name, report.fence, rows)
-            )
+
+            def write(made: Outputs, rows: ExpectedRows) -> list[Any]:
+                self.identity.take(made.names)
+                return self.store.write_expected(made, self.application.name, report.fence, rows)
+
+            written_at_once = at_once(write)
         if written_at_once is not None:
             try:
                 return self._finish(client, written_at_once[0], report, written, times, written_at_once[1])
@@ -141,6 +146,8 @@ class OutputTransactions:
         self, done: ConsumeReport, written: list[Any], checkpoint: Checkpoint, merged: Callable[[], None]
     ) -> None:
         """Commit written rows and the checkpoint. `done` is the progress of the run if that succeeds."""
+        self.identity.settle()
+        checkpoint = replace(checkpoint, identity=self.identity.record)
         self.commits.begin(checkpoint, done)
         self.store.commit(self.application.name, done.fence, written, checkpoint, merged)
         self.commits.committed()
@@ -156,7 +163,9 @@ class OutputTransactions:
             self.hooks.reached(Step.STAGED)
             self.hooks.reached(Step.PUBLISHED)
             return staged, Published()
-        made = [self.application.outputs(read.committed)] if read.messages else []
+        made = [checked_outputs(self.application.outputs(read.committed))] if read.messages else []
+        for outputs in made:
+            self.identity.take(outputs.names)
         if read.dead is not None and isinstance(self.misfits, DeadLetters):
             made.append(dead_letter_outputs(self.misfits, read.dead))
         if not made:

@@ -31,7 +31,7 @@ from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto.names import same_journal
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
-from coranto_consumers.spark.application import Application, Outputs, TableOutput
+from coranto_consumers.spark.application import Application, Outputs, TableOutput, checked_outputs
 from coranto_consumers.spark.consumer_options import DEFAULT_PARTITION_BYTES, ConsumerOptions
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.discovery import cuts_of
@@ -191,7 +191,7 @@ class WindowConsumer:
     def _stage(self, window: Window, shard: str, read: Input, fence: int) -> list[Staged]:
         if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
             self._store.create_tables(self._misfits.table)
-        made = [self._application.outputs(read.committed)] if read.messages else []
+        made = [checked_outputs(self._application.outputs(read.committed))] if read.messages else []
         if read.dead is not None and isinstance(self._misfits, DeadLetters):
             made.append(dead_letter_outputs(self._misfits, read.dead))
         if not made:

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 
 from coranto.errors import CorantoError, RejectedRow
-from coranto.messages.checkpoints import Checkpoint
+from coranto.messages.checkpoints import Checkpoint, Identity
 
 
 class Store(ABC):
@@ -65,6 +65,12 @@ class Store(ABC):
         values of the row.
         """
         return error if isinstance(error, RejectedRow) else None
+
+    def identity(self) -> Identity:
+        """Return where the state is, and the tables that the shard writes, as far as the store knows. Checkpoints
+        record it.
+        """
+        return Identity()
 
     def is_transient(self, error: BaseException) -> bool:
         """Return True if an error, like a lost connection, may not occur again once the shard starts anew from its

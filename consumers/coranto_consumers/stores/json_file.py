@@ -14,6 +14,8 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+
 from coranto.errors import CorruptData
 from coranto.messages.checkpoints import Checkpoint
 from coranto.wire import consumer_pb2
@@ -112,13 +114,15 @@ def decode_state(content: str) -> tuple[Any, Checkpoint]:
 def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a checkpoint in the JSON of Go's struct: bytes are in base 64, and zero numbers are left out."""
     sources: dict[str, Any] = {}
-    for journal, source in sorted(checkpoint.to_wire().sources.items()):
+    wire = checkpoint.to_wire()
+    for journal, source in sorted(wire.sources.items()):
         producers = [
             {"id": base64.b64encode(entry.id).decode(), "state": _scalars(entry.state)} for entry in source.producers
         ]
         sources[journal] = _scalars(source) | {"producers": producers or None}
     intents = {journal: base64.b64encode(intent).decode() for journal, intent in sorted(checkpoint.ack_intents.items())}
-    return {"sources": sources} | ({"ack_intents": intents} if intents else {})
+    own = consumer_pb2.Checkpoint(identity=wire.identity if wire.HasField("identity") else None, batch=wire.batch)
+    return {"sources": sources} | ({"ack_intents": intents} if intents else {}) | MessageToDict(own)
 
 
 def _scalars(message: consumer_pb2.Checkpoint.Source | consumer_pb2.Checkpoint.ProducerState) -> dict[str, Any]:
@@ -127,8 +131,9 @@ def _scalars(message: consumer_pb2.Checkpoint.Source | consumer_pb2.Checkpoint.P
 
 def checkpoint_from_json(document: Any) -> Checkpoint:
     """Return the checkpoint of a decoded document. Raises CorruptData."""
-    wire = consumer_pb2.Checkpoint()
     try:
+        own = {name: document[name] for name in ("identity", "batch") if name in document}
+        wire = ParseDict(own, consumer_pb2.Checkpoint(), ignore_unknown_fields=True)
         for journal, source in (document.get("sources") or {}).items():
             entry = wire.sources[journal]
             entry.read_through = source.get("read_through", 0)
@@ -140,6 +145,6 @@ def checkpoint_from_json(document: Any) -> Checkpoint:
                 added.state.seen_through = state.get("seen_through", 0)
         for journal, intent in (document.get("ack_intents") or {}).items():
             wire.ack_intents[journal] = base64.b64decode(intent, validate=True)
-    except (AttributeError, TypeError, ValueError, binascii.Error) as error:
+    except (AttributeError, TypeError, ValueError, binascii.Error, ParseError) as error:
         raise CorruptData(f"not a checkpoint in JSON: {error}") from error
     return Checkpoint.from_wire(wire)

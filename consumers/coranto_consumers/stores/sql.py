@@ -43,7 +43,7 @@ from coranto_consumers.stores.mysql import GUARDED, NAME, create_tables
 from coranto_consumers.stores.rejections import SHOW_VALUES, described, rejection_of
 from coranto_consumers.stores.retired import checkpoint_of
 from coranto_consumers.stores.targets import require_target
-from coranto_consumers.stores.urls import display_url, parse_store_url
+from coranto_consumers.stores.urls import display_url, location_of, parse_store_url
 
 CHECKPOINTS = Table(
     "gazette_checkpoints",
@@ -128,6 +128,8 @@ class SqlStore:
         """The URL with its password, to pass to executors. Never print it."""
         self.name = display_url(parsed)
         """The URL without its password, for people to read."""
+        self.location = location_of(parsed)
+        """The place of the database, by which a checkpoint shows that it was copied elsewhere."""
         self.engine: Engine = open_engine(parsed.difference_update_query([RELAXED, SHOW_VALUES]))
         self.do_commit = commit
         self._sleep = sleep

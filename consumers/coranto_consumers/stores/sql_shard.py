@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Table, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from coranto.errors import InvalidInput, RejectedRow, SqlStoreError
-from coranto.messages.checkpoints import Checkpoint
+from coranto.messages.checkpoints import Checkpoint, Identity
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.binding import Row, without_halves
 from coranto_consumers.stores.engines import is_transient
@@ -150,6 +150,11 @@ class SqlShardStore(Store):
             assert isinstance(failure, RejectedRow)
             return failure
         return super().rejection_of(error)
+
+    def identity(self) -> Identity:
+        return Identity(
+            outputs=frozenset(f"table {table.fullname}" for table in self._tables), store=self.database.location
+        )
 
     def is_transient(self, error: BaseException) -> bool:
         if isinstance(error, DBAPIError):

@@ -78,6 +78,14 @@ def _sqlite(url: URL, driver: str) -> URL:
     return url.set(drivername="sqlite+pysqlite", database=str(path))
 
 
+def location_of(url: URL) -> str:
+    """Return where a database is: its kind, host, port and name, without users, drivers and options."""
+    host = url.host or url.query.get("host") or url.query.get("unix_socket") or ""
+    port = f":{url.port}" if url.port else ""
+    shown = ",".join(host) if isinstance(host, tuple) else host
+    return f"{url.get_backend_name()}://{shown}{port}/{(url.database or '').removeprefix('/')}"
+
+
 def display_url(url: URL) -> str:
     """Return the URL for people and logs. A password is shown as `***`, and options with secrets as `hidden`."""
     secrets = {name: "hidden" for name in url.query if _SECRET.search(name)}

@@ -40,6 +40,10 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
     fail_on_data_loss: bool | None = Field(
         default=None, description="False: go on behind content that is gone. The check nothing_left_out tells of it."
     )
+    accept_changes: str | None = Field(
+        default=None,
+        description="Code of a change of the consumer's sources, outputs or store, as the error about it names it.",
+    )
     uuid_pointer: str | None = Field(default=None, description="JSON pointer to a message's UUID.")
     framing: dict[str, str | int] | None = Field(
         default=None,

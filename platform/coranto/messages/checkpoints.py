@@ -79,11 +79,31 @@ def identified(sources: Mapping[str, Source], ids: Mapping[str, str]) -> dict[st
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """The sources and outputs of a consumer, and the place of its checkpoint. Empty parts are unknown."""
+
+    sources: str = ""
+    """The label selector of its journals."""
+    outputs: frozenset[str] = frozenset()
+    """Its tables and journals, such as `table delays`."""
+    sometimes: frozenset[str] = frozenset()
+    """Those that only some of its transactions have."""
+    store: str = ""
+    """The store's location, without a password."""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state that a consumer restores. `ack_intents` maps journals to content to append after its commit."""
+    """The state that a consumer restores. `ack_intents` maps journals to content to append after its commit.
+
+    `identity` is that of the consumer that committed it, empty in checkpoints of older versions and of Gazette. `batch`
+    is the content of the last batch of a streaming query, as JSON; empty if unknown.
+    """
 
     sources: Mapping[str, Source] = field(default_factory=dict)
     ack_intents: Mapping[str, bytes] = field(default_factory=dict)
+    identity: Identity = Identity()
+    batch: str = ""
 
     @property
     def offsets(self) -> dict[str, int]:
@@ -104,6 +124,12 @@ class Checkpoint:
                 added.state.seen_through = state.seen_through
         for journal, intent in self.ack_intents.items():
             wire.ack_intents[journal] = intent
+        if self.identity != Identity():
+            wire.identity.sources = self.identity.sources
+            wire.identity.outputs.extend(sorted(self.identity.outputs))
+            wire.identity.sometimes.extend(sorted(self.identity.sometimes))
+            wire.identity.store = self.identity.store
+        wire.batch = self.batch
         return wire
 
     @classmethod
@@ -130,7 +156,9 @@ class Checkpoint:
             if entry.read_through < 0:
                 raise CorruptData(f"checkpoint of {journal}: read through offset {entry.read_through}")
             sources[journal] = Source(entry.read_through, producers, entry.journal_id)
-        return cls(sources, dict(sorted(wire.ack_intents.items())))
+        found = wire.identity
+        identity = Identity(found.sources, frozenset(found.outputs), frozenset(found.sometimes), found.store)
+        return cls(sources, dict(sorted(wire.ack_intents.items())), identity, wire.batch)
 
     def to_bytes(self) -> bytes:
         """Serialise the checkpoint. Equal checkpoints have equal bytes within one version of protobuf."""

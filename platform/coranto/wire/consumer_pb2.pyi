@@ -343,23 +343,64 @@ class Checkpoint(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class Identity(_message.Message):
+        """Coranto's own, which Gazette passes over: what the consumer reads and writes, and where this is stored."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        SOURCES_FIELD_NUMBER: _builtins.int
+        OUTPUTS_FIELD_NUMBER: _builtins.int
+        SOMETIMES_FIELD_NUMBER: _builtins.int
+        STORE_FIELD_NUMBER: _builtins.int
+        sources: _builtins.str
+        """A label selector, or the name of another source."""
+        store: _builtins.str
+        @_builtins.property
+        def outputs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+        @_builtins.property
+        def sometimes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+            """Outputs that only some of its transactions have."""
+
+        def __init__(
+            self,
+            *,
+            sources: _builtins.str = ...,
+            outputs: _abc.Iterable[_builtins.str] | None = ...,
+            sometimes: _abc.Iterable[_builtins.str] | None = ...,
+            store: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "sometimes", b"sometimes", "sources", b"sources", "store", b"store"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SOURCES_FIELD_NUMBER: _builtins.int
     ACK_INTENTS_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    batch: _builtins.str
+    """Coranto's own: the content of the last batch of a streaming query, as JSON. Empty if unknown."""
     @_builtins.property
     def sources(self) -> _containers.MessageMap[_builtins.str, Global___Checkpoint.Source]: ...
     @_builtins.property
     def ack_intents(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
         """Framed acknowledgements per journal, to append once this checkpoint has committed."""
 
+    @_builtins.property
+    def identity(self) -> Global___Checkpoint.Identity: ...
     def __init__(
         self,
         *,
         sources: _abc.Mapping[_builtins.str, Global___Checkpoint.Source] | None = ...,
         ack_intents: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+        identity: Global___Checkpoint.Identity | None = ...,
+        batch: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_intents", b"ack_intents", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_intents", b"ack_intents", "batch", b"batch", "identity", b"identity", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -80,6 +80,8 @@ class Assigned:
     async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
         self.errors += status.errors
 
+    accept_changes = ""
+
     def fqn_of(self, shard: str) -> str:
         return shard
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from dataclasses import replace
@@ -12,12 +14,12 @@ from typing import Any
 import grpc
 import pyarrow as pa
 import pytest
-from sqlalchemy import BigInteger, Column, MetaData, String, Table, select
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, select
 from structlog.testing import capture_logs
 
 from coranto.client import AppendResult, JournalClient
 from coranto.effects import SystemClock
-from coranto.errors import CorruptMessage, Fenced, JournalNotFound, NotAllowed, TornMessage
+from coranto.errors import ConsumerChanged, CorruptMessage, Fenced, JournalNotFound, NotAllowed, TornMessage
 from coranto.messages import (
     Checkpoint,
     Envelope,
@@ -47,6 +49,7 @@ from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.runtime.transaction import DeferToNextTransaction, EmptyTransactionDeferred
 from coranto_consumers.stores import SqlShardStore
 from coranto_consumers.stores.base import Store
+from coranto_consumers.stores.sql import SqlStore
 
 SUMS = Table(
     "sums",
@@ -262,9 +265,64 @@ async def test_sources_in_columns_and_others_are_consumed_together_and_may_chang
             await shard.read_through({"in/one": first, "in/two": second})
         assert sums.sums() == {"a": (total, turn + 1), "b": (total, turn + 1)}
     await journals.commit(pending)
-    async with running_shard(sums, SPEC, client) as shard:
+    async with running_shard(sums, spec, client) as shard:
         await shard.read_through({"in/one": journals.head("in/one")})
     assert sums.sums()["p"] == (100, 1)
+
+
+async def test_a_source_that_a_spec_loses_is_confirmed_before_it_is_left_unread(journals, client, sums):
+    both = shard_spec("shard-sums", ["in/one", "in/two"])
+    heads = {journal: await journals.publish(journal, {"key": "a", "n": 1}) for journal in ("in/one", "in/two")}
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": heads["in/one"]})
+    async with running_shard(sums, both, client) as shard:  # One more journal is no change.
+        await shard.read_through(heads)
+    fewer = await journals.publish("in/one", {"key": "a", "n": 2})
+    async with running_shard(sums, SPEC, client) as shard:
+        with pytest.raises(
+            ConsumerChanged, match=f"what follows of in/two from {heads['in/two']} on is not read"
+        ) as no:
+            await shard.task
+    code = str(no.value).rpartition("--accept-changes ")[2].partition(" ")[0]
+    async with running_shard(sums, SPEC, client, accept_changes=code) as shard:
+        await shard.read_through({"in/one": fewer})
+    more = await journals.publish("in/one", {"key": "a", "n": 3})
+    async with running_shard(sums, SPEC, client) as shard:  # The change is recorded now.
+        await shard.read_through({"in/one": more})
+    assert sums.sums() == {"a": (7, 4)}
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_shard_of_another_application_or_in_a_copied_database_is_refused(journals, client, sums, tmp_path):
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": head})
+    head = await journals.publish("in/one", {"key": "a", "n": 2})
+    other = copy.copy(sums)
+    other_sums = Table("other_sums", MetaData(), Column("n", Integer))
+    other.new_store = lambda shard: SqlShardStore(sums.database, other_sums)
+    async with running_shard(other, SPEC, client) as shard:
+        with pytest.raises(
+            ConsumerChanged, match=r"table sums gets nothing any more, table other_sums gets nothing of"
+        ):
+            await shard.task
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": head})
+
+    place = tmp_path / "copy.db"
+    with sqlite3.connect(str(sums.database.engine.url.database)) as source, sqlite3.connect(place) as target:
+        source.backup(target)
+    copied = type(sums)(SqlStore(f"sqlite:///{place}"))
+    async with running_shard(copied, SPEC, client) as shard:
+        with pytest.raises(
+            ConsumerChanged, match=r"store: recorded sqlite:///.*, now sqlite:///.*copy\.db; what"
+        ) as no:
+            await shard.task
+    code = str(no.value).rpartition("--accept-changes ")[2].partition(" ")[0]
+    head = await journals.publish("in/one", {"key": "a", "n": 3})
+    async with running_shard(copied, SPEC, client, accept_changes=code) as shard:
+        await shard.read_through({"in/one": head})
+    assert copied.sums() == {"a": (6, 3)}
 
 
 @pytest.mark.parametrize("kind", ["sqlite-batches"])

@@ -56,6 +56,8 @@ class Host:
         if is_due():
             self.told.append(status.code)
 
+    accept_changes = ""
+
     def fqn_of(self, shard: str) -> str:
         return shard
 

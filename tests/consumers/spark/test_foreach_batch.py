@@ -1,6 +1,7 @@
 """`exactly_once` in a real Spark: each batch counts once, whatever ended the query before."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engine, select
+from structlog.testing import capture_logs
 
-from coranto.errors import Fenced, InvalidInput
+from coranto.errors import BatchChanged, Fenced, InvalidInput
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.sequencer import Sequencer, read_committed
 from coranto_consumers.spark import (
@@ -157,6 +159,64 @@ def test_a_zombie_is_fenced_and_another_checkpoint_or_store_is_refused(world):
     other = exactly_once(f"sqlite:///{world.folder}/other.db", outputs, name="counts", client=world.broker.config)
     with pytest.raises(PySparkException, match="knows no batch of counts, whose next one is 2"):
         world.run(other)
+
+
+def drop_last_batch(checkpoint: Path) -> None:
+    """Make a query's checkpoint one batch older, as a backup of it is."""
+    for kind in ("offsets", "commits", "sources/0"):
+        last = max((path for path in (checkpoint / kind).iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
+        last.unlink()
+        (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("kind", [World, LakeWorld])
+def test_a_checkpoint_older_than_the_store_is_an_error_that_names_what_would_be_lost(kind, spark, broker, tmp_path):
+    world = kind(spark, broker, tmp_path)
+    for _ in range(2):
+        world.add(5)
+        world.run(world.function())
+    before = world.counts()
+    drop_last_batch(tmp_path / "checkpoint")
+    (tmp_path / "rows" / "000005.json").unlink()
+    world.rows = 5
+    world.add(7)  # The batch has the same number, and other content.
+    with pytest.raises(PySparkException) as raised:
+        world.run(world.function())
+    error = error_of_task(raised.value)
+    assert isinstance(error, BatchChanged)
+    assert "batch 1 of counts" in str(error)
+    assert "rows/000005.json" in str(error)
+    assert "fail_on_data_loss=False" in str(error)
+    assert world.counts() == before
+
+    with capture_logs() as logs:
+        world.run(world.function(fail_on_data_loss=False))
+    [lost] = [each for each in logs if each["event"] == "batch.content_lost"]
+    assert lost["batch"] == 1
+    assert [name for name in lost["lost"] if "000005.json" in name]
+    assert world.counts() == before
+    world.add(3)
+    world.run(world.function())
+    assert sum(n for n, _ in world.counts().values()) == 5 + 5 + 3
+
+
+def test_a_batch_of_an_older_version_is_passed_by_and_the_next_one_is_recorded(world):
+    world.add(5)
+    world.run(world.function())
+    store = SqlStore(world.store_url)
+    restored = store.raise_fence("counts")
+    assert json.loads(restored.checkpoint.batch)["files"]
+    with store.transaction("counts", restored.fence) as transaction:
+        transaction.commit(replace(restored.checkpoint, batch=""))
+    (world.folder / "checkpoint" / "commits" / "0").unlink()
+    (world.folder / "checkpoint" / "commits" / ".0.crc").unlink()
+    with capture_logs() as logs:
+        world.run(world.function())
+    assert [each["content"] for each in logs if each["event"] == "batch.committed_before"] == ["unknown"]
+    world.add(5)
+    world.run(world.function())
+    world.check()
+    assert json.loads(store.raise_fence("counts").checkpoint.batch)["files"]
 
 
 def test_it_is_for_batches_of_queries_only(spark, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from coranto.errors import CorantoError, InvalidInput
 from coranto_consumers.stores import SqlStore, display_url, parse_store_url
+from coranto_consumers.stores.urls import location_of
 
 
 def test_sqlite_paths_become_absolute(tmp_path, monkeypatch):
@@ -13,6 +14,20 @@ def test_sqlite_paths_become_absolute(tmp_path, monkeypatch):
 
     assert parse_store_url("sqlite:///folder/store.db").database == str(tmp_path / "folder/store.db")
     assert parse_store_url("sqlite:////srv/store.db").database == "/srv/store.db"
+
+
+@pytest.mark.parametrize(
+    ("text", "location"),
+    [
+        ("postgresql://u:hunter2@db:5432/shop?sslmode=require", "postgresql://db:5432/shop"),
+        ("postgresql+psycopg://other@db:5432/shop", "postgresql://db:5432/shop"),
+        ("postgresql://u@/shop?host=/run/pg", "postgresql:///run/pg/shop"),
+        ("mariadb://u:hunter2@db/shop", "mysql://db/shop"),
+        ("sqlite:////srv/store.db?timeout=3", "sqlite:///srv/store.db"),
+    ],
+)
+def test_a_location_is_the_same_for_other_users_drivers_and_options(text, location):
+    assert location_of(parse_store_url(text)) == location
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])

@@ -25,6 +25,7 @@ import structlog
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, RESTError
 from pyiceberg.table import Table, TableProperties, Transaction
+from sqlalchemy import make_url
 
 from coranto.client.retry import RetryPolicy
 from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, SqlStoreError
@@ -42,6 +43,7 @@ from coranto_consumers.stores.iceberg.state import (
     state_of,
 )
 from coranto_consumers.stores.iceberg.together import has_snapshot, remove_manifests
+from coranto_consumers.stores.urls import location_of
 
 _ATTEMPTS: Final = 20
 _MOST_WAIT: Final = 1.0
@@ -77,6 +79,12 @@ class IcebergOwner:
         self.shard = ""
         self.state = ShardState()
         """The state that this owner has committed last."""
+
+    @property
+    def location(self) -> str:
+        """The place of the catalog, and the home in it, without a password."""
+        uri = self.catalog.properties.get("uri", "")
+        return f"iceberg {location_of(make_url(uri)) if uri else self.catalog.name} {self.home}"
 
     @property
     def next_number(self) -> int:

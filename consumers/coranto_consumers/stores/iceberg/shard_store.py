@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
 from coranto.errors import CommitOutcomeUnknown, InvalidInput
-from coranto.messages.checkpoints import Checkpoint
+from coranto.messages.checkpoints import Checkpoint, Identity
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.iceberg.catalogs import is_transient
 from coranto_consumers.stores.iceberg.files import sweep
@@ -109,6 +109,9 @@ class IcebergShardStore(Store):
             return before.checkpoint
 
         return await asyncio.to_thread(restore)
+
+    def identity(self) -> Identity:
+        return Identity(outputs=frozenset(f"table {name}" for name in self._tables), store=self._owner.location)
 
     async def start_commit(
         self, shard: str, checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]

@@ -1,0 +1,200 @@
+"""The identity of a consumer in its checkpoint: its sources, its outputs, and where its store is.
+
+A name alone does not identify a consumer: another application may have the same name by mistake, and would continue
+behind what the first one has read. So each commit records the identity, and whoever restores a checkpoint compares it.
+
+* **Sources** are a label selector, or the names of a shard's journals. A journal that a selector matches only now is no
+  change, nor is one more journal of a shard.
+* **Outputs** are the names of tables and journals. Those of a Spark application are known with its first outputs. In
+  the life of one instance they may vary: outputs that only some of its transactions have are recorded as such. So a
+  change is an output that the record lacks, or one that every transaction had and the first of an instance lacks.
+* **The store** is its location, so the copy of a database elsewhere is a change.
+
+A change is an error, unless its code is given: `accept_changes`. The code is that of this change only. Once a commit
+has recorded the new identity, there is no change any more, and the code is of no use. A checkpoint without a record, as
+Gazette and earlier versions write it, is taken as it is, and the next commit records the identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from coranto.errors import ConsumerChanged, InvalidInput
+from coranto.labels import format_selector, parse_selector
+from coranto.messages.checkpoints import Checkpoint, Identity
+
+_CODE_LENGTH: Final = 12
+_MOST_SHOWN: Final = 10
+_MOST_TEXT: Final = 500
+_JOURNALS: Final = "journals "
+"""Begins the sources of a consumer that reads journals by their names."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A part of a consumer that differs from its record, and what continuing would lose."""
+
+    part: str
+    before: str
+    now: str
+    loss: str
+
+    def __str__(self) -> str:
+        before, now = (text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…" for text in (self.before, self.now))
+        return f"{self.part}: recorded {before or 'none'}, now {now or 'none'}; {self.loss}"
+
+
+def code_of(changes: Collection[Change]) -> str:
+    """Return the code that confirms changes."""
+    text = json.dumps(sorted((each.part, each.before, each.now) for each in changes))
+    return hashlib.sha256(text.encode()).hexdigest()[:_CODE_LENGTH]
+
+
+class IdentityCheck:
+    """Compares a consumer with the record in its checkpoint, and has the record for its next commits.
+
+    `accepted` has the codes of confirmed changes, separated by commas.
+    """
+
+    def __init__(self, name: str, accepted: str = "") -> None:
+        self._name = name
+        self._accepted = {each.strip() for each in accepted.split(",")} - {""}
+        self.record = Identity()
+        """The identity to commit."""
+        self._changes: list[Change] = []
+        self._offsets: Mapping[str, int] = {}
+        self._has_outputs = False
+        self.is_compared = False
+        """True once a restored checkpoint was compared, with a change or without."""
+
+    def restored(
+        self,
+        checkpoint: Checkpoint,
+        now: Identity,
+        unread: Callable[[], Collection[str]],
+        *,
+        outputs_known: bool = False,
+    ) -> None:
+        """Compare sources and store with a restored checkpoint, and outputs if they are known already.
+
+        `unread` returns the journals of the checkpoint that are no sources any more. Raises ConsumerChanged, unless
+        outputs are to come and a code is given that may be for them, too.
+        """
+        known = checkpoint.identity
+        self._offsets = checkpoint.offsets
+        self._changes = _changed_parts(known, now, unread, self._offsets)
+        self._has_outputs = False
+        self.record = replace(known, sources=now.sources, store=now.store)
+        self.is_compared = True
+        if outputs_known:
+            self._compare(now.outputs, known)
+        if outputs_known or not self._accepted:
+            self.settle()
+
+    def settle(self) -> None:
+        """Raise ConsumerChanged for changes that are not confirmed. Call it before a commit."""
+        if not self._changes:
+            return
+        code = code_of(self._changes)
+        found = ". ".join(map(str, self._changes))
+        if code not in self._accepted:
+            raise ConsumerChanged(
+                f"consumer {self._name} is not the one that its checkpoint records. {found}. If this is another "
+                f"consumer, give it another name. If the change is meant, confirm it once: accept_changes='{code}', or "
+                f"--accept-changes {code} for shards"
+            )
+        _log.warning("consumer.changed", consumer=self._name, code=code, changes=[str(each) for each in self._changes])
+        self._changes = []
+
+    def take(self, outputs: Collection[str]) -> None:
+        """Take in the outputs of a transaction, before they are written. Raises ConsumerChanged."""
+        if not self._has_outputs:
+            self._compare(frozenset(outputs), self.record)
+            self.settle()
+            return
+        always = self.record.outputs - self.record.sometimes
+        self.record = replace(
+            self.record,
+            outputs=self.record.outputs | set(outputs),
+            sometimes=self.record.sometimes | (always ^ (set(outputs) - self.record.sometimes)),
+        )
+
+    def _compare(self, outputs: frozenset[str], known: Identity) -> None:
+        self._has_outputs = True
+        added = outputs - known.outputs
+        missing = known.outputs - known.sometimes - outputs
+        sometimes = known.sometimes
+        if known.outputs and (added or missing):
+            at = _shown([f"{journal} {offset}" for journal, offset in sorted(self._offsets.items())])
+            losses = [f"{_shown(sorted(missing))} gets nothing any more"] if missing else []
+            losses += [f"{_shown(sorted(added))} gets nothing of what was read before ({at})"] if added else []
+            change = Change("outputs", _shown(sorted(known.outputs)), _shown(sorted(outputs)), ", ".join(losses))
+            self._changes.append(change)
+            sometimes = sometimes | missing
+        self.record = replace(self.record, outputs=known.outputs | outputs, sometimes=sometimes)
+
+
+def _changed_parts(
+    known: Identity, now: Identity, unread: Callable[[], Collection[str]], offsets: Mapping[str, int]
+) -> list[Change]:
+    found = []
+    if known.sources and known.sources != now.sources and (left := _left_out(known, now, unread)) is not None:
+        begins = [f"{journal} from {offsets[journal]} on" for journal in sorted(left) if journal in offsets]
+        loss = f"what follows of {_shown(begins)} is not read" if begins else "it reads other journals than before"
+        found.append(Change("sources", known.sources, now.sources, loss))
+    if known.store and now.store and known.store != now.store:
+        loss = (
+            "what was committed there since this copy was made is lost here, and a consumer that still runs there "
+            "reads and publishes the same messages"
+        )
+        found.append(Change("store", known.store, now.store, loss))
+    return found
+
+
+def _left_out(known: Identity, now: Identity, unread: Callable[[], Collection[str]]) -> Collection[str] | None:
+    """Return the journals of the checkpoint that are not read any more; None if more names are no change."""
+    if names_of(known.sources) <= names_of(now.sources) and known.sources.startswith(_JOURNALS):
+        return None
+    return unread()
+
+
+def sources_of(wanted: str | Collection[str]) -> str:
+    """Return the sources that a label selector says, or that are journals by their names. Raises InvalidInput."""
+    return format_selector(parse_selector(wanted)) if isinstance(wanted, str) else journals_source(wanted)
+
+
+def journals_source(names: Collection[str]) -> str:
+    """Return the sources of a consumer that reads journals by name."""
+    return _JOURNALS + ", ".join(sorted(names))
+
+
+def names_of(sources: str) -> frozenset[str]:
+    """Return the journals in sources that `journals_source` made; none of others."""
+    if not sources.startswith(_JOURNALS):
+        return frozenset()
+    return frozenset(sources.removeprefix(_JOURNALS).split(", ")) - {""}
+
+
+def checked_codes(text: str) -> str:
+    """Return `accept_changes` as it is given. Raises InvalidInput for what is no code."""
+    for each in text.split(","):
+        code = each.strip()
+        if code and (len(code) != _CODE_LENGTH or not set(code) <= set("0123456789abcdef")):
+            raise InvalidInput(
+                f"{code!r} is no code of a change; the error about the change names it", field="accept_changes"
+            )
+    return text
+
+
+def _shown(texts: Collection[str]) -> str:
+    listed = list(texts)
+    more = f" and {len(listed) - _MOST_SHOWN} more" if len(listed) > _MOST_SHOWN else ""
+    return ", ".join(listed[:_MOST_SHOWN]) + more

@@ -1,0 +1,182 @@
+"""The content of a batch of a streaming query: the offsets of its sources, and the files of those that read files.
+
+A number alone does not identify a batch. When a query's checkpoint is restored from a backup, or a crash of the machine
+has dropped its last files, the query plans its last batches again, and they may cover more, or less, than before.
+Offsets that Spark has noted for a batch stay the same when it only repeats the batch, so equal texts are equal content.
+The offsets of Spark's file source are numbers of its own list of files, so the names of the files are content, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from coranto.errors import CorruptData, InvalidInput
+
+_MOST_TEXT: Final = 32 << 10
+"""The longest record of a batch, in characters. Of a longer one, there is a digest in place of the files or offsets."""
+_FILE_OFFSET: Final = "logOffset"
+_SHOWN: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContent:
+    """The coverage of a batch: for each source, the offsets between which it is, and the names of files."""
+
+    begin: tuple[Any, ...]
+    end: tuple[Any, ...]
+    files: tuple[str, ...] = ()
+    digest: str = ""
+    """Of the offsets and files, if they are too many to be kept."""
+
+    def to_text(self) -> str:
+        """Return the record of the content for a checkpoint."""
+        digest = self.digest or self._digest()
+        for kept in (
+            {"begin": self.begin, "end": self.end, "files": self.files},
+            {"begin": self.begin, "end": self.end},
+            {},
+        ):
+            text = json.dumps({**kept, "digest": digest}, separators=(",", ":"))
+            if len(text) <= _MOST_TEXT:
+                break
+        return text
+
+    @classmethod
+    def from_text(cls, text: str) -> BatchContent:
+        """Return the content of a record. Raises CorruptData."""
+        try:
+            found = json.loads(text)
+            begin, end, files = (tuple(found.get(name, ())) for name in ("begin", "end", "files"))
+            return cls(begin, end, files, str(found["digest"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptData(f"{text[:100]!r} is not the record of a batch: {error}") from error
+
+    def is_same(self, other: BatchContent) -> bool:
+        """Return True if both cover the same."""
+        return (self.digest or self._digest()) == (other.digest or other._digest())
+
+    def _digest(self) -> str:
+        text = json.dumps([self.begin, self.end, self.files], separators=(",", ":"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDifference:
+    """The difference between a batch and the content that is committed already."""
+
+    lost: tuple[str, ...] = field(default=())
+    """The content of the batch beyond the committed one: it is lost if the batch is skipped."""
+    twice: tuple[str, ...] = field(default=())
+    """The committed content beyond the batch: it comes again in the batches that follow."""
+
+    def __str__(self) -> str:
+        parts = [f"skipping it loses {_some(self.lost)}"] if self.lost else []
+        parts += [f"the batches after it repeat {_some(self.twice)}"] if self.twice else []
+        return "; ".join(parts) or "its offsets do not show what skipping it loses"
+
+
+def difference(now: BatchContent, committed: BatchContent) -> BatchDifference:
+    """Return what a batch covers beyond the last committed one, or one before it, and what it lacks."""
+    lost, twice = [], []
+    for source, (begin, end) in enumerate(zip(now.begin, now.end, strict=True)):
+        known = committed.end[source] if source < len(committed.end) else None
+        if _is_of_files(end):
+            continue
+        begins, ends, before = (dict(_numbers(each)) for each in (begin, end, known))
+        for name, to in ends.items():
+            done = before.get(name, 0)
+            place = name or f"source {source}"
+            if (at := max(begins.get(name, 0), done)) < to:
+                lost.append(f"{place} [{at}, {to})")
+            if to < done:
+                twice.append(f"{place} [{to}, {done})")
+    lost += [each for each in now.files if each not in set(committed.files)]
+    twice += [each for each in committed.files if each not in set(now.files)] if now.begin == committed.begin else []
+    return BatchDifference(tuple(lost), tuple(twice))
+
+
+def content_of_batch(session: SparkSession, query: str, number: int) -> BatchContent:
+    """Return what the present batch of a query covers. For its driver, while the batch runs. Raises InvalidInput."""
+    jvm: Any = session._jvm
+    try:
+        execution = (
+            session._jsparkSession.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
+        )
+        log = execution.offsetLog()
+        end = _offsets(log.get(number))
+        begin = _offsets(log.get(number - 1)) if number else ()
+        begin += (None,) * (len(end) - len(begin))
+        files = tuple(
+            name
+            for source, offset in enumerate(end)
+            if _is_of_files(offset)
+            for name in _files(session, execution, source, begin[source], offset)
+        )
+    except (Py4JError, AttributeError, ValueError) as error:
+        raise InvalidInput(
+            f"the offsets of batch {number} could not be read: {error}. exactly_once needs a version of Spark that it "
+            "is tested with (docs/spark.md)"
+        ) from error
+    return BatchContent(begin, end, files)
+
+
+def _offsets(logged: Any) -> tuple[Any, ...]:
+    """Return the offsets of the sources in a record of Spark's offset log; none of a source without data yet."""
+    if not logged.isDefined():
+        return ()
+    offsets = logged.get().offsets()
+    found = (offsets.apply(at) for at in range(offsets.size()))
+    return tuple(json.loads(each.get().json()) if each.isDefined() else None for each in found)
+
+
+def _files(session: SparkSession, execution: Any, source: int, begin: Any, end: Any) -> Iterator[str]:
+    """Yield names of the files, with their times of modification, that Spark's file source has in a batch."""
+    after = begin[_FILE_OFFSET] if _is_of_files(begin) else -1
+    jvm: Any = session._jvm
+    for number in range(after + 1, end[_FILE_OFFSET] + 1):
+        for name in (f"{number}", f"{number}.compact"):
+            path = jvm.org.apache.hadoop.fs.Path(execution.resolvedCheckpointRoot(), f"sources/{source}/{name}")
+            system = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+            if system.exists(path):
+                opened = system.open(path)
+                try:
+                    text = jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8")
+                finally:
+                    opened.close()
+                yield from sorted(_names(text, number))
+                break
+
+
+def _names(text: str, number: int) -> Iterator[str]:
+    for line in text.splitlines()[1:]:
+        entry = json.loads(line)
+        if entry["batchId"] == number:
+            yield f"{entry['path']} of {entry['timestamp']}"
+
+
+def _is_of_files(offset: Any) -> bool:
+    return isinstance(offset, Mapping) and offset.keys() == {_FILE_OFFSET}
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the numbers in an offset, with their paths. Of a position of a journal, only the offset is one."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield name, value
+    elif isinstance(value, Mapping):
+        if "offset" in value:
+            yield from _numbers(value["offset"], name)
+            return
+        for key, each in value.items():
+            yield from _numbers(each, f"{name}/{key}" if name else str(key))
+
+
+def _some(texts: tuple[str, ...]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more
