@@ -1,16 +1,16 @@
 """The identity of a consumer in its checkpoint: its sources, its outputs, and where its store is.
 
 A name alone does not identify a consumer: another application may have the same name by mistake, and would continue
-behind what the first one has read. So each commit records the identity, and whoever restores a checkpoint compares it.
+behind what the first one has read. So each commit records the identity, and each start compares it.
 
 * **Sources** are a label selector, or the names of a shard's journals. A journal that a selector matches only now is no
   change, nor is one more journal of a shard.
-* **Outputs** are the names of tables and journals. Those of a Spark application are known with its first outputs. In
+* **Outputs** are the names of tables and journals. A Spark application shows them with its first outputs. In
   the life of one instance they may vary: outputs that only some of its transactions have are recorded as such. So a
   change is an output that the record lacks, or one that every transaction had and the first of an instance lacks.
 * **The store** is its location, so the copy of a database elsewhere is a change.
 
-A change is an error, unless its code is given: `accept_changes`. The code is that of this change only. Once a commit
+A change is an error, unless its code is given: `accept_changes`. The code confirms this change only. Once a commit
 has recorded the new identity, there is no change any more, and the code is of no use. A checkpoint without a record, as
 Gazette and earlier versions write it, is taken as it is, and the next commit records the identity.
 """
@@ -189,7 +189,7 @@ def checked_codes(text: str) -> str:
         code = each.strip()
         if code and (len(code) != _CODE_LENGTH or not set(code) <= set("0123456789abcdef")):
             raise InvalidInput(
-                f"{code!r} is no code of a change; the error about the change names it", field="accept_changes"
+                f"{code!r} is not the code of a change; the error about the change names it", field="accept_changes"
             )
     return text
 

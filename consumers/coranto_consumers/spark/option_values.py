@@ -13,11 +13,11 @@ from coranto.errors import InvalidInput
 E = TypeVar("E", bound=enum.StrEnum)
 
 SPARK_OPTIONS: Final = frozenset(("checkpointlocation", "queryname", "path"))
-"""The options that Spark adds to those of a source or sink, in lower case. They mean nothing here."""
+"""The options that Spark adds to a source or sink, in lower case. They mean nothing here."""
 
 
 def require_known(key: str, names: Iterable[str]) -> None:
-    """Raise InvalidInput for an option that is neither among those of these names nor Spark's own."""
+    """Raise InvalidInput for an option that has none of these names and is not Spark's own."""
     known = {name.lower(): name for name in names}
     if key.lower() in known or key.lower() in SPARK_OPTIONS:
         return

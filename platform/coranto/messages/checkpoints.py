@@ -96,7 +96,7 @@ class Identity:
 class Checkpoint:
     """The state that a consumer restores. `ack_intents` maps journals to content to append after its commit.
 
-    `identity` is that of the consumer that committed it, empty in checkpoints of older versions and of Gazette. `batch`
+    `identity` describes the consumer that committed it, empty in checkpoints of older versions and of Gazette. `batch`
     is the content of the last batch of a streaming query, as JSON; empty if unknown.
     """
 

@@ -112,5 +112,5 @@ def test_sources_are_a_selector_in_any_order_or_names():
 def test_what_is_no_code_is_refused():
     assert checked_codes("0123456789ab, aaaaaaaaaaaa,") == "0123456789ab, aaaaaaaaaaaa,"
     for text in ("yes", "0123456789AB", "0123"):
-        with pytest.raises(InvalidInput, match="is no code of a change"):
+        with pytest.raises(InvalidInput, match="is not the code of a change"):
             checked_codes(text)

@@ -2,7 +2,7 @@
 
 It identifies the content of a batch of a streaming query, whose number alone does not. It is the sum of the mixed
 checksums of the messages, without their UUIDs, which differ in each attempt. It finds differences that come about by
-accident, not those that somebody constructs.
+accident, not constructed ones.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def outdated(error: BatchChanged, options: SinkOptions, query: str, batch: int, 
 
 
 def written_now(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the number of messages of a batch by journal, from those of its tasks."""
+    """Return the number of messages of a batch by journal, from the numbers of its tasks."""
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each)

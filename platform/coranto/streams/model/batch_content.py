@@ -1,4 +1,4 @@
-"""Digests of the batches that a writer has numbered, in registers beside that of its last batch. Pure.
+"""Digests of the batches that a writer has numbered, in registers beside the one of its last batch. Pure.
 
     `coranto.dev/batch-content/<writer>`  =  `<batch>.<digest>`
 
