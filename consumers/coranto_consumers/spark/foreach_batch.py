@@ -11,9 +11,9 @@
 
 Spark repeats the last batch of a query that ended before it knew that the batch was done. Here each batch commits in
 one transaction of the store, together with its number and content (`batch_content.py`) and under a fence, as
-`SparkConsumer` commits (`consumer.py`). So a repeated batch is passed by, and a query that continues beside its successor
-cannot commit any more. A batch of a committed number with other content is an error: the query's checkpoint is older
-than the store.
+`SparkConsumer` commits (`consumer.py`). So a repeated batch is passed by, and a query that continues beside its
+successor cannot commit any more. A batch of a committed number with other content is an error: the query's checkpoint
+is older than the store.
 
 The store knows the query by the id in its checkpoint. A query with another checkpoint counts its batches anew, and its
 offsets are not those of the store. So it is refused under the same name, instead of passing batches by or adding them
