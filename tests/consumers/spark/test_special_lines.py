@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from pyspark.sql.types import IntegerType, StructType
 
 from coranto.errors import CorruptMessage
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import Flags, format_uuid
 from coranto_consumers.spark.framings import AnyLines
+from coranto_consumers.spark.source import JournalDataSource
 from coranto_consumers.spark.special_lines import read_block
 
 MARK = b"\xef\xbb\xbf"
@@ -55,21 +57,34 @@ def test_any_lines_stay_as_they_are():
     assert [text.as_py() for text in found.content] == [line + b"\n" for line in LINES]
 
 
+CONTENT = MARK + b"".join(
+    line + b"\n" for line in (*(b'{"n":%d}' % n for n in range(3)), b"", b"  ", b'{"n":3}', b"\t")
+)
+"""The content of a file, of which Spark's reader makes these rows."""
+NUMBERS = [0, 1, 2, 3]
+
+
 @pytest.mark.integration
-def test_every_read_has_the_rows_of_sparks_reader(spark, broker, tmp_path):
-    content = MARK + b"".join(
-        line + b"\n" for line in (*(b'{"n":%d}' % n for n in range(3)), b"", b"  ", b'{"n":3}', b"\t")
-    )
-    (tmp_path / "lines.json").write_bytes(content)
-    expected = sorted(row.n for row in spark.read.schema("n INT").json(str(tmp_path / "lines.json")).collect())
-    assert expected == [0, 1, 2, 3]
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("mode", ["PERMISSIVE", "FAILFAST"])
+@pytest.mark.parametrize("pointer", ["/_meta/uuid", "none"])
+def test_every_read_has_the_rows_of_sparks_reader(broker, isolation, mode, pointer):
     broker.create("a/lines")
-    broker.write("a/lines", content)
-    read = spark.read.format("journal").options(endpoint=broker.endpoint, subscribe="a/lines")
-    for isolation in ("read_committed", "read_uncommitted"):
-        for mode in ("PERMISSIVE", "FAILFAST"):
-            for pointer in ("/_meta/uuid", "none"):
-                asked = read.options(isolation=isolation, mode=mode, uuidPointer=pointer)
-                assert sorted(row.n for row in asked.schema("n INT").load().collect()) == expected
-    raw = spark.read.format("journal").options(endpoint=broker.endpoint, subscribe="a/lines").load()
-    assert sorted(json.loads(row.value)["n"] for row in raw.select("value").collect()) == expected
+    broker.write("a/lines", CONTENT)
+    options = {"endpoint": broker.endpoint, "subscribe": "a/lines", "isolation": isolation, "uuidPointer": pointer}
+
+    def read(source: JournalDataSource, schema: StructType, column: str) -> list:
+        reader = source.reader(schema)
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        return [value for batch in batches for value in batch.column(column).to_pylist()]
+
+    parsed = JournalDataSource({**options, "mode": mode})
+    assert read(parsed, StructType().add("n", IntegerType()), "n") == NUMBERS
+    raw = JournalDataSource(options)
+    assert [json.loads(value)["n"] for value in read(raw, raw.schema(), "value")] == NUMBERS
+
+
+@pytest.mark.integration
+def test_sparks_reader_has_these_rows(spark, tmp_path):
+    (tmp_path / "lines.json").write_bytes(CONTENT)
+    assert sorted(row.n for row in spark.read.schema("n INT").json(str(tmp_path / "lines.json")).collect()) == NUMBERS
