@@ -126,7 +126,7 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _scalars(message: consumer_pb2.Checkpoint.Source | consumer_pb2.Checkpoint.ProducerState) -> dict[str, Any]:
-    return {field.name: value for field, value in message.ListFields() if isinstance(value, int)}
+    return {field.name: value for field, value in message.ListFields() if isinstance(value, int | str)}
 
 
 def checkpoint_from_json(document: Any) -> Checkpoint:
@@ -137,6 +137,7 @@ def checkpoint_from_json(document: Any) -> Checkpoint:
         for journal, source in (document.get("sources") or {}).items():
             entry = wire.sources[journal]
             entry.read_through = source.get("read_through", 0)
+            entry.journal_id = source.get("journal_id", "")
             for producer in source.get("producers") or ():
                 state = producer.get("state") or {}
                 added = entry.producers.add(id=base64.b64decode(producer.get("id", ""), validate=True))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from coranto.client import JournalClient
 from coranto.errors import CorruptData
 from coranto.messages import Checkpoint, ProducerId, ProducerState, Source
+from coranto.messages.checkpoints import Identity
 from coranto_consumers.recoverylog import Recorder
 from coranto_consumers.stores.contract import SHARD, StoreContract, commit
 from coranto_consumers.stores.json_file import JsonFileStore, checkpoint_from_json, checkpoint_to_json
@@ -104,3 +105,14 @@ def test_checkpoints_survive_json(sources: dict[str, Source], intents: dict[str,
     restored = checkpoint_from_json(json.loads(json.dumps(checkpoint_to_json(original))))
     assert restored == original
     assert restored.to_bytes() == original.to_bytes(), "also what takes no part in comparison"
+
+
+def test_a_checkpoint_in_json_keeps_what_it_knows_of_its_journals_consumer_and_batch():
+    identity = Identity(
+        "name:prefix=a/", frozenset({"table x", "table y"}), frozenset({"table y"}), "postgresql://db/x"
+    )
+    known = Checkpoint({"a/b": Source(7, journal_id="id-1")}, {"c/d": b"ack\n"}, identity, '{"digest":"ab"}')
+    assert checkpoint_from_json(json.loads(json.dumps(checkpoint_to_json(known)))) == known
+    assert Checkpoint.from_bytes(known.to_bytes()) == known
+    plain = Checkpoint({"a/b": Source(7)})
+    assert set(checkpoint_to_json(plain)) == {"sources"}
