@@ -24,7 +24,7 @@ from coranto_consumers.audit.memory import Known, KnownShard
 _OLDER: Final = frozenset({Kind.CHECKPOINT_SET_BACK, Kind.CHECKPOINT_GONE})
 """Findings about a checkpoint that is older than one that an audit knows."""
 _SUSPECTS: Final = 10
-"""The number of checkpoints of which all combinations are compared with the tables."""
+"""The most moved checkpoints whose combinations are compared with the tables."""
 
 
 @dataclass(frozen=True, slots=True)

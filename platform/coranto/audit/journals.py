@@ -275,7 +275,7 @@ def _dated_ahead(records: Mapping[str, JournalRecord], now: float) -> list[Findi
             Severity.WARNING,
             Subject.journal(name),
             f"its record of earlier audits is dated {shown_time(record.at)}, in the future: the clock of that audit "
-            "was wrong, or somebody made the record. The next complete audit replaces it",
+            "was wrong, or another program made the record. The next complete audit replaces it",
             {"at": record.at},
         )
         for name, record in sorted(records.items())
