@@ -48,7 +48,7 @@ Row = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a store holds, and a copy of it."""
+    """The content of a store."""
 
     rows: tuple[Row, ...] = ()
     checkpoint: bytes = b""

@@ -18,7 +18,7 @@ from coranto_consumers.cli.audit import audit
 from coranto_consumers.cli.compare import compare
 from coranto_consumers.cli.forking import drop_fork, fork, fork_status, promote
 from coranto_consumers.cli.loading import default_prefix, load_application
-from coranto_consumers.cli.offsets import offsets
+from coranto_consumers.cli.offsets import accept_journals, offsets
 from coranto_consumers.runtime.process import run
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
 
@@ -64,6 +64,7 @@ app.command("serve")(with_settings(ConsumerProcessSettings, serve))
 app.command("settings")(with_settings(ConsumerProcessSettings, show_settings))
 app.command("audit")(audit)
 app.command("offsets")(offsets)
+app.command("accept-journals")(accept_journals)
 app.command("compare")(compare)
 app.command("fork")(fork)
 app.command("fork-status")(fork_status)

@@ -18,7 +18,8 @@ from coranto.wire import protocol_pb2 as pb
 ADVICE: Final = (
     f"To continue from the beginning of the present journal, without the unread content of the earlier one, give the "
     f"shard the label {labels.DATA_LOSS}={labels.CONTINUE}, and unassign it if it has failed. A shard with another id "
-    "and store begins there, too."
+    "and store begins there, too. If the present journal has the content of the earlier one, run `coranto consumer "
+    "accept-journals`."
 )
 _log = structlog.get_logger(__name__)
 

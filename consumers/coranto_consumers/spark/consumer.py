@@ -83,7 +83,10 @@ from coranto_consumers.spark.transaction_bounds import MessageBound, Pace, TooMa
 from coranto_consumers.spark.unread import UnreadContent, ends_of
 from coranto_consumers.spark.writing_at_once import NotAtOnce, WritingAtOnce
 
-_ADVICE: Final = "Start a consumer of another name, or continue without the lost content (fail_on_data_loss=False)."
+_ADVICE: Final = (
+    "Start a consumer of another name, or continue without the lost content (fail_on_data_loss=False). If the present "
+    "journal has the content of the earlier one, run `coranto consumer accept-journals`."
+)
 
 
 class SparkConsumer:

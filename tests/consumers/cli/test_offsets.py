@@ -1,4 +1,4 @@
-"""`coranto consumer offsets` prints a checkpoint as a file of offsets."""
+"""`coranto consumer offsets` prints a checkpoint, `accept-journals` lets a consumer continue in recreated journals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coranto.cli import main
+from coranto.errors import Fenced
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.stores.sql import SqlStore
 
@@ -22,3 +23,30 @@ def test_the_offsets_of_a_checkpoint_are_printed(tmp_path: Path, capsys: pytest.
         transaction.commit(Checkpoint({"shop/b": Source(7), "shop/a": Source(12)}))
     assert main(["consumer", "offsets", "revenue", "--store", url]) == 0
     assert json.loads(capsys.readouterr().out) == {"shop/a": 12, "shop/b": 7}
+
+
+def test_the_ids_of_accepted_journals_are_forgotten_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = SqlStore(url)
+    command = ["consumer", "accept-journals", "revenue", "shop/a", "--store", url]
+    assert main(command) == 1
+    assert "shop/a is no source in the checkpoint of consumer 'revenue'" in capsys.readouterr().err
+    fence, _ = store.raise_fence("revenue")
+    before = Checkpoint({"shop/a": Source(12, {}, "c0-1"), "shop/b": Source(7, {}, "c0-2")}, {"out": b"ack"})
+    with store.transaction("revenue", fence) as transaction:
+        transaction.commit(before)
+    assert main(command) == 0
+    assert "shop/a: consumer revenue continues at 12" in capsys.readouterr().out
+    found = store.read("revenue")
+    assert found is not None
+    assert found.checkpoint == before
+    assert {name: source.journal_id for name, source in found.checkpoint.sources.items()} == {
+        "shop/a": "",
+        "shop/b": "c0-2",
+    }
+    with pytest.raises(Fenced), store.transaction("revenue", fence) as transaction:
+        transaction.commit(before)
+    assert main(["consumer", "accept-journals", "revenue", "shop/a", "--store", "iceberg://lake/x.y"]) == 1
+    assert "SQL stores only" in capsys.readouterr().err
