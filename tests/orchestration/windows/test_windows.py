@@ -172,9 +172,9 @@ def test_a_window_without_a_run_or_whose_run_failed_gets_another_one(
 
     shop.instance.report_run_failed(shop.run(again, DagsterRunStatus.STARTED))
     assert shop.requests() == []
-    passed = 119.0
+    passed = 90.0
     assert shop.requests() == []
-    passed = 122.0
+    passed = 150.0
     assert len(shop.requests()) == 1
 
     shop.cursor = None
