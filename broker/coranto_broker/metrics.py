@@ -18,7 +18,7 @@ WATCHED: Final = {
     "fragments_pending": "Completed fragments that are not in their store yet.",
     "fragments_without_copy": "Of these, those whose local file is damaged and of which no good copy was found yet.",
     "spools_unreadable": "Spools that the disk refuses to read; they are tried again.",
-    "disk_short_of_room": "1 while less than disk_reserve_bytes is free, or a write found no room lately; else 0.",
+    "disk_short_of_room": "1 while less than disk_reserve_bytes is free; else 0.",
     "append_bytes_held": "Bytes held of appends without an answer, and of answers that their clients have not taken.",
     "unpersisted_bytes": "Content that this broker is to store and has not stored yet, growing fragments included.",
     "unpersisted_age_seconds": "Time since the first append to the oldest of it; 0 without any.",

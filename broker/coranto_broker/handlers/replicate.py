@@ -82,9 +82,6 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
                 "this stream's broker is no longer the journal's primary; it must resolve the journal again"
             )
         driving.result()
-    except OSError as error:
-        broker.room.failed(error)
-        raise
     finally:
         driving.cancel()
         demoted.cancel()

@@ -63,7 +63,7 @@ async def test_changes_that_a_killed_etcd_lost_are_reported_although_others_have
 
 
 @pytest.mark.integration
-async def test_a_mirror_that_agrees_goes_on(
+async def test_a_mirror_that_agrees_continues(
     coordinator: EtcdCoordinator, layout: Layout, keyspace_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: asyncio.Queue[int] = asyncio.Queue()
