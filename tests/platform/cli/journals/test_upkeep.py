@@ -31,13 +31,13 @@ def test_heads_are_reset(run: CommandLine, remote: RemoteBroker, parts: tuple[st
     remote.write(parts[0], b"well")
     remote.fake.journals[parts[1]].index_end = 1000
     remote.fake.journals[parts[2]].spec.suspend.level = pb.JournalSpec.Suspend.FULL
-    assert "INDEX_HAS_GREATER_OFFSET" in run("append", parts[1], input=b"content").errors
+    assert "INDEX_HAS_GREATER_OFFSET" in run("append", parts[1], input=b"content\n").errors
     assert run("reset-head", "-l", "name:prefix=parts/").output.splitlines() == [
         f"{parts[0]}: healthy, at 4",
         f"{parts[1]}: reset to 1000",
         f"{parts[2]}: suspended; left as it is",
     ]
-    assert "[1000, 1007)" in run("append", parts[1], input=b"content").output
+    assert "[1000, 1008)" in run("append", parts[1], input=b"content\n").output
 
 
 def test_a_reset_that_another_append_overtakes_is_tried_again(
