@@ -18,15 +18,16 @@ from coranto.fragments.go_time import format_time
 from coranto.fragments.postfix import PostfixTemplate
 from coranto.fragments.store_errors import store_error
 from coranto.fragments.store_urls import parse_store_url
-from coranto.messages import csv_rows
+from coranto.messages import csv_rows, torn_lines
 from coranto.names import validate_journal, validate_token
 from coranto.publication import ledger
 from coranto.specs import journal_tree
 from coranto.specs.durations import parse_duration
 from coranto.types import kinds, parsing, references, writing
 from coranto_broker.http.requests import append_request, read_request
+from coranto_consumers.runtime import batch_reading
 from coranto_consumers.spark import frames, json_values, parsers, task_errors
-from coranto_consumers.stores import mysql
+from coranto_consumers.stores import engines, mysql, rejections, sql_dialects
 
 AT = datetime(2024, 1, 2, tzinfo=UTC)
 
@@ -54,6 +55,15 @@ def _value_of_a_type(text: str) -> None:
         pattern.fullmatch(text)
 
 
+def _rejected_row(text: str) -> None:
+    rejections._COPIED.search(text)
+    list(rejections._MYSQL_NAMES.finditer(text))
+
+
+def _torn_line(text: str) -> None:
+    torn_lines.divide(text.encode(), lambda piece: piece.endswith(b"}"), lambda piece: b"{" in piece)
+
+
 READERS: Mapping[str, Callable[[str], object]] = {
     "template": PostfixTemplate,
     "selector": labels.parse_selector,
@@ -70,6 +80,12 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "media type": lambda text: labels.validate_journal_labels(labels.label_set({labels.CONTENT_TYPE: text})),
     "statement": mysql._ENDS_TRANSACTION.match,
     "failure of a task": _failed_task,
+    "rejected row": _rejected_row,
+    "refused connection": engines._REFUSED.search,
+    "torn line": _torn_line,
+    "torn row": lambda text: csv_rows._UUID.search(text.encode()),
+    "halves of surrogates": lambda text: batch_reading._ESCAPED.sub(b"?", text.encode()),
+    "statement of an application": sql_dialects._MODIFIERS.search,
     "field of CSV": _csv_field,
     "fields of a type": parsing.parse_fields,
     "name of a field": kinds._PLAIN_NAME.fullmatch,
@@ -101,6 +117,18 @@ OTHERS = [
         "\0",
     ),
     *("a INT,", "a `", "ARRAY<", "1900-01-01 00:00:00.", "1e", "QUJD", "QQ==", "* "),
+    *(
+        "COPY a",
+        ", line 1, column ",
+        "Column ",
+        "for key '",
+        "CONSTRAINT `",
+        'role "',
+        "\\ud83d",
+        "INSERT OR a ",
+        '{"a":',
+        "{}",
+    ),
     *("ANALYZE ", "s3://b/?find=", "{{ (", "{{/*", "*/", "{{- ", " -}}"),
 ]
 ENDS = ["", "!", '"', "}}", " (x"]

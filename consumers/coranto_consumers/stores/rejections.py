@@ -63,7 +63,7 @@ _MYSQL: Final = {
     4025: "23514",
 }
 """Errors of MariaDB and MySQL, by their SQLSTATE in PostgreSQL. 1366 also means a character that is not kept."""
-_COPIED: Final = re.compile(r"COPY .*?, line [0-9]+, column ([^:]{1,63}):")
+_COPIED: Final = re.compile(r"^COPY .{1,200}?, line [0-9]{1,20}, column ([^:]{1,63}):", re.MULTILINE)
 _MYSQL_NAMES: Final = re.compile(
     r"for key '([^']+)'|(?:for column|Column|Field) (?:[`\w]*\.)*[`']?([^`'\s]+)[`']?|CONSTRAINT `([^`]+)`"
 )
