@@ -50,8 +50,8 @@ _RECOVERY = re.compile(r"during recovery|recovery is in progress")
 """The words of a standby for what it cannot do before it is promoted, such as reading a table without a log. It uses
 states that mean other things as well."""
 _REFUSED = re.compile(
-    r"password authentication failed|no password supplied|no pg_hba\.conf entry|(?:role|database) \".{0,200}\" does not exist"
-    r"|invalid (?:connection option|port number|sslmode)"
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry"
+    r"|(?:role|database) \".{0,200}\" does not exist|invalid (?:connection option|port number|sslmode)"
 )
 """Words of PostgreSQL's client and server that refuse a connection for good. It tells no SQLSTATE there."""
 _INSUFFICIENT_PRIVILEGE = "42501"
