@@ -24,6 +24,7 @@ from sqlalchemy import (
     and_,
     case,
     cast,
+    column,
     func,
     select,
 )
@@ -237,10 +238,12 @@ def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: Colum
     if connection.dialect.name == "mysql":
         _refuse_other_keys(plan, set(inserted))
         update = mysql.insert(plan.table).from_select(list(inserted), rows)
-        merged = _merged(plan, update.inserted)
+        # SQLAlchemy's own `inserted` escapes a percent sign in a name twice.
+        new = {name: func.values(column(name), type_=plan.table.c[name].type) for name in inserted}
+        merged = _merged(plan, new)
         # Assignments run from left to right and see earlier ones, so quotients come first, while values are old.
         ordered = sorted(merged.items(), key=lambda item: not isinstance(plan.rules[item[0]], Quotient))
-        same = [(key, update.inserted[key]) for key in plan.keys]
+        same = [(key, new[key]) for key in plan.keys]
         connection.execute(update.on_duplicate_key_update(ordered or same))
         return
     insert: Any = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(plan.table)

@@ -32,7 +32,8 @@ ITEMS = Table(
     MetaData(),
     Column("id", BigInteger, primary_key=True, autoincrement=False),
     Column("name", String(8)),
-    Column("price", BigInteger, CheckConstraint("price < 1000", name="price_is_low")),
+    Column("price", BigInteger),
+    CheckConstraint("price < 1000", name="price_is_low"),
 )
 LETTERS = dead_letter_table("letters")
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("price", pa.int64())])

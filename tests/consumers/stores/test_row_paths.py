@@ -208,13 +208,13 @@ BAD: dict[str, tuple[Any, Any, Any, str]] = {
     "whole overflow": (Column("v", Integer), pa.int64(), 77777777777, "out of its column's range"),
     "null": (Column("v", Text, nullable=False), pa.string(), None, "null|NOT NULL"),
     "check": (
-        Column("v", Text, CheckConstraint("v <> 'SECRET-VALUE'", name="v_is_open")),
+        Column("v", Text),
         pa.string(),
         "SECRET-VALUE",
         "v_is_open",
     ),
     "foreign key": (Column("v", Integer, ForeignKey("parents.id")), pa.int32(), 77777777, "foreign key|FOREIGN KEY"),
-    "unique": (Column("v", Text, unique=True), pa.string(), "a", "unique|UNIQUE"),
+    "unique": (Column("v", String(20), unique=True), pa.string(), "a", "unique|UNIQUE"),
     "a late time": (Column("v", DateTime), pa.timestamp("us"), 1 << 60, "years 1 to 9999"),
     "a late day": (Column("v", Date), pa.date32(), 1 << 24, "years 1 to 9999"),
     "no choice": (
@@ -232,19 +232,23 @@ GOOD = {
     pa.timestamp("us"): 0,
     pa.date32(): 0,
 }
-KEPT_BY_SQLITE = {"too long", "NUL", "overflow", "whole overflow"}
+KEPT = {"sqlite": {"too long", "NUL", "overflow", "whole overflow"}, "mysql": {"NUL"}, "postgresql": set()}
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_rejects_what_the_database_does_and_quotes_no_value(store_url: str, way: str) -> None:
     for number, (kind, (column, arrow, value, expected)) in enumerate(BAD.items()):
-        if store_url.startswith("sqlite") and kind in KEPT_BY_SQLITE:
+        if kind in KEPT[re.match(r"[a-z]+", store_url)[0]]:
             continue
+        if kind == "unique" and store_url.startswith("mysql") and "merged" in way:
+            continue  # A merge refuses a table with another unique key.
         metadata = MetaData()
         if kind == "foreign key":
             Table("parents", metadata, Column("id", Integer, primary_key=True, autoincrement=False))
         key = Column("id", Integer, primary_key=True, autoincrement=False)
-        table = Table(f"rejecting_{number}", metadata, key, column._copy())
+        # MariaDB takes a constraint with a name only behind all columns.
+        checks = [CheckConstraint("v <> 'SECRET-VALUE'", name="v_is_open")] if kind == "check" else []
+        table = Table(f"rejecting_{number}", metadata, key, column._copy(), *checks)
         batch = pa.record_batch(
             [pa.array([1, 2], pa.int32()), pa.array([GOOD[arrow], value], arrow)], names=["id", "v"]
         )
