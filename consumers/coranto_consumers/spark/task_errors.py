@@ -84,9 +84,13 @@ def _dumps(error: CorantoError) -> str:
 
 
 def _is_worker() -> bool:
-    """Return True in a process that Spark has started for a task or a plan. It ends with the error."""
+    """Return True in a process that Spark has started for a task or a plan. It ends with the error.
+
+    The process of a streaming reader does not count: Spark replaces an error of its start by one of its own, and only
+    the traceback shows both.
+    """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec is not None and spec.name.startswith("pyspark.")
+    return spec is not None and spec.name.startswith("pyspark.") and ".streaming." not in spec.name
 
 
 def _kinds() -> dict[str, type[CorantoError]]:
