@@ -53,7 +53,10 @@ def test_plain_values_say_options():
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"max_bytes": 1}, "max_bytes: there is no such option of a consumer; there are fail_on_data_loss, framing"),
+        (
+            {"max_bytes": 1},
+            "max_bytes: there is no such option of a consumer; there are accept_changes, fail_on_data_loss, framing",
+        ),
         ({"max_transaction_bytes": 0}, "max_transaction_bytes: 0 is not a positive number"),
         ({"max_transaction_messages": 0}, "max_transaction_messages: 0 is not a positive number of messages"),
         ({"min_transaction_seconds": -1}, "min_transaction_seconds: -1 is not a number of seconds from 0 on"),

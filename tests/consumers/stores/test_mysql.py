@@ -287,7 +287,7 @@ def test_names_are_distinguished_by_every_character(store):
             store.raise_fence(name)
     assert [store.read(name).fence for name in names] == list(range(1, len(names) + 1))
 
-    with pytest.raises(SqlStoreError, match="Data too long"):
+    with pytest.raises(SqlStoreError, match="a text is too long for its column"):
         store.raise_fence("x" * 513)
     assert store.raise_fence("/" * 512).fence == 1
 
