@@ -146,7 +146,7 @@ def test_acknowledgements_that_come_late_for_any_transaction_of_their_lane_are_c
         assert report.sound, str(report)
     monkeypatch.setattr("coranto.streams.control.transaction_ends.parameters", careless)
     monkeypatch.setattr("coranto.streams.writer.multi_key.writer.parameters", careless)
-    assert caught("lost", "partial", "undelivered", first=13, **SEVERAL | {"harm": 0.4})
+    assert caught("lost", "partial", "undelivered", **SEVERAL | {"harm": 0.4, "moves": 60})
 
 
 def test_readers_that_record_read_instead_of_consumed_events_are_caught(
