@@ -91,10 +91,6 @@ class ProxiedStore(AbstractContextManager["ProxiedStore"]):
         self.link = ArmedLink()
         assert self._url.port is not None
         self._proxy = Proxy(self._url.port, lambda process: self.link)
-        self.renew()
-
-    def renew(self) -> None:
-        """Allow another outage. The URL stays the same, by which a consumer knows its store."""
         self.outage = Outage(lambda: self._loop.run(self._cut()), lambda: self._loop.run(self._heal()))
 
     @property

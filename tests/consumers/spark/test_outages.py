@@ -56,14 +56,14 @@ def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, 
     monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
     world, url = World(broker), postgres.new_database()
     steps = [None, "connect", *Step, *STATEMENTS, "task", "commit request", "commit answer"]
-    with ProxiedStore(url) as proxied:
-        for step in steps:
-            proxied.renew()
-            world.publish(9)
+    for step in steps:
+        world.publish(9)
+        with ProxiedStore(url) as proxied:
             commit = Connection.commit
             if step in ("commit request", "commit answer"):
                 commit = proxied.commit_at(answered=step == "commit answer")
             store = SqlStore(proxied.url, commit=commit, sleep=proxied.outage.wait)
+            store.location = "the database"  # Each step has a proxy at another port.
             hooks = Waiting(proxied.outage, step if isinstance(step, Step) else None)
             if step == "connect":
                 proxied.outage.begin()
@@ -87,7 +87,7 @@ def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, 
             assert report.retries == {"commit answer": 0, "commit request": 1, "fence check answer": 1}.get(step, 3), (
                 step
             )
-            assert store.read("delays").fence == report.fence, "an outage raises no fence"
+            assert SqlStore(url).read("delays").fence == report.fence, "an outage raises no fence"
     check_logged(world, url)
 
 
@@ -120,23 +120,23 @@ def test_a_service_waits_for_its_store_and_its_brokers(spark, broker, postgres):
         metrics.observe(report)
         gauges.append(registry.get_sample_value("coranto_spark_outage_seconds", {"consumer": "delays"}) or 0.0)
 
-    with ProxiedStore(url) as proxied:
-        for step in (Step.FENCED, Step.MERGED, Step.COMMITTED):
-            proxied.renew()
-            world.publish(9)
+    for step in (Step.FENCED, Step.MERGED, Step.COMMITTED):
+        world.publish(9)
+        with ProxiedStore(url) as proxied:
             outage = Outage(broker.refuse, broker.accept) if step is Step.COMMITTED else proxied.outage
             store = SqlStore(proxied.url, sleep=proxied.outage.wait)
+            store.location = "the database"  # Each step has a proxy at another port.
             consumer = SparkConsumer(
                 LoggedDelays(), client, SqlOutputs(store), spark, hooks=Waiting(outage, step), on_progress=observe
             )
             with capture_logs() as logs:
                 report = serve_until_idle(consumer)
-            assert (report.transactions, report.messages, report.retries) == (1, 9, 3)
-            assert [each["event"] for each in logs if each["event"].startswith("consumer.")] == [
-                "consumer.retrying",
-                "consumer.continued",
-            ]
-            assert gauges[-1] == 0
+        assert (report.transactions, report.messages, report.retries) == (1, 9, 3)
+        assert [each["event"] for each in logs if each["event"].startswith("consumer.")] == [
+            "consumer.retrying",
+            "consumer.continued",
+        ]
+        assert gauges[-1] == 0
     assert max(gauges) > 0
     assert registry.get_sample_value("coranto_spark_retries_total", {"consumer": "delays"}) == 9
     assert registry.get_sample_value("coranto_spark_transactions_total", {"consumer": "delays"}) == 3
