@@ -114,7 +114,7 @@ def test_large_transactions_are_no_different(largest: int, units: int) -> None:
 def caught(*names: str, **options: Any) -> bool:
     """Return whether one of a few seeds shows one of these anomalies."""
     given: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 0, "units": 60, "writers": 2}
-    for seed in range(6):
+    for seed in range(16):
         report = run(options_of(seed, **given | options))
         if any(anomaly.name in names for anomaly in report.anomalies):
             return True

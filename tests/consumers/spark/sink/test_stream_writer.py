@@ -235,9 +235,9 @@ def test_an_answer_that_was_lost_before_a_segment_was_sealed_doubles_nothing(sho
     real, scaling = AppendService._resolve, []
     monkeypatch.setattr(stream_publishing, "_APPEND_BYTES", 400)
 
-    def lost(self, batch, result):
+    def lost(self, journal, batch, result):
         if scaling or not result.journal.endswith("0"):
-            real(self, batch, result)
+            real(self, journal, batch, result)
             return
         scaling.append(threading.Thread(target=shop.scale, args=[Split(0)]))
         scaling[0].start()
