@@ -33,7 +33,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
     *In an asset's watcher* (without `beyond`) it fires without end, at most once per `interval` seconds, whenever at
     least `min_bytes` were appended since the last event, and messages became committed. Each byte belongs to one event.
     The positions are kept in an Airflow variable, which is written in the transaction that stores the event
-    (`airflow_coranto.listener`). So a triggerer that is restarted or replaced goes on where the last stored event ends.
+    (`airflow_coranto.listener`). So a restarted or replaced triggerer continues where the last stored event ends.
     The first one begins at the heads that it finds, or with `earliest` at offset 0. The variable belongs to all these
     arguments, or to `name` if that is given.
 

@@ -1,9 +1,9 @@
 """Watches the room on a broker's disk, so that appends are refused before a write fails.
 
 A write that fails for lack of room at one replica leaves the outcome of its append unknown, since the other replicas
-may have committed it. So each acknowledgement tells whether the room has shrunk to a reserve. The primary then refuses
-appends with content, which is certain. The reserve is for appends that are under way, and for completing and storing
-fragments. A quota that is smaller than the disk is not seen.
+may have committed it. So each acknowledgement reports if the free space is below a reserve. The primary then rejects
+appends with content, and the rejection is certain. The reserve is for appends that are under way, and
+for completing and storing fragments. A quota that is smaller than the disk is not seen.
 """
 
 from __future__ import annotations

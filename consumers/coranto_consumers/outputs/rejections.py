@@ -11,7 +11,7 @@ MOST_REJECTED: Final = 1000
 """The most messages of one transaction that are left out, or given nulls. Each one takes some tries to find."""
 
 Attempt = Callable[[Collection[int], int], RejectedRow | None]
-"""Tries so many of the first messages of a transaction, without those of some numbers. Returns the rejection."""
+"""Tries the first messages of a transaction, up to a count and without some numbers. Returns the rejection."""
 
 
 class TooManyRejected(Exception):

@@ -1,6 +1,6 @@
 """The search for messages of a shard whose rows the store rejects. Pure.
 
-A store tells that a transaction has a row which it does not take, and not which message the row comes from. The shard
+A store reports that it rejects a row of a transaction, but not the message that the row comes from. The shard
 starts again from its checkpoint then, with transactions of half as many messages, until one message is alone in its
 transaction. Transactions without it commit meanwhile. Transactions that commit get larger again.
 """

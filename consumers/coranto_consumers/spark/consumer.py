@@ -397,7 +397,7 @@ class SparkConsumer:
             except JournalRecreated as error:
                 if self._fail_on_data_loss:
                     raise lost_of(error).error(_ADVICE) from error
-                # What is present now tells how to continue.
+                # The present journals decide how to continue.
                 return self._catch_up(client, ahead, report, sources, self._present(client), stop, most)
             except MetLongTransactions as met:
                 unread.long.meet(met.found)

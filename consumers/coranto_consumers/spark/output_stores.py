@@ -44,7 +44,7 @@ class OutputStore(ABC, Generic[W]):
 
     @property
     def location(self) -> str:
-        """The store's place, by which a checkpoint shows that it was copied elsewhere."""
+        """The location of the store. A checkpoint records it, so that a copied checkpoint is recognized."""
         return self.name
 
     def recorded(self, shard: str) -> Checkpoint:

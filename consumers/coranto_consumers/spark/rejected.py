@@ -1,6 +1,6 @@
 """Messages of a transaction whose rows the store rejects: they are found, and treated as the consumer's `misfits` say.
 
-A database tells that a transaction has a row which it does not take, and not which message the row comes from. So parts
+A database reports that it rejects a row of a transaction, but not the message that the row comes from. So parts
 of the transaction are tried, in transactions of the store that are rolled back (`outputs.rejections`).
 """
 

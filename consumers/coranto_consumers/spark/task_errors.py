@@ -22,7 +22,7 @@ from coranto.errors import CorantoError, InvalidInput, Outcome
 _MARK: Final = "coranto-error: "
 _LINE: Final = re.compile(re.escape(_MARK) + r"([0-9A-Za-z_=-]+)")
 _HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
-"""Spark's variable, by which a worker that ends with an error leaves its traceback out."""
+"""Spark's variable that omits the traceback of a worker that ends with an error."""
 _LACKING: Final = re.compile(r"No module named '(coranto|coranto_consumers|pyspark_coranto)[.']")
 """The words of executors that have no Coranto to tell it by."""
 

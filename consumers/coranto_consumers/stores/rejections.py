@@ -20,7 +20,7 @@ from coranto.errors import RejectedRow
 from coranto_consumers.stores import mysql
 
 SHOW_VALUES: Final = "show_row_values"
-"""The option of a store's URL with which errors quote what the database says, values of rows included."""
+"""The option of a store's URL that lets errors quote the database's text, including values of rows."""
 
 _KINDS: Final = {
     "22001": "a text is too long for its column",

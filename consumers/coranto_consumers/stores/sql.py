@@ -129,7 +129,7 @@ class SqlStore:
         self.name = display_url(parsed)
         """The URL without its password, for people to read."""
         self.location = location_of(parsed)
-        """The place of the database, by which a checkpoint shows that it was copied elsewhere."""
+        """The location of the database. A checkpoint records it, so that a copied checkpoint is recognized."""
         self.engine: Engine = open_engine(parsed.difference_update_query([RELAXED, SHOW_VALUES]))
         self.do_commit = commit
         self._sleep = sleep

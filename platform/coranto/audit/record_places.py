@@ -143,8 +143,8 @@ def _about(place: _RecordPlace, weight: Severity) -> list[Finding]:
     elif loaded.statement is None:
         text = (
             "brokers know nothing of the records of audits in it: they are Gazette's or of an earlier version, or the "
-            "token lacks the capability NOTE or does not cover the store. If somebody deletes newer records there, "
-            "nobody notices"
+            "token lacks the capability NOTE or does not cover the store. Deletion of newer records there "
+            "is not detected"
         )
         found.append(Finding(Kind.MEMORY_UNWITNESSED, Severity.INFO, subject, text))
     return found

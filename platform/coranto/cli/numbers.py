@@ -1,4 +1,4 @@
-"""Numbers in help texts: taken from the constants that they tell of."""
+"""Numbers in help texts, taken from the constants that they describe."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ async def carry_out(
     """Carry out the plan of the hash `approved`, diagnose again, and verify by an audit.
 
     Raises NotApproved, having changed nothing, when the present plan has another hash. A step that fails stops the
-    later steps of its subject, and no others. `on_progress` is told what begins now: each part may take minutes.
+    later steps of its subject, and no others. `on_progress` is called when each part begins; a part may
+    take minutes.
     """
     on_progress("examining everything again")
     diagnoses = [(doctor, await doctor.diagnose()) for doctor in doctors]

@@ -15,7 +15,7 @@ LOSSES: Final[Mapping[Kind, str]] = {
     Kind.CONTENT_MISSING: "no fragment covers content",
     Kind.CONTENT_REPLACED: "content was replaced by other content",
     Kind.FRAGMENT_MISSING: "a fragment is missing from its store",
-    Kind.BEGINNING_UNEXPLAINED: "it does not begin at 0, and nobody knows why",
+    Kind.BEGINNING_UNEXPLAINED: "it does not begin at 0, and the cause is unknown",
     Kind.HEAD_FELL: "its head fell: acknowledged content and registers behind it are gone",
     Kind.REGISTERS_LOST: "its registers are gone",
     Kind.JOURNAL_GONE: "it does not exist any more",

@@ -190,8 +190,8 @@ class GroupReader(Generic[E]):
         """Return the next event.
 
         Raises ReaderOffline if the reader is no longer in the group; StreamTruncated; JournalRecreated, which only a
-        reset of the group ends; CorruptMessage, after which reading can go on; what `on_checkpoint` raises, which the
-        next call then calls again; and what the client's calls raise.
+        reset of the group ends; CorruptMessage, after which reading can continue; what `on_checkpoint` raises, which
+        the next call then calls again; and what the client's calls raise.
         """
         if not self._rest:
             transaction = await self._next()

@@ -178,7 +178,7 @@ class SegmentSource(Generic[E]):
         """Return the next transaction, or None if there is none yet. A cancelled call takes nothing.
 
         Raises StreamTruncated if the next content is gone; JournalRecreated if the stream was deleted, and created
-        again; CorruptMessage, after which reading can go on; and what the client's reads raise.
+        again; CorruptMessage, after which reading can continue; and what the client's reads raise.
         """
         while True:
             if self._sequencer.replay_range is None:

@@ -110,7 +110,7 @@ class StreamReader(Generic[E]):
     async def __anext__(self) -> Event[E]:
         """Return the next event.
 
-        Raises StreamNotFound; StreamTruncated; JournalRecreated; CorruptMessage, after which reading can go on; and
+        Raises StreamNotFound; StreamTruncated; JournalRecreated; CorruptMessage, after which reading can continue; and
         what the client's reads raise.
         """
         if not self._rest:
