@@ -391,7 +391,11 @@ def _sync(folder: SpoolFolder, file: SharedFile) -> None:
 
 
 def _write_anew(folder: SpoolFolder, found: _FragmentFiles, examined: Examined, log: SharedFile) -> None:
-    """Write the verified part to new files."""
+    """Write the verified part to new files.
+
+    Each file gets its name when it is complete. A log that a kill cut short would replace the older one, which has more
+    records.
+    """
     assert examined.record is not None
     content, old = folder.content(found.begin), folder.log(found.begin, examined.generation)
     if found.has_content:
@@ -399,10 +403,9 @@ def _write_anew(folder: SpoolFolder, found: _FragmentFiles, examined: Examined, 
             _copy(folder, content.read_at, examined.record.committed.fragment.length, content.path)
         content.seal()
     try:
-        log.write_at(0, old.read_at(0, examined.log_end))
+        _copy(folder, old.read_at, examined.log_end, log.path)
     finally:
         old.seal()
-    log.sync()
 
 
 def _sealed(folder: SpoolFolder, verified: _Verified, watermark: SettledOffset) -> Sealed:

@@ -480,7 +480,7 @@ async def test_nothing_is_acknowledged_after_a_sync_that_failed(
     disk.syncs.clear()
     recovered = recover(folder)
     assert (recovered.spool.end, recovered.lost_end) == (6, 0)
-    assert disk.syncs == [f"{0:016x}.content.partial", f"{0:016x}.1.commits"]
+    assert disk.syncs == [f"{0:016x}.content.partial", f"{0:016x}.1.commits.partial"]
     assert names(folder) == [f"{0:016x}.1.commits", f"{0:016x}.content"]
     disk.syncs.clear()
     assert recover(folder).spool.end == 6

@@ -82,6 +82,25 @@ def test_no_restart_shows_a_completed_fragment_that_others_may_lack(folder: Spoo
         spool.close()
 
 
+def test_a_rewritten_log_that_was_cut_short_does_not_replace_the_older_one(
+    folder: SpoolFolder, observer: Observer, disk: FaultyDisk
+) -> None:
+    # Found by simulation: a process was killed while it rewrote the log after a failed sync. The next one knew an
+    # earlier stamp only, and removed itself from the in-sync record as if it had lost content.
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc", MINE)
+    roll(spool)
+    for revision in (5, 6, 7):
+        spool.propose(spool.fragment, spool.registers, primary=True, revision=revision)
+    spool.close()
+    disk.full, disk.stuck = "0000000000000003.1.commits", True
+    with pytest.raises(OSError, match=r"no space|cannot truncate"):
+        recover(folder, distrusted=True)
+    disk.full, disk.stuck = None, False
+    recovered = recover(folder, distrusted=True)
+    assert (recovered.spool.end, recovered.stamp.synced, recovered.lost_end) == (3, 7, 0)
+
+
 @pytest.mark.parametrize("distrusted", [False, True])
 def test_a_fragment_whose_damaged_content_was_set_aside_is_not_lost(
     folder: SpoolFolder, observer: Observer, distrusted: bool
