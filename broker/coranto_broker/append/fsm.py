@@ -387,6 +387,7 @@ class AppendFsm:
             pipeline.heed(resolution.spec.labels)
             replica = resolution.require_replica
             replica.demand_unmet, replica.refusal = pipeline.demand_unmet, pipeline.refusal
+            replica.recorded = pipeline.recorded
         return AppendEvent.REPLICAS_SUFFICE
 
     # -- VALIDATE_PRECONDITIONS and UPDATE_SUSPEND: the decision ------------------------------------------------------
@@ -668,6 +669,7 @@ class AppendFsm:
             self._held.shut_down()
             raise
         self._read_through = read_through or self._read_through
+        self._resolved.require_replica.recorded = pipeline.recorded
         return succeeded
 
     async def _begin_fragment(self, fragment: Fragment) -> None:

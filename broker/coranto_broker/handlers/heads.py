@@ -222,7 +222,7 @@ def _fill(broker: Broker, head: JournalHead, spec: pb.JournalSpec, replica: Repl
             head.append_status = pb.INDEX_HAS_GREATER_OFFSET
         elif replica.refusal and not head.suspended:
             head.append_status = pb.INSUFFICIENT_JOURNAL_BROKERS
-        elif head.append_status == pb.INDEX_HAS_GREATER_OFFSET:
+        elif head.append_status == pb.INDEX_HAS_GREATER_OFFSET and replica.recorded:
             head.append_status = pb.OK
     head.journal_id = replica.journal_id
     head.demand_unmet, head.acknowledged_below_demand = replica.demand_unmet, replica.acknowledged_below_demand

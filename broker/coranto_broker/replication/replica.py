@@ -142,6 +142,9 @@ class Replica:
         """The reason why acknowledgements cannot be what the journal's labels demand; empty if they can."""
         self.refusal = ""
         """The reason why it refuses content for that; empty if it does not."""
+        self.recorded = False
+        """True if the in-sync record named this replica when it last prepared an append as primary: it then holds all
+        acknowledged content."""
         self.acknowledged_below_demand = 0
         """The number of appends that were acknowledged below that demand."""
         self._forced_end = 0  # Completed fragments up to this offset were forced to the disk.

@@ -142,6 +142,33 @@ def test_lost_consistency_shows_and_ends_with_the_reset() -> None:
     virtually(main)
 
 
+def test_a_broker_that_waits_for_the_content_of_another_does_not_report_its_own_end_as_fine() -> None:
+    # Found by simulation: a shard failed, because a broker with an empty disk reported that the journal ends at 0.
+    async def main() -> None:
+        async with Cluster(brokers=2, lease_seconds=2) as cluster:
+            await cluster.create(spec_of(J, 1))
+            client = cluster.client(patience=5)
+            await client.append(J, b"content that only one broker has")
+            (info,) = (await client.list()).journals
+            number = int(info.route.members[info.route.primary].suffix.rpartition("-")[2])
+            await cluster.kill(number, expire=True)
+            other = cluster.client(name="other", patience=1)
+            with pytest.raises(IndexHasGreaterOffset):
+                await other.append(J, b"refused")
+            await asyncio.sleep(5)
+            head = await one(other)
+            assert (head.is_primary, head.head, head.append_status) == (True, 0, pb.INDEX_HAS_GREATER_OFFSET)
+            await cluster.start(number)
+            for _ in range(60):
+                head = await one(client)
+                if head.append_status == pb.OK:
+                    break
+                await asyncio.sleep(1)
+            assert (head.head, head.append_status) == (32, pb.OK)
+
+    virtually(main)
+
+
 def test_an_object_beyond_the_head_shows_as_lost_consistency() -> None:
     async def main() -> None:
         async with Cluster(brokers=1) as cluster:
