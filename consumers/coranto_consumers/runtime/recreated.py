@@ -13,7 +13,6 @@ from coranto.client.heads import JournalHead
 from coranto.errors import CorruptData, InvalidInput, JournalRecreated
 from coranto.messages import Source
 from coranto.wire import consumer_pb2 as pc
-from coranto.wire import protocol_pb2 as pb
 
 ADVICE: Final = (
     f"To continue from the beginning of the present journal, without the unread content of the earlier one, give the "
@@ -78,9 +77,7 @@ def _mismatch(head: JournalHead, source: Source) -> CorruptData | None:
         return JournalRecreated(
             head.journal, source.read_through, source.journal_id, head.journal_id, head.head, ADVICE
         )
-    # A primary that lacks content which other brokers have refuses appends. What it has is not the journal's end.
-    is_end = head.append_status == pb.OK and (head.append_status_time > 0 or not head.broker)
-    if head.is_primary and is_end and source.read_through > head.head:
+    if head.is_end and source.read_through > head.head:
         return CorruptData(
             f"journal {head.journal} ends at {head.head}, but is processed through {source.read_through}: it was "
             f"deleted and created again, or has lost content. {ADVICE}"

@@ -352,7 +352,9 @@ class SparkConsumer:
         for journal, extent in present.items():
             source = sources.get(journal, Source(extent.begin))
             lost = of_another(source, journal, extent.head, extent.journal_id)
-            if lost := lost or lost_before(journal, source.read_through, extent.begin, extent.head):
+            if lost := lost or lost_before(
+                journal, source.read_through, extent.begin, extent.head, is_end=extent.is_end
+            ):
                 report, sources = self._pass_by(report, sources, lost, extent.begin)
         sources = identified(sources, {journal: extent.journal_id for journal, extent in present.items()})
         sources = unread.known(sources)

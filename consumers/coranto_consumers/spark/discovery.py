@@ -134,6 +134,8 @@ class ContentExtent:
     """The brokers of the journal when it was listed."""
     journal_id: str = ""
     """The journal's id; empty if it is not known."""
+    is_end: bool = True
+    """False if the journal may have content after `head`, at a broker that does not answer (`JournalHead.is_end`)."""
 
 
 def begins_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
@@ -182,7 +184,7 @@ def extents(
         return {}
     told = client.heads(label_selector(include=[(NAME, name) for name in journals])).by_name
     clear = {
-        name: ContentExtent(each.begin, each.head, each.create_revision, journal_id=each.journal_id)
+        name: ContentExtent(each.begin, each.head, each.create_revision, journal_id=each.journal_id, is_end=each.is_end)
         for name, each in told.items()
         if each.status == pb.OK and each.listed
     }
@@ -194,8 +196,10 @@ def extents(
             if name not in absent_ok:
                 raise
             return None
-        created = told[name].create_revision if name in told else 0
-        return ContentExtent(earliest(fragment_begins(client, name), head), head, created)
+        begin = earliest(fragment_begins(client, name), head)
+        if (known := told.get(name)) is None:
+            return ContentExtent(begin, head)
+        return ContentExtent(begin, head, known.create_revision, is_end=known.is_end)
 
     unclear = [name for name in journals if name not in clear]
     asked = zip(unclear, _at_once(ask, unclear), strict=True)

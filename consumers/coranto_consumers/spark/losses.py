@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from coranto.errors import CorantoError, CorruptData, JournalRecreated, OffsetJump
+from coranto.errors import CorantoError, CorruptData, JournalRecreated, OffsetJump, Unavailable
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.uuids import ProducerId
 
@@ -63,8 +63,16 @@ def of_another(source: Source, journal: str, head: int, found: str) -> LostConte
     return LostContent(journal, source.read_through, head, made_again=True, known=source.expected_id, found=found)
 
 
-def lost_before(journal: str, offset: int, begin: int, head: int) -> LostContent | None:
-    """Return what is lost to a reader that goes on at `offset`, of a journal with the content [begin, head)."""
+def lost_before(journal: str, offset: int, begin: int, head: int, *, is_end: bool = True) -> LostContent | None:
+    """Return what is lost to a reader that continues at `offset`, of a journal with the content [begin, head).
+
+    Raises Unavailable if it continues after `head`, and `head` may not be where the journal ends (`is_end`).
+    """
+    if offset > head and not is_end:
+        raise Unavailable(
+            f"journal {journal} is processed through {offset}, and its broker has content through {head}: a broker "
+            "with the rest does not answer. Start that broker. If its disk is lost, audit the journal"
+        )
     if offset > head:
         return LostContent(journal, offset, head, made_again=True)
     return LostContent(journal, offset, begin) if offset < begin else None

@@ -153,10 +153,10 @@ def _lost(journal: str, start: int, end: int, extent: ContentExtent) -> LostCont
     """Return what a read of [start, end) asks for and does not find."""
     if end < start <= extent.head:
         return None  # That is no range at all.
-    lost = lost_before(journal, start, extent.begin, extent.head)
+    lost = lost_before(journal, start, extent.begin, extent.head, is_end=extent.is_end)
     if lost is not None and not lost.made_again:
         return replace(lost, end=min(lost.end, end)) if start < end else None
-    return lost or lost_before(journal, end, 0, extent.head)
+    return lost or lost_before(journal, end, 0, extent.head, is_end=extent.is_end)
 
 
 def _split(client: SyncJournalClient, wholes: Sequence[Range], options: SourceOptions) -> dict[str, list[Range]]:

@@ -86,6 +86,18 @@ class JournalHead:
         """True if `head` is known."""
         return self.status in (pb.OK, pb.SUSPENDED)
 
+    @property
+    def is_end(self) -> bool:
+        """True if `head` is where the journal ends.
+
+        A primary that lacks content of other brokers refuses appends until it has it. Its head is below the journal's
+        end then. The same holds until its first empty append, and for a replica that answers for its primary.
+        """
+        if self.status == pb.SUSPENDED:
+            return True
+        has_appended = self.append_status_time > 0 or not self.broker
+        return self.known and self.is_primary and self.append_status == pb.OK and has_appended
+
     @classmethod
     def of(cls, wire: WireHead) -> JournalHead:
         """Return the value of a message. Raises CorruptData for offsets that contradict themselves."""

@@ -158,13 +158,14 @@ def test_a_broker_that_waits_for_the_content_of_another_does_not_report_its_own_
             await asyncio.sleep(5)
             head = await one(other)
             assert (head.is_primary, head.head, head.append_status) == (True, 0, pb.INDEX_HAS_GREATER_OFFSET)
+            assert not head.is_end
             await cluster.start(number)
             for _ in range(60):
                 head = await one(client)
                 if head.append_status == pb.OK:
                     break
                 await asyncio.sleep(1)
-            assert (head.head, head.append_status) == (32, pb.OK)
+            assert (head.head, head.append_status, head.is_end) == (32, pb.OK, True)
 
     virtually(main)
 

@@ -1,9 +1,12 @@
 """The offsets to read of journals in any state."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from coranto.client import SyncJournalClient
-from coranto.errors import InvalidInput, JournalRecreated
+from coranto.client.heads import Heads, JournalHead
+from coranto.errors import InvalidInput, JournalRecreated, Unavailable
 from coranto.labels import CONTENT_TYPE, FORK_OF, JSON_LINES, label_set
 from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.stream import Segment, segment_journal
@@ -11,10 +14,13 @@ from coranto.testing import SyncCluster
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import SparkConsumer
 from coranto_consumers.spark.discovery import contents, extents, list_journals, require_unread, routes_of
+from coranto_consumers.spark.losses import LostContent
 from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.ranges import NumberedRange, Range
 from coranto_consumers.spark.source import JournalPartition
+from coranto_consumers.spark.streaming.losses import lost_at
+from coranto_consumers.spark.streaming.offsets import Position
 from coranto_consumers.spark.streaming.options import StreamOptions
 
 AWAKE, ASLEEP = "a/awake", "a/asleep"
@@ -124,6 +130,29 @@ def test_tasks_are_told_the_listed_routes_of_their_journals(broker):
     assert [route.readers("", 0) for route in routes.values()] == [[f"http://{broker.endpoint}"]] * 2
     parts = tuple(NumberedRange(0, Range(name, 0, 0, 0)) for name in ("a/two", "b/other"))
     assert JournalPartition(parts, broker.config).along(routes).routes == {"a/two": routes["a/two"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_end"),
+    [
+        ({}, True),
+        ({"append_status": pb.INDEX_HAS_GREATER_OFFSET}, False),
+        ({"append_status_time": 0.0}, False),
+        ({"is_primary": False}, False),
+        ({"append_status_time": 0.0, "broker": ""}, True),
+    ],
+)
+def test_the_head_of_a_broker_that_may_lack_content_is_no_loss(changes, is_end):
+    told = {"broker": "zone#id", "is_primary": True, "head": 10, "append_status_time": 1.0} | changes
+    heads = Heads(pb.Header(), (JournalHead("a/one", pb.OK, **told),))
+    found = extents(SimpleNamespace(heads=lambda selector: heads), ["a/one"])["a/one"]
+    assert (found.head, found.is_end) == (10, is_end)
+    position = Position(11, created=found.created)
+    if is_end:
+        assert lost_at("a/one", position, found) == LostContent("a/one", 11, 10, made_again=True)
+    else:
+        with pytest.raises(Unavailable, match="a/one is processed through 11"):
+            lost_at("a/one", position, found)
 
 
 @pytest.mark.integration

@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, select
 from structlog.testing import capture_logs
 
 from coranto.client import SyncJournalClient
-from coranto.errors import CorruptData, InvalidInput, JournalRecreated, OffsetJump
+from coranto.errors import CorruptData, InvalidInput, JournalRecreated, OffsetJump, Unavailable
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
@@ -37,6 +37,9 @@ def test_lost_is_what_begins_before_the_content_or_behind_its_end():
     assert lost_before("j", 10, 10, 10) is None
     assert lost_before("j", 5, 8, 10) == LostContent("j", 5, 8)
     assert lost_before("j", 11, 0, 10) == LostContent("j", 11, 10, made_again=True)
+    assert lost_before("j", 11, 11, 11, is_end=False) is None
+    with pytest.raises(Unavailable, match="is processed through 11, and its broker has content through 10"):
+        lost_before("j", 11, 0, 10, is_end=False)
     assert isinstance(LostContent("j", 5, 8).error(""), OffsetJump)
     assert "processed through 11" in str(LostContent("j", 11, 10, made_again=True).error("x"))
 

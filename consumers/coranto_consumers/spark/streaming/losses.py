@@ -21,7 +21,7 @@ def lost_at(journal: str, position: Position, found: ContentExtent | None) -> Lo
         return LostContent(
             journal, position.offset, found.head, made_again=True, known=known, found=found.journal_id if known else ""
         )
-    return lost_before(journal, position.offset, found.begin, found.head)
+    return lost_before(journal, position.offset, found.begin, found.head, is_end=found.is_end)
 
 
 def beginning_at(offset: int) -> ReadState:
