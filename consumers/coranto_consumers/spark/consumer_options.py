@@ -16,7 +16,15 @@ from coranto_consumers.spark.framings import ReadFraming, chosen_framing, parse_
 
 DEFAULT_TRANSACTION_BYTES: Final = 256 << 20
 DEFAULT_PARTITION_BYTES: Final = 32 << 20
-_OF_WINDOWS: Final = ("retry_timeout", "max_partition_bytes", "misfits", "uuid_pointer", "framing", "registry")
+_OF_WINDOWS: Final = (
+    "retry_timeout",
+    "max_partition_bytes",
+    "misfits",
+    "accept_changes",
+    "uuid_pointer",
+    "framing",
+    "registry",
+)
 _PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "max_transaction_bytes": ((int,), "a whole number"),
     "max_transaction_messages": ((int, type(None)), "a whole number"),

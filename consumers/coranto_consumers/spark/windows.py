@@ -7,7 +7,7 @@ begins. They are kept with the windows; where they are not known, the windows be
 
 Rows bear the number of their window in the column `coranto_window`. One SQL transaction notes that the window still
 exists, deletes its rows, merges the new ones and commits its checkpoint. So a window may be materialised any number of
-times, and several of them side by side.
+times, and several of them side by side. The transaction also records what the consumer is (`outputs/identity.py`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import JOB_SECONDS, RetryPolicy
 from coranto.errors import CorruptData, InvalidInput, RejectedRow
-from coranto.fragments.windows import Window, find
+from coranto.fragments.windows import Window, find, positions
 from coranto.labels import NAME, label_selector
-from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto.names import same_journal
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
+from coranto_consumers.outputs.identity import IdentityCheck, sources_of
 from coranto_consumers.spark.application import Application, Outputs, TableOutput, checked_outputs
 from coranto_consumers.spark.consumer_options import DEFAULT_PARTITION_BYTES, ConsumerOptions
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
@@ -74,9 +75,13 @@ class WindowConsumer:
     """Materialises the windows of the consumer `name` through an application.
 
     The application's outputs are tables only, with the column `coranto_window` (BIGINT NOT NULL), which is part of each
-    key; this class fills it. The application's name and its selector of sources play no part: a window tells what is
-    read, and has a fence of its own. `misfits`, `retry_timeout`, `uuid_pointer`, `framing` and `registry` are those of
-    `SparkConsumer`; dead letters go to a table only, which `dead_letter_table(…, by_window=True)` makes.
+    key; this class fills it. The application's name plays no part. A window tells what is read, and has a fence of its
+    own. `misfits`, `retry_timeout`, `uuid_pointer`, `framing` and `registry` are those of `SparkConsumer`; dead letters
+    go to a table only, which `dead_letter_table(…, by_window=True)` makes.
+
+    The store records the application's selector of sources, its outputs and the store's location for all windows of
+    `name`. Others under the same name are refused with ConsumerChanged, which names the code that confirms the change:
+    `accept_changes`. Windows that were materialised before the change keep the rows that they have.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class WindowConsumer:
         max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
         hooks: Hooks | None = None,
         misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
+        accept_changes: str = "",
         uuid_pointer: str = DEFAULT_UUID_POINTER,
         framing: ReadFraming | None = None,
         registry: str = "",
@@ -99,6 +105,7 @@ class WindowConsumer:
             retry_timeout=retry_timeout,
             max_partition_bytes=max_partition_bytes,
             misfits=misfits,
+            accept_changes=accept_changes,
             uuid_pointer=uuid_pointer,
             framing=framing,
             registry=registry,
@@ -118,6 +125,8 @@ class WindowConsumer:
         self._hooks = hooks or Hooks()
         self._store = SqlStore(store_url, commit=self._hooks.commit)
         self.log = WindowLog(self._store, name)
+        self._identity = IdentityCheck(name, accept_changes)
+        self._recorded = Identity()
 
     def materialise(self, name: str) -> WindowReport:
         """Read the window of a name, and replace its rows. A name that was merged leads to the larger window.
@@ -125,7 +134,9 @@ class WindowConsumer:
         Raises
 
         * InvalidInput for an unknown window, and for outputs that cannot be replaced by window,
-        * Fenced when another run of the window has started, or the window was merged meanwhile (nothing was committed),
+        * ConsumerChanged when the store records other sources or outputs, or another store,
+        * Fenced when another run of the window has started, the window was merged, or another process has changed the
+          consumer's record meanwhile (nothing was committed),
         * CorruptData when a journal was deleted and created again, and OffsetJump when content is gone,
         * what `SparkConsumer.run_until_caught_up` raises for messages, stores and brokers.
         """
@@ -143,6 +154,7 @@ class WindowConsumer:
         """Read a window and replace its rows, in one attempt. `fences` has those that earlier attempts have raised."""
         known = self.log.load()
         window = find([each.window for each in known], name)
+        self._compare(known)
         shard = shard_of(self._name, window)
         if shard in fences:
             fence, checkpoint = fences[shard], self._store.resume(shard, fences[shard])
@@ -175,6 +187,22 @@ class WindowConsumer:
                     self._write(window, shard, fence, read)
                 return WindowReport(window, read.messages, read.rows, fence, read.misfits)
 
+    def _compare(self, known: Sequence[KnownWindow]) -> None:
+        """Compare this consumer with its record, before a run is fenced off. Raises ConsumerChanged."""
+        sources, self._recorded = self._application.sources, self.log.identity()
+        if self._identity.is_compared and self._recorded == self._identity.record:
+            return  # As this instance has committed it.
+        done = positions([each.window for each in known if each.materialised is not None])
+
+        def unread() -> set[str]:
+            with SyncJournalClient.of(self._config) as client:
+                found = self._input.journals(client, sources, field="application sources")
+            return done.keys() - {each.name for each in found}
+
+        checkpoint = Checkpoint({journal: Source(span.end) for journal, span in done.items()}, {}, self._recorded)
+        now = Identity(sources_of(sources), store=self._store.location)
+        self._identity.restored(checkpoint, now, unread)
+
     def _sources(
         self, reader: InputReader, client: SyncJournalClient, known: Sequence[KnownWindow], window: Window
     ) -> dict[str, Source]:
@@ -192,6 +220,7 @@ class WindowConsumer:
         if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
             self._store.create_tables(self._misfits.table)
         made = [checked_outputs(self._application.outputs(read.committed))] if read.messages else []
+        names = [outputs.names for outputs in made]  # Dead letters are no outputs of the application.
         if read.dead is not None and isinstance(self._misfits, DeadLetters):
             made.append(dead_letter_outputs(self._misfits, read.dead))
         if not made:
@@ -209,6 +238,8 @@ class WindowConsumer:
                 field="outputs",
             )
         tables = [_of_window(output, window) for outputs in made for output in outputs.tables]
+        for each in names:
+            self._identity.take(each)
         staged = [stage_table_output(output, self._store, shard, fence) for output in tables]
         self._hooks.reached(Step.STAGED)
         return staged
@@ -232,8 +263,10 @@ class WindowConsumer:
         return None
 
     def _commit(self, window: Window, shard: str, fence: int, staged: Sequence[Staged], after: Checkpoint) -> None:
+        self._identity.settle()
         with self._store.transaction(shard, fence) as transaction:
             connection = transaction.connection
+            self.log.record(connection, self._identity.record, self._recorded)
             self.log.claim(connection, window, after, time.time())
             self._replace(connection, window, staged)
             for stage in {each.stage.name: each.stage for each in staged}.values():

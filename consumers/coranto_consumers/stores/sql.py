@@ -209,7 +209,7 @@ class SqlStore:
         for wait in (*_CONFLICTS.waits(), None):
             try:
                 with self.engine.begin() as connection:
-                    return _raised(connection, shard)
+                    return raised(connection, shard)
             except SQLAlchemyError as error:
                 # Several processes that raise it at once may conflict, in databases that detect conflicts late.
                 if wait is None or not isinstance(error, DBAPIError) or not was_rolled_back(error):
@@ -242,7 +242,7 @@ class SqlStore:
             with self.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
                 if not inspect(connection).has_table(CHECKPOINTS.name):
                     return None
-                return _row(connection, shard)
+                return row_of(connection, shard)
         except SQLAlchemyError as error:
             raise self.failure(f"the checkpoint of {shard} could not be read", error) from error
 
@@ -255,7 +255,7 @@ class SqlStore:
         """
         try:
             with self.engine.connect().execution_options(**{GUARDED: True}) as connection:
-                found = _row(connection, shard)
+                found = row_of(connection, shard)
                 if found is None or found.fence != fence:
                     raise Fenced(f"consumer {shard}: fence {fence} was raised by a later owner; stop this one")
                 yield StoreTransaction(self, connection, shard, fence)
@@ -339,14 +339,14 @@ def check_deferred(connection: Connection) -> None:
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 
 
-def _raised(connection: Connection, shard: str) -> Restored:
-    """Raise the fence of a consumer in this transaction, and return its row."""
+def raised(connection: Connection, shard: str) -> Restored:
+    """Raise the fence of a consumer in this transaction, and return its row, which stays locked."""
     commit_durably(connection)
     row = {"shard_fqn": shard, "fence": 1, "checkpoint": b""}
     higher = {"fence": CHECKPOINTS.c.fence + 1}
     if connection.dialect.name == "mysql":
         connection.execute(mysql.insert(CHECKPOINTS).values(row).on_duplicate_key_update(higher))
-        restored = _row(connection, shard)
+        restored = row_of(connection, shard)
         assert restored is not None  # This transaction has locked the row.
         return restored
     insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(CHECKPOINTS)
@@ -358,7 +358,8 @@ def _raised(connection: Connection, shard: str) -> Restored:
     return Restored(int(found.fence), checkpoint_of(shard, bytes(found.checkpoint)))
 
 
-def _row(connection: Connection, shard: str) -> Restored | None:
+def row_of(connection: Connection, shard: str) -> Restored | None:
+    """Return a consumer's row as this transaction sees it. None if there is none."""
     row = connection.execute(
         select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(CHECKPOINTS.c.shard_fqn == shard)
     ).one_or_none()

@@ -2,6 +2,10 @@
 
 They are kept there so that one SQL transaction can both check that a window still exists and replace its rows. So a run
 of a window that was merged meanwhile cannot commit, and no row counts twice.
+
+Each window has a checkpoint and a fence of its own, named `<consumer>@<window>`. The record of the consumer's identity
+(`outputs/identity.py`) is for all of them, in a checkpoint named `<consumer>@`. Only a commit that changes the record
+writes it, so windows that are materialised side by side do not wait for each other.
 """
 
 from __future__ import annotations
@@ -31,11 +35,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import CorruptData, Fenced, InvalidInput
 from coranto.fragments.windows import Span, Window, check, find
-from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto_consumers.stores.durability import commit_durably
 from coranto_consumers.stores.engines import READS_ONLY
 from coranto_consumers.stores.mysql import NAME
-from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
+from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore, raised, row_of
 
 WINDOW_COLUMN: Final = "coranto_window"
 """The column of tables with the first number of the window that a row comes from."""
@@ -71,6 +75,7 @@ class WindowLog:
     def __init__(self, store: SqlStore, consumer: str) -> None:
         self._store = store
         self._consumer = consumer
+        self._place = f"{consumer}@"
 
     def load(self) -> list[KnownWindow]:
         """Return the windows, the oldest first. Raises SqlStoreError, and CorruptData for windows with gaps."""
@@ -115,6 +120,28 @@ class WindowLog:
         values = {"sources_after": after.to_bytes(), "materialised": at}
         changed = connection.execute(update(WINDOWS).where(*self._is(window)).values(values))
         self._require(changed.rowcount, KnownWindow(window))
+
+    def identity(self) -> Identity:
+        """Return the consumer's record; an empty one if no commit has made it. Raises SqlStoreError."""
+        found = self._store.read(self._place)
+        return Identity() if found is None else found.checkpoint.identity
+
+    def record(self, connection: Connection, now: Identity, before: Identity) -> None:
+        """Replace the record `before` in an open transaction. Raises Fenced if it was changed since it was read."""
+        found = row_of(connection, self._place)
+        if found is not None and found.checkpoint.identity == now:
+            return
+        if (known := raised(connection, self._place).checkpoint.identity) not in (before, now):
+            outputs = [", ".join(sorted(each.outputs)) or "none" for each in (before, known)]
+            raise Fenced(
+                f"another process has changed the record of {self._consumer} meanwhile, from outputs {outputs[0]} to "
+                f"{outputs[1]}; try again"
+            )
+        connection.execute(
+            update(CHECKPOINTS)
+            .where(CHECKPOINTS.c.shard_fqn == self._place)
+            .values(checkpoint=Checkpoint(identity=now).to_bytes())
+        )
 
     def remember(self, window: Window, after: Checkpoint) -> None:
         """Keep the states of sources at a window's end, unless they are known or the window is gone."""

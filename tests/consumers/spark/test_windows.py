@@ -10,7 +10,8 @@ from pyspark.sql import functions as F
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, func, select
 
 from coranto.client import SyncJournalClient
-from coranto.errors import CorruptData, CorruptMessage, Fenced, InvalidInput
+from coranto.errors import ConsumerChanged, CorruptData, CorruptMessage, Fenced, InvalidInput
+from coranto.messages.checkpoints import Identity
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
@@ -32,6 +33,7 @@ from coranto_consumers.spark.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
 from coranto_consumers.stores.window_growth import grow
+from coranto_consumers.stores.windows import shard_of
 from tests.consumers.outages import ProxiedStore
 
 pytestmark = pytest.mark.integration
@@ -293,6 +295,62 @@ def test_what_cannot_be_replaced_by_window_is_refused(spark, world, sqlite_url):
     world.broker.create(ONE)
     with pytest.raises(CorruptData, match="deleted and created again"):
         consumer(spark, world, sqlite_url).materialise(name)
+
+
+class Elsewhere(Flights):
+    """Another application: it lists flights in one table only, and may have other sources."""
+
+    def __init__(self, sources: str = SELECTOR) -> None:
+        super().__init__()
+        self.sources = sources
+
+    def outputs(self, committed):
+        return Outputs([TableOutput(EACH, committed.select("n"))])
+
+
+def refused(made: WindowConsumer, name: str) -> tuple[str, str]:
+    """The text of the error, and the code in it."""
+    with pytest.raises(ConsumerChanged) as raised:
+        made.materialise(name)
+    return str(raised.value), str(raised.value).partition("accept_changes='")[2].partition("'")[0]
+
+
+def test_another_application_of_the_same_name_is_refused_for_all_windows_until_the_change_is_confirmed(
+    spark, world, store_url
+):
+    made = consumer(spark, world, store_url)
+    first, second, *_ = grown(made, world, window_bytes=3_000)
+    made.materialise(first)
+    before = rows_of(store_url, BY_WINDOW), rows_of(store_url, EACH)
+    for name in (first, second):
+        text, code = refused(consumer(spark, world, store_url, Elsewhere()), name)
+        assert "table by_window gets nothing any more" in text
+    text, _ = refused(consumer(spark, world, store_url, Elsewhere(f"name={TWO}")), second)
+    assert f"sources: recorded {SELECTOR}, now name={TWO}; what follows of {ONE} from" in text
+    assert (rows_of(store_url, BY_WINDOW), rows_of(store_url, EACH)) == before
+    store = SqlStore(store_url)
+    assert made.log.identity() == Identity(
+        SELECTOR, frozenset({"table by_window", "table each_message"}), store=store.location
+    )
+    consumer(spark, world, store_url).materialise(second)
+
+    consumer(spark, world, store_url, Elsewhere(), accept_changes=code).materialise(first)
+    consumer(spark, world, store_url, Elsewhere()).materialise(second)
+    assert made.log.identity().sometimes == {"table by_window"}
+
+
+def test_another_selector_is_refused_before_a_run_of_the_window_is_fenced_off(spark, world, sqlite_url):
+    made = consumer(spark, world, sqlite_url)
+    (name,) = grown(made, world)
+    fence = made.materialise(name).fence
+    other = Flights()
+    other.sources = f"name={ONE}"
+    _, code = refused(consumer(spark, world, sqlite_url, other), name)
+    restored = SqlStore(sqlite_url).read(shard_of("by-window", made.log.load()[0].window))
+    assert restored.fence == fence
+    assert consumer(spark, world, sqlite_url, other, accept_changes=code).materialise(name).fence == fence + 1
+    assert made.log.identity().sources == f"name={ONE}"
+    refused(made, name)
 
 
 class Counts(Flights):

@@ -8,7 +8,7 @@ import pytest
 
 from coranto.errors import Fenced
 from coranto.fragments.windows import Span, Window
-from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
+from coranto.messages.checkpoints import Checkpoint, Identity, ProducerState, Source
 from coranto.messages.uuids import ProducerId
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.windows import KnownWindow, WindowLog, is_merged, shard_of, sources_before
@@ -77,6 +77,28 @@ def test_a_merged_window_is_materialised_if_all_parts_are_and_ends_as_the_last(s
         materialise(store, log, single(number), 10.0 - number)
     log.replace(log.load(), [single(1).merged(single(2)), single(3)])
     assert log.load()[0] == KnownWindow(single(1).merged(single(2)), after(2), 9.0)
+
+
+def record(store: SqlStore, log: WindowLog, window: Window, now: Identity, before: Identity) -> None:
+    shard = shard_of("c", window)
+    with store.transaction(shard, store.raise_fence(shard).fence) as transaction:
+        log.record(transaction.connection, now, before)
+        transaction.commit(after(window.last))
+
+
+def test_the_record_of_a_consumer_is_for_all_windows_and_of_two_changes_at_once_one_is_refused(store_url: str) -> None:
+    store = SqlStore(store_url)
+    log = WindowLog(store, "c")
+    none, mine, theirs = Identity(), Identity("a=1", frozenset({"table x"})), Identity("a=1", frozenset({"table y"}))
+    assert log.identity() == none
+    record(store, log, single(1), mine, none)
+    record(store, log, single(2), mine, none)  # It began before the first one committed, and records the same.
+    with pytest.raises(Fenced, match="from outputs none to table x; try again"):
+        record(store, log, single(3), theirs, none)
+    assert log.identity() == mine
+    record(store, log, single(3), theirs, mine)
+    assert log.identity() == theirs
+    assert WindowLog(store, "other").identity() == none
 
 
 def test_of_two_that_change_the_windows_at_once_one_is_refused(store_url: str) -> None:
