@@ -8,7 +8,10 @@ behind what the first one has read. So each commit records the identity, and eac
 * **Outputs** are the names of tables and journals. A Spark application shows them with its first outputs. In
   the life of one instance they may vary: outputs that only some of its transactions have are recorded as such. So a
   change is an output that the record lacks, or one that every transaction had and the first of an instance lacks.
-* **The store** is its location, so the copy of a database elsewhere is a change.
+  A shard's are the tables that its store knows, and the journals that its application declares (`publishes`): those
+  are known when it starts. Journals that it chooses message by message are not, and do not count.
+* **The store** is its location: a database, a catalog, or a recovery log. So the copy of a database elsewhere is a
+  change.
 
 A change is an error, unless its code is given: `accept_changes`. The code confirms this change only. Once a commit
 has recorded the new identity, there is no change any more, and the code is of no use. A checkpoint without a record, as
@@ -174,6 +177,11 @@ def sources_of(wanted: str | Collection[str]) -> str:
 def journals_source(names: Collection[str]) -> str:
     """Return the sources of a consumer that reads journals by name."""
     return _JOURNALS + ", ".join(sorted(names))
+
+
+def journal_outputs(wanted: str | Collection[str]) -> frozenset[str]:
+    """Return the outputs that a label selector of journals is, or names of journals."""
+    return frozenset(f"journals {each}" for each in ([wanted] if isinstance(wanted, str) else wanted) if each)
 
 
 def names_of(sources: str) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Generic, TypeVar
 
 from coranto.client import JournalClient
@@ -73,6 +73,13 @@ class Application(ABC, Generic[StoreT]):
     misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL
     """The way with messages, taken one by one, whose rows the store rejects: they fail the shard, or become
     `DeadLetters`. For sources in columns, `Columns.misfits` says so."""
+
+    publishes: str | Sequence[str] = ()
+    """The journals that the application publishes to: a label selector, or a list of names.
+
+    Checkpoints record it, and another application in its place is refused (`ConsumerChanged`). Messages for other
+    journals than these then fail the shard with InvalidInput, before their transaction commits. Without it, checkpoints
+    do not tell where messages go. Journals of dead letters do not belong to it."""
 
     @abstractmethod
     def new_store(self, shard: Shard) -> StoreT | Awaitable[StoreT]:

@@ -262,7 +262,7 @@ def _keep(
             store.insert(letters.table, {"journal": journal, "offset": offset, "line": line})
         else:
             message = {"journal": journal, "offset": offset, "line": b64encode(line).decode()}
-            publisher.publish(rendezvous(journal.encode(), letters.journals), message)
+            publisher.keep(rendezvous(journal.encode(), letters.journals), message)
 
 
 def _is_ack(message: Envelope[Any]) -> bool:

@@ -12,7 +12,6 @@ import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -32,9 +31,10 @@ from coranto.errors import (
 )
 from coranto.fragments import forks
 from coranto.messages import Checkpoint, ProducerClock, ProducerId, Source
+from coranto.messages.checkpoints import Identity
 from coranto.specs.validation import duration_seconds
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.outputs.identity import IdentityCheck, journals_source
+from coranto_consumers.outputs.identity import IdentityCheck, journal_outputs, journals_source
 from coranto_consumers.runtime.appends import OrderedAppends
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.consuming import Consuming
@@ -45,6 +45,7 @@ from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.runtime.recreated import ADVICE, present_sources
 from coranto_consumers.runtime.rejections import RejectionSearch
+from coranto_consumers.runtime.specs import recovery_log
 from coranto_consumers.runtime.transaction import Limits, NextStep, Prior, Transactions
 from coranto_consumers.stores.base import Store
 
@@ -115,6 +116,8 @@ class Primary:
         self._producers = self._watch_producers({})
         self._acknowledging = False
         """The transaction that is being completed has committed."""
+        self._declared: set[str] = set()
+        """The journals that the application declares, as far as they are known."""
         self._may_repeat = False
         """An append since the prior transaction was done may appear in its journal again."""
         self._resets = 0
@@ -167,9 +170,14 @@ class Primary:
     def _compare(self, store: Store, checkpoint: Checkpoint) -> None:
         """Compare the shard with the record in its checkpoint. Raises ConsumerChanged."""
         journals = {source.journal for source in self._shard.spec.sources}
-        now = replace(store.identity(), sources=journals_source(journals))
+        known, log = store.identity(), recovery_log(self._shard.spec)
+        place = known.store or (f"recovery log {log}" if log else "")
+        outputs = known.outputs | journal_outputs(self._app.publishes)
         self._identity.restored(
-            checkpoint, now, lambda: checkpoint.sources.keys() - journals, outputs_known=bool(now.outputs)
+            checkpoint,
+            Identity(journals_source(journals), outputs, store=place),
+            lambda: checkpoint.sources.keys() - journals,
+            outputs_known=bool(place or outputs),
         )
         self._identity.settle()
 
@@ -263,6 +271,7 @@ class Primary:
         store = self.store
         assert store is not None
         await self._call(self._app.finalize_txn, self._shard, store, self._publisher)
+        await self._require_declared()
         self._append_published()
         intents = self._publisher.ack_intents()
         checkpoint = Checkpoint(self._input.checkpoint(self._producers.pruning()), intents, self._identity.record)
@@ -275,6 +284,24 @@ class Primary:
         gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         acknowledged = {journal: self._appends.add(journal, intent, after=gate) for journal, intent in intents.items()}
         self._begin_completing(self._complete(committing, checkpoint, gate, acknowledged))
+
+    async def _require_declared(self) -> None:
+        """Raise InvalidInput if the application has published to a journal that its `publishes` does not have."""
+        wanted = self._app.publishes
+        if not wanted or not self._publisher.chosen - self._declared:
+            return
+        if isinstance(wanted, str):
+            listing = await self._client.list(wanted)
+            self._declared = {journal.spec.name for journal in listing.journals}
+        else:
+            self._declared = set(wanted)
+        if left := sorted(self._publisher.chosen - self._declared):
+            what = wanted if isinstance(wanted, str) else ", ".join(wanted)
+            raise InvalidInput(
+                f"{type(self._app).__name__} declares that it publishes to {what}, and has a message for {left[0]}, "
+                "which is not among these. Nothing of the transaction is committed. Declare that journal, too",
+                field="publishes",
+            )
 
     # -- Completing the prior transaction ------------------------------------------------------------------------------
 

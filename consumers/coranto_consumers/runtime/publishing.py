@@ -29,6 +29,8 @@ class ShardPublisher:
         self._clock = clock
         self._staged: list[tuple[str, bytes]] = []
         self._journals: dict[str, Framing[Any]] = {}
+        self.chosen: set[str] = set()
+        """The journals that the application has published to."""
         self.staged_bytes = 0
 
     def publish(self, journal: str, message: Any, framing: Framing[Any] = DEFAULT_FRAMING) -> None:
@@ -36,6 +38,11 @@ class ShardPublisher:
 
         Raises InvalidInput for a message that `framing` cannot hold.
         """
+        self.keep(journal, message, framing)
+        self.chosen.add(journal)
+
+    def keep(self, journal: str, message: Any, framing: Framing[Any] = DEFAULT_FRAMING) -> None:
+        """Publish a message of the runtime itself, such as a dead letter, as `publish` does."""
         if journal not in self._journals:
             validate_journal(journal)
             self._journals[journal] = framing
@@ -61,6 +68,7 @@ class ShardPublisher:
             contents += line_pieces(lines, _PIECE_BYTES)
         if contents:
             self._journals.setdefault(journal, framing)
+            self.chosen.add(journal)
             self._staged += ((journal, content) for content in contents)
             self.staged_bytes += sum(map(len, contents))
 

@@ -11,6 +11,7 @@ from sqlalchemy import Table
 
 from coranto.errors import InvalidInput
 from coranto.messages.mapping import MappingName
+from coranto_consumers.outputs.identity import journal_outputs
 from coranto_consumers.stores.merge import MergeRule
 from coranto_consumers.stores.staged_sql import StagedSql
 
@@ -76,11 +77,8 @@ class Outputs:
     def names(self) -> frozenset[str]:
         """The names of the tables and journals, as a checkpoint records them."""
         tables = [output.table for output in self.tables] + [table for each in self.sql for table in each.sql.tables]
-        journals = [[each.journals] if isinstance(each.journals, str) else each.journals for each in self.journals]
-        return frozenset(
-            [f"table {table if isinstance(table, str) else table.fullname}" for table in tables]
-            + [f"journals {name}" for names in journals for name in names]
-        )
+        written = {f"table {table if isinstance(table, str) else table.fullname}" for table in tables}
+        return frozenset(written).union(*(journal_outputs(each.journals) for each in self.journals))
 
 
 def checked_outputs(made: object) -> Outputs:

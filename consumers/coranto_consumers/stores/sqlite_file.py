@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import structlog
 
 from coranto.errors import CorruptData
-from coranto.messages.checkpoints import Checkpoint
+from coranto.messages.checkpoints import Checkpoint, Identity
 from coranto_consumers.recoverylog import Recorder
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.json_file import failed
@@ -127,6 +127,9 @@ class SqliteStore(Store):
             return failed(error)
         return durable
 
+    def identity(self) -> Identity:
+        return Identity(outputs=frozenset(f"table {name}" for name in _tables_of(self._schema)))
+
     def _commit(self, checkpoint: bytes) -> WalTail:
         self.connection.execute("UPDATE gazette_checkpoint SET checkpoint = ?", (checkpoint,))
         self._opened.execute("COMMIT")
@@ -173,6 +176,19 @@ class SqliteStore(Store):
             with contextlib.suppress(sqlite3.Error):  # The database is removed with its folder anyway.
                 connection.close()
         shutil.rmtree(self._recorder.directory, ignore_errors=True)
+
+
+def _tables_of(schema: str) -> list[str]:
+    """Return the tables that a script makes in an empty database; none if it does not run there."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        try:
+            connection.executescript(schema)
+        except sqlite3.Error:
+            return []
+        found = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+        )
+        return [str(name) for (name,) in found]
 
 
 async def in_thread(work: Callable[[], T]) -> T:

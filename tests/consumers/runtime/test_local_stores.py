@@ -145,6 +145,72 @@ async def test_a_failed_transaction_leaves_nothing_in_the_log(journals, consumer
     assert await totals(journals) == [1, {"a": 1}, {"a": 1}]
 
 
+async def refused(consumer, process) -> tuple[str, str]:
+    """The error of the failed shard, and the code in it."""
+    await consumer.status(process, "FAILED")
+    (text,) = (await consumer.shard(process)).status[0].errors
+    assert text.startswith("ConsumerChanged")
+    return text, text.rpartition("--accept-changes ")[2].partition(" ")[0]
+
+
+async def test_a_log_records_what_its_shard_writes_and_another_application_is_refused(journals, consumer, spec):
+    app = SqliteSums()
+    app.publishes = ["out/one"]
+    process = await consumer.start(app)
+    await consumer.apply(process, spec)
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    assert (await consumer.stat(process, one=head)).status == pc.OK
+    head = await journals.publish("in/one", {"key": "a", "n": 10})
+    assert (await consumer.stat(process, one=head)).status == pc.OK
+    await process.exit_gracefully()
+    await process.session.close()
+
+    other = SqliteSums()
+    other.publishes = app.publishes
+    other.new_store = lambda shard: SqliteStore(shard.recorder, "CREATE TABLE IF NOT EXISTS counts (n INTEGER)")
+    other.consume_message = lambda shard, store, message, publisher: store.connection.execute(
+        "INSERT INTO counts VALUES (?)", (message.message["n"],)
+    )
+    process = await consumer.start(other, "process-b")
+    await journals.publish("in/one", {"key": "a", "n": 100})
+    text, code = await refused(consumer, process)
+    assert "table sums gets nothing any more, table counts gets nothing of what was read before (in/one " in text
+    await process.exit_gracefully()
+    await process.session.close()
+
+    app.publishes = ()
+    process = await consumer.start(app, "process-c", accept_changes=code)
+    text, _ = await refused(consumer, process)
+    assert "journals out/one gets nothing any more" in text
+    await process.exit_gracefully()
+    await process.session.close()
+    process = await consumer.start(other, "process-d", accept_changes=code)
+    assert (await consumer.stat(process, one=journals.head("in/one"))).status == pc.OK
+    assert await totals(journals) == [1, 11]
+
+
+async def test_a_copy_of_a_log_is_refused(journals, consumer, app, spec):
+    process = await consumer.start(app)
+    await consumer.apply(process, spec)
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    assert (await consumer.stat(process, one=head)).status == pc.OK
+    await process.exit_gracefully()
+    await process.session.close()
+
+    log = journals.fake.journals["recovery/shard-sums"]
+    journals.fake.create("copies/shard-sums", labels=label_set([(CONTENT_TYPE, RECOVERY_LOG)]))
+    await journals.fake.write("copies/shard-sums", log.content)
+    copied = pc.ShardSpec.FromString(spec.SerializeToString())
+    copied.recovery_log_prefix, copied.hint_prefix = "copies", f"{spec.hint_prefix}-of-copy"
+    process = await consumer.start(app, "process-b")
+    found = await consumer.shard(process)
+    await consumer.apply(process, copied, revision=found.mod_revision)
+    await consumer.stub(process).Unassign(pc.UnassignRequest(shards=["shard-sums"]))
+    text, _ = await refused(consumer, process)
+    assert "store: recorded recovery log recovery/shard-sums, now recovery log copies/shard-sums;" in text
+    assert await totals(journals) == [1]
+
+
 async def test_a_log_that_is_none_fails_the_shard(journals, consumer, app, spec):
     spec.recovery_log_prefix = "in"
     journals.fake.create("in/shard-sums", labels=label_set([(CONTENT_TYPE, "text/plain")]))

@@ -19,7 +19,15 @@ from structlog.testing import capture_logs
 
 from coranto.client import AppendResult, JournalClient
 from coranto.effects import SystemClock
-from coranto.errors import ConsumerChanged, CorruptMessage, Fenced, JournalNotFound, NotAllowed, TornMessage
+from coranto.errors import (
+    ConsumerChanged,
+    CorruptMessage,
+    Fenced,
+    InvalidInput,
+    JournalNotFound,
+    NotAllowed,
+    TornMessage,
+)
 from coranto.messages import (
     Checkpoint,
     Envelope,
@@ -290,6 +298,55 @@ async def test_a_source_that_a_spec_loses_is_confirmed_before_it_is_left_unread(
     async with running_shard(sums, SPEC, client) as shard:  # The change is recorded now.
         await shard.read_through({"in/one": more})
     assert sums.sums() == {"a": (7, 4)}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_declared_journals_are_recorded_and_another_declaration_is_refused(journals, client, sums):
+    journals.create("out/two")
+    sums.publishes = ["out/one"]
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": head})
+    known = sums.database.read(SPEC.id).checkpoint.identity
+    assert known.outputs == {"table sums", "journals out/one"}
+
+    other = copy.copy(sums)
+    other.output, other.publishes = "out/two", ["out/two"]
+    head = await journals.publish("in/one", {"key": "a", "n": 2})
+    async with running_shard(other, SPEC, client) as shard:
+        with pytest.raises(
+            ConsumerChanged, match="journals out/one gets nothing any more, journals out/two gets nothing of what was"
+        ) as no:
+            await shard.task
+    assert sums.sums() == {"a": (1, 1)}
+    code = str(no.value).rpartition("--accept-changes ")[2].partition(" ")[0]
+    async with running_shard(other, SPEC, client, accept_changes=code) as shard:
+        await shard.read_through({"in/one": head})
+    other.publishes = ()
+    async with running_shard(other, SPEC, client) as shard:
+        with pytest.raises(ConsumerChanged, match="journals out/two gets nothing any more"):
+            await shard.task
+    assert [each["n"] for each in journals.committed("out/one") + journals.committed("out/two")] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "sqlite-batches"])
+async def test_a_message_for_a_journal_that_is_not_declared_fails_the_shard_before_it_commits(journals, client, sums):
+    sums.publishes = "name:prefix=out/, content-type"
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": head})
+        journals.create("out/later")  # A journal that the selector matches now is no change.
+        sums.output = "out/later"
+        head = await journals.publish("in/one", {"key": "a", "n": 2})
+        await shard.read_through({"in/one": head})
+        journals.create("elsewhere/one")
+        sums.output = "elsewhere/one"
+        await journals.publish("in/one", {"key": "a", "n": 3})
+        with pytest.raises(InvalidInput, match=r"publishes: Sums declares .* has a message for elsewhere/one, which"):
+            await shard.task
+    assert sums.sums() == {"a": (3, 2)}
+    assert journals.committed("elsewhere/one") == []
+    assert sums.database.read(SPEC.id).checkpoint.identity.outputs == {"table sums", f"journals {sums.publishes}"}
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])

@@ -16,6 +16,7 @@ def test_what_is_published_is_acknowledged_once_per_journal_and_transaction():
     staged = publisher.staged_bytes
     taken = dict(publisher.take())
     intents = publisher.ack_intents()
+    assert publisher.chosen == {"a/journal", "b/journal"}
 
     assert staged == sum(map(len, taken.values()))
     assert intents.keys() == {"a/journal", "b/journal"}
@@ -24,3 +25,10 @@ def test_what_is_published_is_acknowledged_once_per_journal_and_transaction():
     assert [each.message.get("n") for each in found] == [1, 3, 4, None]
     assert [each.clock for each in found] == sorted({each.clock for each in found})
     assert (publisher.take(), publisher.ack_intents(), publisher.staged_bytes) == ([], {}, 0)
+
+
+def test_messages_of_the_runtime_are_not_chosen_by_the_application():
+    publisher = ShardPublisher(new_producer_id(lambda n: bytes(n)), ProducerClock(lambda: 1_700_000_000_000_000_000))
+    publisher.keep("dead/letters", {"line": "x"})
+    assert publisher.chosen == set()
+    assert publisher.ack_intents().keys() == {"dead/letters"}
