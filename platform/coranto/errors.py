@@ -404,6 +404,11 @@ class BatchChanged(CorantoError):
     Its checkpoint is older than what it writes to. Nothing of the batch is written.
     """
 
+    def __init__(self, text: str, *, batches: int = 1) -> None:
+        """`batches` is the number of batches by which the checkpoint is older."""
+        super().__init__(text)
+        self.batches = batches
+
 
 class ConsumerChanged(CorantoError):
     """A consumer has other sources or outputs, or another store, than its checkpoint records. Nothing is committed.

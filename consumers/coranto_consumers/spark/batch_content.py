@@ -76,14 +76,22 @@ class BatchDifference:
     twice: tuple[str, ...] = field(default=())
     """The committed content beyond the batch: it comes again in the batches that follow."""
 
+    def __bool__(self) -> bool:
+        return bool(self.lost or self.twice)
+
     def __str__(self) -> str:
         parts = [f"skipping it loses {_some(self.lost)}"] if self.lost else []
         parts += [f"the batches after it repeat {_some(self.twice)}"] if self.twice else []
         return "; ".join(parts) or "its offsets do not show what skipping it loses"
 
 
-def difference(now: BatchContent, committed: BatchContent) -> BatchDifference:
-    """Return what a batch covers beyond the last committed one, or one before it, and what it lacks."""
+def difference(now: BatchContent, committed: BatchContent, batches: int = 1) -> BatchDifference:
+    """Return what a batch covers beyond the last committed one, and what it lacks.
+
+    `batches` is the number of batches that are committed from its number on. If it is not the last of them, what it
+    lacks may come in the next ones, which are skipped as well; and it may have files of those before the last, which
+    are not recorded.
+    """
     lost, twice = [], []
     for source, (begin, end) in enumerate(zip(now.begin, now.end, strict=True)):
         known = committed.end[source] if source < len(committed.end) else None
@@ -95,11 +103,24 @@ def difference(now: BatchContent, committed: BatchContent) -> BatchDifference:
             place = name or f"source {source}"
             if (at := max(begins.get(name, 0), done)) < to:
                 lost.append(f"{place} [{at}, {to})")
-            if to < done:
+            if to < done and batches == 1:
                 twice.append(f"{place} [{to}, {done})")
-    lost += [each for each in now.files if each not in set(committed.files)]
+    unsure = " (unless a batch before the last committed one had it)" if batches > 1 else ""
+    lost += [f"{each}{unsure}" for each in now.files if each not in set(committed.files)]
     twice += [each for each in committed.files if each not in set(now.files)] if now.begin == committed.begin else []
     return BatchDifference(tuple(lost), tuple(twice))
+
+
+def ends_of(content: BatchContent) -> str:
+    """Return the offsets at which a batch ends, for people; empty if it has files or only a digest."""
+    return _some(
+        tuple(
+            f"{name or f'source {source}'} {to}"
+            for source, end in enumerate(content.end)
+            if not _is_of_files(end)
+            for name, to in _numbers(end)
+        )
+    )
 
 
 def content_of_batch(session: SparkSession, query: str, number: int) -> BatchContent:

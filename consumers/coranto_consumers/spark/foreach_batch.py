@@ -34,7 +34,13 @@ from coranto.errors import BatchChanged, CorruptData, InvalidInput
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto_consumers.outputs.identity import IdentityCheck, checked_codes
 from coranto_consumers.spark.application import Outputs, checked_outputs
-from coranto_consumers.spark.batch_content import BatchContent, content_of_batch, difference
+from coranto_consumers.spark.batch_content import (
+    BatchContent,
+    BatchDifference,
+    content_of_batch,
+    difference,
+    ends_of,
+)
 from coranto_consumers.spark.client_options import require_client
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.output_stores import OutputStore, output_store
@@ -129,25 +135,42 @@ class _Batches:
 
     def _pass_by(self, number: int, content: BatchContent) -> None:
         """Skip a batch whose number is committed. Raises BatchChanged if that loses something."""
-        if not self._last:  # A version without records of batches has committed it.
+        batches = self._next - number
+        if batches == 1 and not self._last:  # A version without records of batches has committed it.
             _log.warning("batch.committed_before", name=self._name, batch=number, content="unknown")
             return
-        last = BatchContent.from_text(self._last)
-        if number == self._next - 1 and content.is_same(last):
+        last = BatchContent.from_text(self._last) if self._last else None
+        if batches == 1 and last is not None and content.is_same(last):
             _log.info("batch.committed_before", name=self._name, batch=number)
             return
-        found = difference(content, last)
+        found = BatchDifference() if last is None else difference(content, last, batches)
         if self._fail_on_data_loss:
-            raise BatchChanged(
-                f"batch {number} of {self._name} is committed in {self._store.name} with other content, and the last "
-                f"batch there is {self._next - 1}: the query's checkpoint is older than the store, as after a "
-                f"restoration or a crash of the machine. If the query continues: {found}. Restore the newer "
-                "checkpoint, or the store of the same time; or start a query with a new name and a new checkpoint that "
-                "begins where the committed batches end. With fail_on_data_loss=False the query continues, and logs "
-                "what is lost"
+            raise BatchChanged(self._older(number, found, last), batches=batches)
+        if found:
+            lost, twice = list(found.lost), list(found.twice)
+            _log.warning("batch.content_lost", name=self._name, batch=number, lost=lost, twice=twice)
+        else:
+            _log.warning("batch.committed_before", name=self._name, batch=number, content="unknown")
+
+    def _older(self, number: int, found: BatchDifference, last: BatchContent | None) -> str:
+        """Return the text of the error about a checkpoint that is older than the store."""
+        batches, end = self._next - number, self._next - 1
+        what = f"with other content, as the last one: the query's checkpoint is {batches} batch"
+        then = f"{found}"
+        if batches > 1:
+            what = f"and so are those up to {end}: the query's checkpoint is {batches} batches"
+            then = (
+                f"the batches {number} to {end}, as it plans them now, are all skipped; of batch {number}, "
+                f"{found if found else 'no offset shows a loss'}; what is committed and comes in batch {end + 1} or "
+                "later counts twice"
             )
-        _log.warning(
-            "batch.content_lost", name=self._name, batch=number, lost=list(found.lost), twice=list(found.twice)
+        at = ends_of(last) if last is not None else ""
+        return (
+            f"batch {number} of {self._name} is committed in {self._store.name} {what} older than the store, as after "
+            f"a restoration or a crash of the machine. If the query continues: {then}. Restore the newer checkpoint, "
+            "or the store of the same time; or start a query with a new name and a new checkpoint that begins where "
+            f"the committed batches end{f' ({at})' if at else ''}. With fail_on_data_loss=False the query continues, "
+            "and logs what is lost"
         )
 
     def _begin(self, query: str, number: int) -> int:

@@ -31,7 +31,6 @@ from coranto.client import SyncJournalClient
 from coranto.errors import (
     AppendOutcomeUnknown,
     CorruptData,
-    Fenced,
     InvalidInput,
     LedgerDamaged,
     RegisterMismatch,
@@ -40,11 +39,15 @@ from coranto.errors import (
 from coranto.labels import label_selector, label_set, value_of
 from coranto.publication.ledger import Ledger
 from coranto.publication.records import Acknowledgement, Decision
-from coranto.streams.model.batch_content import content_register, require_same_content
+from coranto.streams.model.batch_content import (
+    BATCH_REGISTER,
+    content_register,
+    old_batch,
+    require_same_content,
+)
 from coranto.streams.model.stream import HELD_LABEL
 from coranto.wire import protocol_pb2 as pb
 
-_PREFIX: Final = "coranto.dev/batch/"
 _WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
 _VALUE: Final = re.compile(r"([0-9]{1,19})\.([0-9]{1,19})(\.taken)?(\.done)?")
 _TAKEN, _DONE = ".taken", ".done"
@@ -95,25 +98,24 @@ class BatchLedger:
         """Return the last decided batch, or None for a writer without one. Raises CorruptData."""
         return self._look()[2]
 
-    def decide(self, batch: int, decision: Decision, digest: str = "") -> Decision | None:
+    def decide(
+        self, batch: int, decision: Decision, digest: str = "", planned_behind: int | None = None
+    ) -> Decision | None:
         """Record the decision about a batch, unless there is one. Returns the decision that counts.
 
-        Returns None if the batch is decided and acknowledged, and the ledger's retention has removed the record. Raises
-        Fenced if a later batch is decided: then this process goes on from an outdated checkpoint. Raises
-        LedgerDamaged if the record is gone of a batch that is not acknowledged, and that is not accepted. Raises
-        BatchChanged if the batch is decided with a content of another `digest`; one that an earlier version has decided
-        has none, and counts as the same. Raises
-        AppendOutcomeUnknown when the answers of brokers were lost for the client's patience: open the ledger later to
-        learn which decision counts.
+        Returns None if the batch is decided and acknowledged, and the ledger's retention has removed the record. If a
+        later batch is decided, raises BatchChanged if it was so when this one was planned (`planned_behind` is the
+        writer's last batch then), because the writer's checkpoint is old, and otherwise Fenced. Raises LedgerDamaged if
+        the record is gone of a batch that is not acknowledged, and that is not accepted. Raises BatchChanged if the
+        batch is decided with a content of another `digest`; one that an earlier version has decided has none, and
+        counts as the same. Raises AppendOutcomeUnknown when the answers of brokers were lost for the client's patience:
+        open the ledger later to learn which decision counts.
         """
         decision, is_unknown = replace(decision, batch=(self.writer, batch)), False
         while True:
             head, value, known, registers = self._look()
             if known is not None and known.batch > batch:
-                raise Fenced(
-                    f"batch {batch} of {self.writer} is old: batch {known.batch} is published already. Another process "
-                    "goes on with its work, or this one was restored from an outdated checkpoint"
-                )
+                raise old_batch(self.writer, batch, known.batch, planned_behind)
             if known is not None and known.batch == batch:
                 counts = self._read(known)
                 if counts is not None or known.is_acknowledged:
@@ -221,4 +223,4 @@ class BatchLedger:
 
     @property
     def _label(self) -> str:
-        return _PREFIX + self.writer
+        return BATCH_REGISTER + self.writer

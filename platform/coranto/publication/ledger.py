@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -48,6 +48,7 @@ from coranto.errors import (
 from coranto.labels import NAME, PUBLICATIONS, label_selector, label_set, value_of
 from coranto.names import validate_journal
 from coranto.publication.records import Acknowledgement, Decision, Record, Summary, digest_of, parse_record
+from coranto.streams.model.batch_content import last_batches
 from coranto.streams.model.stream import HELD_LABEL
 from coranto.wire import protocol_pb2 as pb
 
@@ -87,6 +88,8 @@ class Ledger:
         self._known_revision = 0
         self._offset = 0
         self._journal_id = ""
+        self.last_batches: Mapping[str, int] = {}
+        """The last batch of each writer (`batch_ledger.py`), when the ledger was opened."""
         self._summary = ""  # The register.
         self._summary_begin = self._summary_bytes = 0
         self._only: frozenset[str] | None = None  # The publications about which it knows all, if not about others.
@@ -340,6 +343,7 @@ class Ledger:
         while True:
             at = self._client.append(self.journal, b"", min_etcd_revision=self._known_revision)
             self._summary = value_of(at.registers, _SUMMARY) or ""
+            self.last_batches = last_batches(at.registers)
             is_held = bool(value_of(at.registers, HELD_LABEL))
             if not (damage := self._damage(at.end, is_held)):
                 return

@@ -3,7 +3,7 @@
 import pytest
 
 from coranto.errors import CorruptData
-from coranto_consumers.spark.batch_content import BatchContent, difference
+from coranto_consumers.spark.batch_content import BatchContent, difference, ends_of
 
 
 def positions(**offsets: int) -> dict:
@@ -37,6 +37,20 @@ def test_a_difference_says_what_is_lost_and_what_comes_twice():
     assert found.lost == ("a [100, 160)", "c [0, 5)")
     assert found.twice == ("b [40, 50)",)
     assert str(found) == "skipping it loses a [100, 160), c [0, 5); the batches after it repeat b [40, 50)"
+
+
+def test_of_a_batch_before_the_last_one_only_what_is_surely_lost_is_said():
+    committed = BatchContent((positions(a=50),), (positions(a=100),), ("f",))
+    found = difference(BatchContent((positions(a=0),), (positions(a=60),)), committed, 3)
+    assert not found, "what it lacks may come in the next ones"
+    found = difference(BatchContent((positions(a=0),), (positions(a=130),), ("f", "g")), committed, 3)
+    assert found.lost == ("a [100, 130)", "g (unless a batch before the last committed one had it)")
+    assert found.twice == ()
+
+
+def test_the_ends_of_a_batch_are_said_without_those_of_files():
+    assert ends_of(BatchContent((None,) * 3, (positions(a=3, b=4), 7, {"logOffset": 3}))) == "a 3, b 4, source 1 7"
+    assert ends_of(BatchContent((), (), (), "digest")) == ""
 
 
 def test_offsets_of_other_sources_are_compared_by_their_numbers():

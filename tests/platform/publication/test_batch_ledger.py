@@ -106,7 +106,7 @@ def test_a_batch_before_the_last_one_is_fenced_off_and_writers_do_not_meet(clien
     ledger.decide(5, decision("query-1/5"))
     ledger.acknowledge(4)  # It is not the last one any more.
 
-    with pytest.raises(Fenced, match="batch 4 of query-1 is old: batch 5 is published already"):
+    with pytest.raises(Fenced, match="batch 4 of query-1 is old: batch 5 is written already"):
         ledger.decide(4, decision("query-1/4"))
     assert other.last() is None
     first = decision("query-2/0")

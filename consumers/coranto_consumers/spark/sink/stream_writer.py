@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -30,6 +30,7 @@ from coranto.errors import BatchChanged, InvalidInput, LedgerDamaged
 from coranto.labels import label_selector
 from coranto.publication import Decision, Ledger, Mark
 from coranto.security.tokens import Capability
+from coranto.streams.model.stream import Stream
 from coranto.streams.writer.multi_key.bulk import BulkCommitter, KeptBatches
 from coranto.streams.writer.multi_key.bulk_parts import BulkPart, roll_back
 from coranto_consumers.spark.access import for_selector
@@ -54,6 +55,8 @@ class PublishedPartition(WriterCommitMessage):
     query: str = ""
     digest: RowDigest = field(default_factory=RowDigest)
     """Of the rows, in a batch of a query."""
+    planned_behind: int | None = None
+    """The last batch of the query that was in the stream when this one was planned."""
 
 
 class _ToStream:
@@ -63,7 +66,7 @@ class _ToStream:
         refuse_overwriting(overwrite, streaming=streaming)
         self._form = RowForm.of(schema, options)
         self._options = options
-        stream = self._with_committer(lambda committer: committer.prepare())
+        stream, self._last_batches = self._with_committer(_prepared)
         self._prepared = [segment.journal for segment in stream.active()]
         self._look()
         # Tasks and the driver's commit get a token for this stream instead of keys.
@@ -97,13 +100,20 @@ class _ToStream:
         batch: int = 0,
         kept: KeptBatches | None = None,
         digest: str = "",
+        planned_behind: int | None = None,
     ) -> bool:
         parts = [part for each in published(messages) for part in each.parts]
         loss = self._options.accept_loss
         with told_to_driver():
             return self._with_committer(
                 lambda committer: committer.commit(
-                    parts, writer=writer, batch=batch, accept_loss=loss, kept=kept, digest=digest
+                    parts,
+                    writer=writer,
+                    batch=batch,
+                    accept_loss=loss,
+                    kept=kept,
+                    digest=digest,
+                    planned_behind=planned_behind,
                 )
             )
 
@@ -216,24 +226,29 @@ class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
         super().__init__(options, schema, overwrite, streaming=True)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        digest = RowDigest()
-        return PublishedPartition(self._publish(iterator, digest), query_of_task(), digest)
+        query, digest = query_of_task(), RowDigest()
+        return PublishedPartition(self._publish(iterator, digest), query, digest, self._last_batches.get(query))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = published(messages)
         query = query_of(each.query for each in written)
         digest = str(RowDigest.of(each.digest for each in written))
         try:
-            is_new = self._commit(messages, query, batchId, digest=digest)
+            is_new = self._commit(messages, query, batchId, digest=digest, planned_behind=written[0].planned_behind)
         except BatchChanged as error:
             now = written_now({part.journal: part.events} for each in written for part in each.parts)
-            outdated(error, self._options, query, batchId, now)
+            with told_to_driver():
+                outdated(error, self._options, query, batchId, now)
             return
         if not is_new:
             _log.info("sink.batch_written_before", query=query, batch=batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(messages)
+
+
+async def _prepared(committer: BulkCommitter) -> tuple[Stream, Mapping[str, int]]:
+    return await committer.prepare(), committer.last_batches
 
 
 def _digits(name: str) -> int:

@@ -14,9 +14,9 @@ own work, as far as its journals and rights permit: what it cannot append is log
 
 A batch write is known by the option `writerId`, and cannot be repeated without it. A batch of a streaming query is
 known by the query's id, which its checkpoint holds, and by its number. Of two queries with one checkpoint, one decides
-each batch. A query that comes with a batch before the last decided one is outdated, and ends with `Fenced`. One that
-comes with the last decided one, and with other rows (`row_digest.py`), is outdated as well, and ends with
-`BatchChanged`.
+each batch. The other one ends with `Fenced` when it comes with a batch before the last decided one. A query whose
+checkpoint is older than the ledger ends with `BatchChanged`: it comes with the last decided batch, and with other rows
+(`row_digest.py`), or it has planned a batch when a later one was decided already.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import BatchChanged, CorantoError, InvalidInput
+from coranto.errors import BatchChanged, CorantoError, Fenced, InvalidInput
 from coranto.publication import BatchLedger, Decision, Ledger, Mark
 from coranto.publication.publish import append_intents, finish_batch, finish_decision, finish_decisions
 from coranto.security.tokens import Capability
@@ -65,6 +65,8 @@ class WrittenPartition(WriterCommitMessage):
     """The use of a producer id, if the tasks of this run may use it again."""
     digest: RowDigest = field(default_factory=RowDigest)
     """Of the rows, in a batch of a query."""
+    planned_behind: int | None = None
+    """The last batch of the query that was decided when this one was planned."""
 
 
 class _Writer:
@@ -86,7 +88,8 @@ class _Writer:
 
     def _prepare(self, client: SyncJournalClient, options: SinkOptions) -> None:
         """Look at the ledger before the write, and create it if it is missing."""
-        Ledger.unread(client, options.ledger, like=self._journals[0], accept_loss=options.accept_loss)
+        ledger = Ledger.unread(client, options.ledger, like=self._journals[0], accept_loss=options.accept_loss)
+        self._last_batches = ledger.last_batches  # Of each query. Spark makes another writer to commit the batch.
 
     @property
     def _config(self) -> ClientConfig:
@@ -194,9 +197,9 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._pools = settled_pools()
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        run, digest = run_of_task(), RowDigest()
+        run, query, digest = run_of_task(), query_of_task(), RowDigest()
         pending, use = self._publish(iterator, pool_of(run, self._pools), digest)
-        return WrittenPartition(pending, query_of_task(), run, use, digest)
+        return WrittenPartition(pending, query, run, use, digest, self._last_batches.get(query))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _written(messages)
@@ -218,7 +221,10 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
                 finish_batch(client, ledger, known.batch)
             digest = str(RowDigest.of(each.digest for each in written))
             try:
-                counts = ledger.decide(batchId, mine, digest)
+                counts = ledger.decide(batchId, mine, digest, written[0].planned_behind)
+            except Fenced:
+                self._roll_back(messages)
+                raise
             except BatchChanged as error:
                 self._roll_back(messages)
                 outdated(error, options, query, batchId, written_now(each.pending.counts for each in written))
@@ -245,11 +251,17 @@ def outdated(error: BatchChanged, options: SinkOptions, query: str, batch: int, 
     """Log that a batch with other rows than the written one is left out. Raises the error if that is not accepted."""
     lost = ", ".join(f"{count} for {journal}" for journal, count in sorted(now.items())) or "none"
     if options.fail_on_data_loss:
+        advice = "With failOnDataLoss=false it continues without these batches, and logs the messages of each"
+        if error.batches == 1:
+            advice = (
+                "With failOnDataLoss=false it continues without this batch. That is also for a query whose rows differ "
+                "each time that a batch is computed, as with rand() or uuid(): such a batch was written as a whole"
+            )
         raise BatchChanged(
-            f"{error} Leaving the batch out loses what of its messages was not written before (now: {lost}). Restore "
-            "the newer checkpoint, or start the query with a new checkpoint and ledger where the written batches end. "
-            "With failOnDataLoss=false it continues without this batch. That is also for a query whose rows differ "
-            "each time that a batch is computed, as with rand() or uuid(): such a batch was written as a whole"
+            f"{error} Leaving batch {batch} out loses what of its messages was not written before (now: {lost}). "
+            "Restore the newer checkpoint, or start the query with a new checkpoint that begins where the written "
+            f"batches end. {advice}",
+            batches=error.batches,
         ) from error
     _log.warning("sink.batch_differs", query=query, batch=batch, lost=dict(now), reason=str(error))
 

@@ -1,10 +1,11 @@
-"""Digests of the batches that a writer has numbered, in registers beside the one of its last batch. Pure.
+"""The registers of writers that number their batches: the last batch of each, and the digest of its content. Pure.
 
+    `coranto.dev/batch/<writer>`          =  `<batch>.` and more, which only its writer reads
     `coranto.dev/batch-content/<writer>`  =  `<batch>.<digest>`
 
 A number alone does not identify a batch: a writer that was restored from an older checkpoint gives the same number to
-other content. Earlier versions neither write nor read these registers. So the register names the batch, and is of no
-use for another one.
+other content. Earlier versions neither write nor read the digests. So the register names the batch, and is of no use
+for another one.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 from typing import Final
 
 from coranto import labels
-from coranto.errors import BatchChanged
+from coranto.errors import BatchChanged, CorantoError, Fenced
 from coranto.wire import protocol_pb2 as pb
 
+BATCH_REGISTER: Final = "coranto.dev/batch/"
 _PREFIX: Final = "coranto.dev/batch-content/"
 
 
@@ -37,4 +39,35 @@ def require_same_content(
     raise BatchChanged(
         f"batch {batch} of {writer} is written already, with {count}: the writer's checkpoint is older than what it "
         "has written, as after a restoration or a crash of the machine."
+    )
+
+
+def last_batches(registers: pb.LabelSet) -> dict[str, int]:
+    """Return the number of the last batch of each writer."""
+    found = {
+        each.name.removeprefix(BATCH_REGISTER): each.value.partition(".")[0]
+        for each in registers.labels
+        if each.name.startswith(BATCH_REGISTER)
+    }
+    return {writer: int(number) for writer, number in found.items() if number.isdecimal()}
+
+
+def old_batch(writer: str, batch: int, last: int, planned_behind: int | None) -> CorantoError:
+    """Return the error about a batch that comes although the later batch `last` of its writer is decided.
+
+    `planned_behind` is the writer's last batch when this one was planned; None if there was none, or it is unknown. It
+    tells a process that another one has overtaken (Fenced) from one with an old checkpoint (BatchChanged).
+    """
+    if planned_behind is None or planned_behind <= batch:
+        return Fenced(
+            f"batch {batch} of {writer} is old: batch {last} is written already. Another process with the same "
+            "checkpoint has continued with its work; stop this one"
+        )
+    older = last - batch + 1
+    return BatchChanged(
+        f"batch {batch} of {writer} is written already, and batches up to {last} are: the writer's checkpoint is "
+        f"{older} batches older than what it has written, as after a restoration or a crash of the machine. "
+        f"The batches {batch} to {last}, as it plans them now, would all be left out. Written content that comes again "
+        f"in batch {last + 1} or later would be there twice.",
+        batches=older,
     )

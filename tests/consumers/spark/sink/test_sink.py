@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from coranto.client.committed import committed_messages
-from coranto.errors import BatchChanged, Fenced, InvalidInput
+from coranto.errors import BatchChanged, InvalidInput
 from coranto.messages import JsonLines
 from coranto.messages.mapping import rendezvous
 from coranto.streams import Split, SyncStreams, default_template
@@ -265,9 +265,9 @@ def test_a_batch_that_is_repeated_adds_nothing_and_is_refused_with_other_data(
 
     # A checkpoint from a backup goes on with what was written long ago.
     forget(checkpoint, 1)
-    with pytest.raises(PySparkException, match=r"batch 1 of .* is old: batch 2 is published already") as raised:
+    with pytest.raises(PySparkException, match=r"batch 1 of .* is 2 batches older than what it has written") as raised:
         run(spark, sink, source, checkpoint)
-    assert isinstance(error_of_task(raised.value), Fenced)
+    assert isinstance(error_of_task(raised.value), BatchChanged)
     assert numbers(sink.messages()) == list(range(120))
 
 

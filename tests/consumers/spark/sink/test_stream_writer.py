@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from traceback import format_exception
 
 import pyarrow as pa
 import pytest
@@ -34,6 +35,7 @@ from coranto.testing import SyncCluster
 from coranto.testing.cluster import STORE_URL
 from coranto_consumers.spark.sink import stream_publishing
 from coranto_consumers.spark.source import JournalDataSource
+from coranto_consumers.spark.task_errors import error_of_task
 
 pytestmark = pytest.mark.integration
 SCHEMA = StructType().add("n", IntegerType()).add("key", StringType())
@@ -309,8 +311,13 @@ def test_a_driver_that_dies_leaves_a_batch_that_is_completed_once(shop, step, mo
     if method == "_decide":
         again.commit([other], 0)
     else:
-        with pytest.raises(BatchChanged, match=r"batch 0 of .* with other content.*: 3 for |failOnDataLoss=false"):
+        with pytest.raises(
+            BatchChanged, match=r"batch 0 of .* with other content.*: 3 for |failOnDataLoss=false"
+        ) as no:
             again.commit([other], 0)
+        told = error_of_task(RuntimeError("".join(format_exception(no.value))))
+        assert isinstance(told, BatchChanged), "Spark passes on the text of the traceback only"
+        assert "failOnDataLoss=false" in str(told)
         again.commit([attempt(again, 7, 20), attempt(again, 0, 7)], 0)
         accepting = shop.query_writer(failOnDataLoss="false")
         accepting.commit([attempt(accepting, 100, 103)], 0)
@@ -330,6 +337,9 @@ def test_of_two_drivers_with_one_checkpoint_one_decides_and_the_outdated_one_is_
     two.commit([attempt(two, 10, 20)], 1)
     with pytest.raises(Fenced, match=r"batch 0 of .* is old"):
         one.commit([attempt(one, 0, 10)], 0)
+    restored = shop.query_writer()  # Its batch is planned when a later one is decided.
+    with pytest.raises(BatchChanged, match=r"batch 0 of .* is 2 batches older than what it has written.*: 10 for |now"):
+        restored.commit([replace(attempt(restored, 0, 10), planned_behind=restored._last_batches[QUERY])], 0)
     two.commit([replace(two.write(iter(())), query=QUERY)], 2)  # An empty batch is decided, too.
     two.commit([attempt(two, 20, 30)], 3)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from coranto.errors import BatchChanged
+from coranto.errors import BatchChanged, Fenced
 from coranto.labels import label_set
-from coranto.streams.model.batch_content import content_register, require_same_content
+from coranto.streams.model.batch_content import content_register, last_batches, old_batch, require_same_content
 
 
 def test_another_digest_of_the_same_batch_is_an_error():
@@ -20,3 +20,27 @@ def test_another_digest_of_the_same_batch_is_an_error():
 def test_what_is_unknown_counts_as_the_same(writer, batch, digest):
     require_same_content(label_set(content_register("query-1", 3, "7-ab")), writer, batch, digest)
     assert content_register("query-1", 3, "") == {}
+
+
+def test_registers_tell_the_last_batch_of_each_writer():
+    registers = {"coranto.dev/batch/q": "12.400.done", "coranto.dev/batch/r": "0.ab", "coranto.dev/batch/s": "nonsense"}
+    assert last_batches(label_set({**registers, **content_register("q", 12, "7-ab"), "other": "1.2"})) == {
+        "q": 12,
+        "r": 0,
+    }
+
+
+@pytest.mark.parametrize("planned_behind", [None, 1, 2])
+def test_a_batch_that_was_overtaken_after_it_was_planned_is_fenced(planned_behind):
+    error = old_batch("query-1", 2, 4, planned_behind)
+    assert isinstance(error, Fenced)
+    assert "batch 2 of query-1 is old: batch 4 is written already. Another process" in str(error)
+
+
+def test_a_batch_that_was_planned_behind_later_ones_tells_how_old_the_checkpoint_is():
+    error = old_batch("query-1", 2, 4, 3)
+    assert isinstance(error, BatchChanged)
+    assert error.batches == 3
+    assert "checkpoint is 3 batches older than" in str(error)
+    assert "batches 2 to 4, as it plans them now" in str(error)
+    assert "in batch 5 or later" in str(error)

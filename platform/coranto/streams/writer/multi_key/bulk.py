@@ -26,7 +26,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -41,7 +41,6 @@ from coranto.errors import (
     CommitUnknown,
     CorantoError,
     CorruptData,
-    Fenced,
     InvalidInput,
     JournalNotFound,
     NotAllowed,
@@ -52,7 +51,13 @@ from coranto.errors import (
 from coranto.messages.uuids import ProducerClock
 from coranto.streams.control.decisions import GATE_LABEL, Decisions, decision_of
 from coranto.streams.control.lifecycle import Streams
-from coranto.streams.model.batch_content import content_register, require_same_content
+from coranto.streams.model.batch_content import (
+    BATCH_REGISTER,
+    content_register,
+    last_batches,
+    old_batch,
+    require_same_content,
+)
 from coranto.streams.model.events import JsonEvents, format_of
 from coranto.streams.model.stream import HELD_LABEL, Stream, validate_stream
 from coranto.streams.writer.handshake import ensure_held
@@ -60,7 +65,6 @@ from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, PartMo
 from coranto.streams.writer.multi_key.snapshot import StreamSnapshot, take_snapshot
 
 DEFAULT_PATIENCE: Final = 60.0
-_REGISTER: Final = "coranto.dev/batch/"
 _NONE_YET: Final = "0.0.done"
 """The register of a writer that is enlisted."""
 _WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
@@ -115,6 +119,8 @@ class BulkCommitter:
         self._decisions = Decisions(client, stream, entropy)
         self._ticks = ProducerClock(lambda: int(self._clock.now() * 1e9))
         self._mover = PartMover(client, self._ticks, patience, entropy)
+        self.last_batches: Mapping[str, int] = {}
+        """The last batch of each writer, when the stream was prepared."""
 
     async def prepare(self) -> Stream:
         """Return the stream, ready to be appended to. Carries out what other writers decided but did not finish.
@@ -123,7 +129,7 @@ class BulkCommitter:
         the client.
         """
         snapshot = await self._snapshot()
-        stream = snapshot.stream
+        stream, self.last_batches = snapshot.stream, last_batches(snapshot.gate.registers)
         if not isinstance(format_of(stream.content_type), JsonEvents):
             raise InvalidInput(f"the events of {self.stream} are {stream.content_type}, not lines of JSON")
         if stream.is_sealed:
@@ -140,16 +146,16 @@ class BulkCommitter:
 
     async def last_batch(self, writer: str) -> int | None:
         """Return the number of a writer's last batch that is decided; None if there is none."""
-        value = labels.value_of((await self._decisions.gate()).registers, _REGISTER + writer)
+        value = labels.value_of((await self._decisions.gate()).registers, BATCH_REGISTER + writer)
         return _parsed(value).batch if value else None
 
     async def enlist(self, writer: str) -> None:
         """Give a writer whose batches are kept its register, unless it has one. Its last batch is 0 then."""
         _check_writer(writer)
-        missing = labels.label_selector(include=[(HELD_LABEL, "")], exclude=[(_REGISTER + writer, "")])
+        missing = labels.label_selector(include=[(HELD_LABEL, "")], exclude=[(BATCH_REGISTER + writer, "")])
         with contextlib.suppress(RegisterMismatch):  # It has one.
             await self._decisions.record(
-                {"writer": writer}, check=missing, union={_REGISTER + writer: _NONE_YET}, again=True
+                {"writer": writer}, check=missing, union={BATCH_REGISTER + writer: _NONE_YET}, again=True
             )
 
     async def commit(
@@ -161,14 +167,16 @@ class BulkCommitter:
         accept_loss: bool = False,
         kept: KeptBatches | None = None,
         digest: str = "",
+        planned_behind: int | None = None,
     ) -> bool:
         """Commit parts as one transaction. Returns False if the `batch` of a `writer` was committed before.
 
-        Batches have an order, unless the other ones are `kept`. Without a writer, each call is a transaction. Raises
-        Fenced if a later batch of the writer is committed, BatchChanged if this one is committed with a content of
-        another `digest` (if both are known), and InvalidInput for a batch above 0 if none is known,
-        unless `accept_loss`: the stream, or all brokers of its decisions, are not those of before. A writer whose
-        batches are kept must be enlisted, and has batches above 0. Raises StreamChanged
+        Batches have an order, unless the other ones are `kept`. Without a writer, each call is a transaction. If a
+        later batch of the writer is committed, raises BatchChanged if it was so when this one was planned
+        (`planned_behind` is the writer's last batch then), and otherwise Fenced. Raises BatchChanged if this one is
+        committed with a content of another `digest` (if both are known), and InvalidInput for a batch above 0 if none
+        is known, unless `accept_loss`: the stream, or all brokers of its decisions, are not those of before. A writer
+        whose batches are kept must be enlisted, and has batches above 0. Raises StreamChanged
         if a part cannot be moved to the successors of its segment, or the stream is changed for all of `patience`;
         StreamSealed, and errors of `kept` and the client. After these, this call has committed nothing. After
         CommitUnknown that is not known: the next commit of the batch tells, whether it is given the same parts or
@@ -178,7 +186,7 @@ class BulkCommitter:
             _check_writer(writer)
         placed, doubt = list(parts), _Doubt()
         try:
-            mine = await self._decided(placed, doubt, writer, batch, accept_loss, kept, digest)
+            mine = await self._decided(placed, doubt, writer, batch, accept_loss, kept, digest, planned_behind)
         except CorantoError as error:
             if doubt.reason is not None:  # A rollback would drop what may be decided.
                 raise CommitUnknown(
@@ -201,20 +209,18 @@ class BulkCommitter:
         accept_loss: bool,
         kept: KeptBatches | None,
         digest: str,
+        planned_behind: int | None,
     ) -> bool:
         """Decide, and acknowledge. Returns False if the batch was committed before. Moved parts replace others."""
         txn, retry = self._entropy(12).hex(), Retry(self._patience)
         while True:
             doubt.of_earlier = bool(writer)
             snapshot = await self._snapshot()
-            value = labels.value_of(snapshot.gate.registers, _REGISTER + writer) if writer else ""
+            value = labels.value_of(snapshot.gate.registers, BATCH_REGISTER + writer) if writer else ""
             known = _parsed(value) if value else None
             if known is not None and known.batch > batch and kept is None:
                 doubt.of_earlier = False  # A batch is decided once all acknowledgements of the one before are there.
-                raise Fenced(
-                    f"batch {batch} of {writer} is old: batch {known.batch} is in stream {self.stream}. Another "
-                    "process goes on with its work, or this one was restored from an outdated checkpoint"
-                )
+                raise old_batch(writer, batch, known.batch, planned_behind)
             if known is not None and not known.is_done:
                 await self._decisions.finish(snapshot.gate)
             doubt.of_earlier = False
@@ -281,8 +287,8 @@ class BulkCommitter:
     ) -> None:
         include, exclude, union = [(HELD_LABEL, ""), (GATE_LABEL, snapshot.token)], list[tuple[str, str]](), {}
         if writer:
-            (include if value else exclude).append((_REGISTER + writer, value))
-            union = {_REGISTER + writer: f"{batch}.{txn}", **content_register(writer, batch, digest)}
+            (include if value else exclude).append((BATCH_REGISTER + writer, value))
+            union = {BATCH_REGISTER + writer: f"{batch}.{txn}", **content_register(writer, batch, digest)}
         check = labels.label_selector(include=include, exclude=exclude)
         await self._decisions.record(decision_of(txn, acknowledgements(parts)), check=check, union=union)
 
@@ -307,8 +313,8 @@ class BulkCommitter:
             return
         check, union = None, None
         if writer:
-            check = labels.label_selector(include=[(HELD_LABEL, ""), (_REGISTER + writer, value)])
-            union = {_REGISTER + writer: f"{value}.done"}
+            check = labels.label_selector(include=[(HELD_LABEL, ""), (BATCH_REGISTER + writer, value)])
+            union = {BATCH_REGISTER + writer: f"{value}.done"}
         try:
             await self._decisions.record({"done": txn}, check=check, union=union)
         except CorantoError as error:  # Acknowledgements may be appended again.
