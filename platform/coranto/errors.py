@@ -405,7 +405,7 @@ class BatchChanged(CorantoError):
     """
 
     def __init__(self, text: str, *, batches: int = 1) -> None:
-        """`batches` is the number of batches by which the checkpoint is older."""
+        """`batches` says how many batches older the checkpoint is."""
         super().__init__(text)
         self.batches = batches
 

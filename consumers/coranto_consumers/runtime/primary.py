@@ -296,7 +296,7 @@ class Primary:
         else:
             self._declared = set(wanted)
         if left := sorted(self._publisher.chosen - self._declared):
-            what = wanted if isinstance(wanted, str) else ", ".join(wanted)
+            what = f"journals of the label selector {wanted}" if isinstance(wanted, str) else ", ".join(wanted)
             raise InvalidInput(
                 f"{type(self._app).__name__} declares that it publishes to {what}, and has a message for {left[0]}, "
                 "which is not among these. Nothing of the transaction is committed. Declare that journal, too",

@@ -112,7 +112,7 @@ def difference(now: BatchContent, committed: BatchContent, batches: int = 1) -> 
 
 
 def ends_of(content: BatchContent) -> str:
-    """Return the offsets at which a batch ends, for people; empty if it has files or only a digest."""
+    """Return a text with the end offsets of a batch. It is empty if the batch has files or a digest only."""
     return _some(
         tuple(
             f"{name or f'source {source}'} {to}"

@@ -146,7 +146,7 @@ class _Batches:
         found = BatchDifference() if last is None else difference(content, last, batches)
         if self._fail_on_data_loss:
             raise BatchChanged(self._older(number, found, last), batches=batches)
-        if found:
+        if found or batches == 1:
             lost, twice = list(found.lost), list(found.twice)
             _log.warning("batch.content_lost", name=self._name, batch=number, lost=lost, twice=twice)
         else:
@@ -155,7 +155,7 @@ class _Batches:
     def _older(self, number: int, found: BatchDifference, last: BatchContent | None) -> str:
         """Return the text of the error about a checkpoint that is older than the store."""
         batches, end = self._next - number, self._next - 1
-        what = f"with other content, as the last one: the query's checkpoint is {batches} batch"
+        what = f"with other content, and is the last one there: the query's checkpoint is {batches} batch"
         then = f"{found}"
         if batches > 1:
             what = f"and so are those up to {end}: the query's checkpoint is {batches} batches"

@@ -75,13 +75,13 @@ class WindowConsumer:
     """Materialises the windows of the consumer `name` through an application.
 
     The application's outputs are tables only, with the column `coranto_window` (BIGINT NOT NULL), which is part of each
-    key; this class fills it. The application's name plays no part. A window tells what is read, and has a fence of its
-    own. `misfits`, `retry_timeout`, `uuid_pointer`, `framing` and `registry` are those of `SparkConsumer`; dead letters
-    go to a table only, which `dead_letter_table(…, by_window=True)` makes.
+    key; this class fills it. The application's name is not used. A window says what is read, and has its own fence.
+    `misfits`, `retry_timeout`, `uuid_pointer`, `framing` and `registry` mean what they mean for `SparkConsumer`. Dead
+    letters go to a table only, which `dead_letter_table(…, by_window=True)` makes.
 
     The store records the application's selector of sources, its outputs and the store's location for all windows of
     `name`. Others under the same name are refused with ConsumerChanged, which names the code that confirms the change:
-    `accept_changes`. Windows that were materialised before the change keep the rows that they have.
+    `accept_changes`. Windows that were materialised before the change keep their rows.
     """
 
     def __init__(

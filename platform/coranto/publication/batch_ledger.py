@@ -108,7 +108,7 @@ class BatchLedger:
         writer's last batch then), because the writer's checkpoint is old, and otherwise Fenced. Raises LedgerDamaged if
         the record is gone of a batch that is not acknowledged, and that is not accepted. Raises BatchChanged if the
         batch is decided with a content of another `digest`; one that an earlier version has decided has none, and
-        counts as the same. Raises AppendOutcomeUnknown when the answers of brokers were lost for the client's patience:
+        counts as the same. Raises AppendOutcomeUnknown when brokers' answers were lost for the client's retry timeout:
         open the ledger later to learn which decision counts.
         """
         decision, is_unknown = replace(decision, batch=(self.writer, batch)), False

@@ -1,7 +1,7 @@
 """Checkpoints of streaming queries that are restored one, two and three batches older than what the query has written.
 
-The four ways in which a query writes exactly once: `exactly_once` into a database and into Iceberg, the sink for
-journals, and the sink for streams.
+A query writes exactly once in four ways: by `exactly_once` into a database and into Iceberg, by the sink for journals,
+and by the sink for streams.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def target(
 
 
 class Query:
-    """A query from a journal, of which each run has one batch, and copies of its checkpoint after each batch."""
+    """A query from a journal. Each run has one batch. The checkpoint is copied after each batch."""
 
     def __init__(self, spark: SparkSession, cluster: SyncCluster, target: Database | Journals, folder: Path) -> None:
         self.spark, self.client, self.target, self.folder = spark, cluster.client(), target, folder
