@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from coranto.errors import InvalidInput
+from coranto.offsets import vector_to_json
 from coranto_consumers.cli.audit import ConsumerName, Store
 from coranto_consumers.stores.reading import ICEBERG, read_checkpoint
 from coranto_consumers.stores.sql import SqlStore
@@ -23,7 +24,7 @@ def offsets(name: ConsumerName, store: Store) -> None:
     found = read_checkpoint(store, name)
     if found is None or not found.checkpoint.sources:
         raise InvalidInput(f"consumer {name!r} has no checkpoint in the store", field="NAME")
-    typer.echo(json.dumps(dict(sorted(found.checkpoint.offsets.items())), indent=2))
+    typer.echo(json.dumps(vector_to_json(found.checkpoint.offsets), indent=2))
 
 
 def accept_journals(

@@ -10,6 +10,7 @@ import dagster as dg
 from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet
 
 from coranto.client.positions import vector_digest
+from coranto.offsets import vector_to_json
 
 JournalRow = dict[str, str | int | float | bool | None]
 """A row of a table: the values of its columns."""
@@ -128,9 +129,12 @@ def vector_version(offsets: Mapping[str, int]) -> dg.DataVersion:
 
 
 def offsets_metadata(offsets: Mapping[str, int]) -> dg.JsonMetadataValue:
-    """Return an offset vector for display. Journals beyond the first hundred are summed up under one name."""
+    """Return an offset vector for display, as JSON of `coranto.offsets`.
+
+    Journals beyond the first hundred are summed up under one name.
+    """
     shown = sorted(offsets.items())
-    vector = dict(shown[:SHOWN_JOURNALS])
+    vector = vector_to_json(dict(shown[:SHOWN_JOURNALS]))
     if beyond := shown[SHOWN_JOURNALS:]:
         vector[_beyond(len(beyond))] = sum(offset for _, offset in beyond)
     return dg.MetadataValue.json(vector)
@@ -162,7 +166,7 @@ def _beyond(count: int) -> str:
 def lag_table(offsets: Mapping[str, int], heads: Mapping[str, int]) -> dg.TableMetadataValue:
     """Return a consumer's offsets and lag by journal, for display."""
     rows: list[JournalRow] = [
-        {"journal": journal, "offset": at, "head": head, "lag_bytes": max(0, head - at)}
+        {"journal": journal, "offset": int(at), "head": int(head), "lag_bytes": max(0, head - at)}
         for journal, head in sorted(heads.items())
         for at in (offsets.get(journal, 0),)
     ]

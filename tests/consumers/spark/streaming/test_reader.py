@@ -370,6 +370,33 @@ def test_a_journal_is_known_by_its_id_not_by_the_etcd_revision_that_created_it(b
     assert lost(logs) == [(ONE, second[ONE]["offset"], again.head, True)]
 
 
+def test_a_query_that_has_read_nothing_yet_notices_that_its_journal_was_made_again(broker, publisher, new_reader):
+    broker.fake.tells_ids = True
+
+    def create(*numbers):
+        broker.create(ONE)
+        one = publisher()
+        for n in numbers:
+            one.publish(ONE, {"n": n})
+        one.flush()
+        return broker.fake.journals[ONE]
+
+    before = create(1, 2)
+    latest = new_reader(startingOffsets="latest")
+    start = latest.initialOffset()
+    given = {ONE: {"offset": before.head, "journal_id": before.journal_id}}
+    assert start == given == latest.reportLatestOffset()
+    create(*range(10, 20))
+    for options in ({"startingOffsets": "latest"}, {"startingOffsets": json.dumps(given)}):
+        with pytest.raises(JournalRecreated, match="failOnDataLoss=false"):
+            next_batch(new_reader(**options), start)
+        with capture_logs() as logs:
+            _, rows = next_batch(new_reader(**options, failOnDataLoss="false"), start)
+        assert rows == [(ONE, n) for n in range(10, 20)]
+        assert lost(logs) == [(ONE, before.head, broker.fake.journals[ONE].head, True)]
+    assert new_reader(startingOffsets=json.dumps(given)).initialOffset() == given
+
+
 def test_of_a_transaction_that_retention_took_in_part_a_query_delivers_the_rest(
     broker, publisher, new_reader, tmp_path
 ):
