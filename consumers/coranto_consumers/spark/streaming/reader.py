@@ -129,7 +129,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         heads = self._target or self._journals.ask_again()
-        begun = self._planner.without_gone(loads(start), heads)
+        begun = self._planner.without_gone(self._planner.accepted(loads(start), heads), heads)
         states = self._planner.entry(begun, heads)
         limited = not isinstance(limit, ReadAllAvailable)
         offsets = {name: state.position.offset for name, state in states.items()}
