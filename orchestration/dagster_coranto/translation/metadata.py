@@ -10,7 +10,7 @@ import dagster as dg
 from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet
 
 from coranto.client.positions import vector_digest
-from coranto.offsets import vector_to_json
+from coranto.offsets import JournalOffset, vector_to_json
 
 JournalRow = dict[str, str | int | float | bool | None]
 """A row of a table: the values of its columns."""
@@ -148,7 +148,7 @@ def table(rows: Sequence[JournalRow], columns: Mapping[str, str]) -> dg.TableMet
     """
     # `map`, since Dagster reads its caller's variables: CPython 3.13.0 dies of one that a later comprehension captures.
     schema = dg.TableSchema(list(map(dg.TableColumn, columns, columns.values())))
-    shown = [{name: row[name] for name in columns} for row in rows[:SHOWN_JOURNALS]]
+    shown = [{name: _plain(row[name]) for name in columns} for row in rows[:SHOWN_JOURNALS]]
     if beyond := rows[SHOWN_JOURNALS:]:
         summed: JournalRow = {
             name: sum(row[name] or 0 for row in beyond) if kind in ("int", "float") else None  # type: ignore[misc]
@@ -159,6 +159,11 @@ def table(rows: Sequence[JournalRow], columns: Mapping[str, str]) -> dg.TableMet
     return dg.MetadataValue.table([dg.TableRecord(row) for row in shown], schema)
 
 
+def _plain(value: str | int | float | bool | None) -> str | int | float | bool | None:
+    """Return an offset as the number that Dagster can serialise."""
+    return int(value) if isinstance(value, JournalOffset) else value
+
+
 def _beyond(count: int) -> str:
     return f"and {count:,} more"
 
@@ -166,7 +171,7 @@ def _beyond(count: int) -> str:
 def lag_table(offsets: Mapping[str, int], heads: Mapping[str, int]) -> dg.TableMetadataValue:
     """Return a consumer's offsets and lag by journal, for display."""
     rows: list[JournalRow] = [
-        {"journal": journal, "offset": int(at), "head": int(head), "lag_bytes": max(0, head - at)}
+        {"journal": journal, "offset": at, "head": head, "lag_bytes": max(0, head - at)}
         for journal, head in sorted(heads.items())
         for at in (offsets.get(journal, 0),)
     ]
