@@ -99,7 +99,7 @@ async def _accept_in_shard(client: ShardClient, name: str, ids: dict[str, str]) 
     if shard is None:
         raise InvalidInput(f"there is no shard {name}; `coranto shards list` shows all", field="NAME")
     if missing := sorted(ids.keys() - {source.journal for source in shard.spec.sources}):
-        raise InvalidInput(f"{missing[0]} is no source of shard {name}", field="JOURNAL")
+        raise InvalidInput(f"{missing[0]} is not a source of shard {name}", field="JOURNAL")
     spec = pc.ShardSpec()
     spec.CopyFrom(shard.spec)
     for journal, journal_id in ids.items():

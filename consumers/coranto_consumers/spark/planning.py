@@ -141,10 +141,10 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
 
 
 def _of_present(journal: str, start: int, end: int, extent: ContentExtent, options: SourceOptions) -> tuple[int, int]:
-    """Return the range that a read has of the present journal, if its offsets may be those of an earlier one.
+    """Return the range to read of the present journal. The offsets may be of an earlier journal.
 
-    Reading on from an offset of an earlier journal is reading the present one from its beginning. Content up to such
-    an offset is gone, and nothing is read instead of it. Raises JournalRecreated if lost content is an error.
+    A start of an earlier journal becomes the present journal's beginning. With an end of an earlier journal, nothing
+    is read: its content is gone. Raises JournalRecreated if lost content is an error.
     """
     found = extent.journal_id
     of_earlier = [at for at in (start, end) if found and id_of(at) not in ("", found)]

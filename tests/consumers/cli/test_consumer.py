@@ -429,7 +429,7 @@ async def test_a_shard_with_a_recovery_log_continues_as_its_error_says(
         for wrong, problem in (
             (["again-001", source], "there is no shard again-001"),
             (["again-000", "numbers/none"], "there is no journal numbers/none"),
-            (["again-000", "numbers/part-000"], "numbers/part-000 is no source of shard again-000"),
+            (["again-000", "numbers/part-000"], "numbers/part-000 is not a source of shard again-000"),
         ):
             assert problem in await run_here("consumer", "accept-journals", *wrong, code=1)
         told = await run_here(*advised.replace("HOST:PORT", process.endpoint).split())

@@ -52,7 +52,7 @@ class QueryPlanner:
         self._states[journal] = state
 
     def accepted(self, positions: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, Position]:
-        """Return positions of earlier journals as those of present ones, if the options say that these are the same."""
+        """Return positions with the ids of the present journals that have the same content, as the options say."""
         taken = {
             name
             for name in positions.keys() & heads.keys()
