@@ -51,6 +51,7 @@ JOB_OF_AIRFLOW: Final = "orchestration/airflow/installed/test_flights.py", "it t
 NO_AIRFLOW: Final = "it needs no Airflow"
 ELSEWHERE: Final = {
     "coranto_consumers.audit.evidence": ("consumers/audit/test_check.py", "audits judge what it reads"),
+    "coranto_consumers.stores.changing": ("consumers/cli/test_offsets.py", "the command changes what it says"),
     "coranto_consumers.stores.reading": ("consumers/cli/test_offsets.py", "the command prints what it reads"),
     "coranto.audit.findings": ("platform/audit/test_report.py", "the values that reports consist of"),
     "coranto.cli.reconciling": ("platform/cli/journals/test_applying.py", "the part that two commands share"),
@@ -89,7 +90,6 @@ ELSEWHERE: Final = {
         "platform/testing/test_cluster.py",
         "tests' clusters are brokers of this kind",
     ),
-    "coranto_consumers.cli.shards": ("consumers/cli/test_consumer.py", "its commands take a consumer that runs"),
     "coranto_consumers.outputs.dead_letters": (
         "consumers/spark/test_rows_misfits.py",
         "Spark consumers and shards keep them, each in its way",

@@ -37,15 +37,16 @@ def positions_in(client: SyncJournalClient, groups: Sequence[str]) -> Positions:
 
 def tell_growth(context: Any, outlets: Sequence[Any] | None, cluster: str, before: Positions, after: Positions) -> None:
     """Give the events of a task's outlets the payload that a watcher's events have: offsets before and after it."""
-    from coranto.client.positions import grown_bytes, heads_of
+    from coranto.client.positions import begins_of, grown_bytes, heads_of
+    from coranto.offsets import vector_to_json
 
     events = context.get("outlet_events")
     for group, now in after.items():
         asset = journal_asset(group, cluster=cluster)
         if events is not None and asset in (outlets or ()):
             since = before[group]
-            payload = {"group": group, "bytes": grown_bytes(now, since), "since": heads_of(since)}
-            events[asset].extra = {"payload": {**payload, "heads": heads_of(now)}}
+            vectors = {"since": vector_to_json(begins_of(now, since)), "heads": vector_to_json(heads_of(now))}
+            events[asset].extra = {"payload": {"group": group, "bytes": grown_bytes(now, since), **vectors}}
 
 
 def lineage(conn_id: str, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from coranto.errors import InvalidInput
+from coranto.offsets import vector_of_json, vector_to_json
 
 if TYPE_CHECKING:
     from coranto.client.positions import JournalPosition
@@ -37,7 +38,12 @@ class StoredEvent:
     def to_json(self) -> str:
         """Return the text of the variable."""
         return json.dumps(
-            {"event": self.event, "positions": self.positions, "since": dict(self.since), "bytes": self.grown}
+            {
+                "event": self.event,
+                "positions": self.positions,
+                "since": vector_to_json(self.since),
+                "bytes": self.grown,
+            }
         )
 
     @classmethod
@@ -49,7 +55,7 @@ class StoredEvent:
             positions = to_kept(from_kept(told if early else told["positions"]))
             if early:
                 return cls("", positions)
-            since = {str(journal): int(head) for journal, head in told["since"].items()}
+            since = vector_of_json(told["since"], "since")
             return cls(str(told["event"]), positions, since, int(told["bytes"]))
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise InvalidInput(
@@ -102,9 +108,17 @@ def watched(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         isinstance(at, list) and [type(each) for each in at] in ([int, int], [int, int, str])
         for at in positions.values()
     )
-    told = isinstance(payload.get("since"), Mapping) and isinstance(payload.get("bytes"), int)
+    told = _is_vector(payload.get("since")) and isinstance(payload.get("bytes"), int)
     is_new = isinstance(payload.get("event"), str) and isinstance(payload.get("after"), str)
     return payload if whole and told and is_new else None
+
+
+def _is_vector(raw: object) -> bool:
+    try:
+        vector_of_json(raw, "since")
+    except InvalidInput:
+        return False
+    return True
 
 
 def event_of(
@@ -124,8 +138,8 @@ def event_of(
     return {
         "group": group,
         "bytes": grown,
-        "since": begins_of(now, before),
-        "heads": heads_of(now),
+        "since": vector_to_json(begins_of(now, before)),
+        "heads": vector_to_json(heads_of(now)),
         "positions": to_kept(now),
         "event": new_event_id(),
         "after": after,
@@ -149,7 +163,7 @@ def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict
     if stored is not None and stored.event == event:  # Of another asset with the same watcher.
         return _with(payload, stored), stored
     positions = {name: list(at) for name, at in payload["positions"].items()}
-    told = StoredEvent(event, positions, payload["since"], payload["bytes"])
+    told = StoredEvent(event, positions, vector_of_json(payload["since"], "since"), payload["bytes"])
     if stored is None or stored.event == payload["after"]:
         return _with(payload, told), told
     from coranto.client.positions import begins_of, grown_bytes
@@ -166,6 +180,8 @@ def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict
 def _with(payload: Mapping[str, Any], stored: StoredEvent) -> dict[str, Any]:
     """Return the payload as it is stored: without `after`, by which one sees that it was not settled."""
     kept = {name: value for name, value in payload.items() if name != "after"}
-    heads = {journal: at[1] for journal, at in stored.positions.items()}
-    positions = {"since": dict(stored.since), "heads": heads, "positions": stored.positions}
+    from coranto.client.positions import heads_of
+
+    heads = vector_to_json(heads_of(from_kept(stored.positions)))
+    positions = {"since": vector_to_json(stored.since), "heads": heads, "positions": stored.positions}
     return {**kept, **positions, "bytes": stored.grown}

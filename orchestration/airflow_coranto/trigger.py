@@ -14,7 +14,8 @@ from airflow_coranto import offsets
 from airflow_coranto.connection import DEFAULT_CONNECTION, in_airflow
 from airflow_coranto.hook import CorantoHook
 from airflow_coranto.variables import get_variable, set_variable
-from coranto.errors import CorantoError, InvalidInput, PermissionDenied, Unauthenticated
+from coranto.errors import CorantoError, InvalidInput, JournalRecreated, PermissionDenied, Unauthenticated
+from coranto.offsets import id_of, vector_of_json, vector_to_json
 
 if TYPE_CHECKING:
     from coranto.client import JournalClient
@@ -39,7 +40,9 @@ class JournalOffsetTrigger(BaseEventTrigger):
 
     *For a task that waits* (with `beyond`) it fires once, as soon as messages became committed above a journal's offset
     there; a journal that is not in `beyond` counts from offset 0. The vector is part of the trigger, so restarts change
-    nothing.
+    nothing. An offset is a number, or an object with the id of its journal, as events and results have it
+    (`{"offset": 1024, "journal_id": "…"}`). If the journal has another id, it was deleted and created again: the task
+    gets an event with `error` and `recreated`.
 
     While the cluster does not answer, it goes on asking. A task gets an event with `error` for what asking again will
     not cure, such as a refused token.
@@ -49,7 +52,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
         self,
         group: str,
         conn_id: str = DEFAULT_CONNECTION,
-        beyond: Mapping[str, int] | None = None,
+        beyond: Mapping[str, Any] | None = None,
         interval: float = 5.0,
         min_bytes: int = 1,
         earliest: bool = False,
@@ -62,7 +65,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
             raise InvalidInput(f"interval {interval} and min_bytes {min_bytes} must be positive", field="trigger")
         self.group = group
         self.conn_id = conn_id
-        self.beyond = dict(beyond) if beyond is not None else None
+        self.beyond = vector_of_json(beyond, "beyond") if beyond is not None else None
         self.interval = interval
         self.min_bytes = min_bytes
         self.earliest = earliest
@@ -78,7 +81,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
         return {
             "group": self.group,
             "conn_id": self.conn_id,
-            "beyond": self.beyond,
+            "beyond": vector_to_json(self.beyond) if self.beyond is not None else None,
             "interval": self.interval,
             "min_bytes": self.min_bytes,
             "earliest": self.earliest,
@@ -100,13 +103,19 @@ class JournalOffsetTrigger(BaseEventTrigger):
         if self.beyond is not None:
             beyond = self.beyond
             heads.before = lambda now: {
-                journal: JournalPosition(beyond.get(journal, 0), at.create_revision) for journal, at in now.items()
+                journal: JournalPosition(at, now[journal].create_revision, id_of(at))
+                for journal, at in beyond.items()
+                if journal in now
             }
             try:
                 async for now in heads.each(fail=True):
+                    for journal, at in beyond.items():
+                        _require_same(journal, at, now.get(journal))
                     if heads.is_committed and (grown := grown_bytes(now, heads.before(now))):
-                        yield TriggerEvent({"heads": heads_of(now), "bytes": grown})
+                        yield TriggerEvent({"heads": vector_to_json(heads_of(now)), "bytes": grown})
                         return
+            except JournalRecreated as error:
+                yield TriggerEvent({"error": in_airflow(str(error)), "recreated": True})
             except CorantoError as error:
                 yield TriggerEvent({"error": in_airflow(str(error))})
             return
@@ -141,6 +150,20 @@ class JournalOffsetTrigger(BaseEventTrigger):
         begin = offsets.StoredEvent(offsets.new_event_id(), offsets.to_kept({} if self.earliest else now))
         await set_variable(self.variable, begin.to_json())
         return begin
+
+
+def _require_same(journal: str, offset: int, now: JournalPosition | None) -> None:
+    """Raise JournalRecreated if an offset has the id of an earlier journal."""
+    known = id_of(offset)
+    if now is not None and known and now.journal_id not in ("", known):
+        raise JournalRecreated(
+            journal,
+            offset,
+            known,
+            now.journal_id,
+            now.head,
+            "Wait beyond offsets of the present journal: remove it from `beyond`, and it counts from offset 0.",
+        )
 
 
 def _fixed(positions: Mapping[str, JournalPosition], now: object) -> Mapping[str, JournalPosition]:

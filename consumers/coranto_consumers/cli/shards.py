@@ -90,7 +90,7 @@ def list_shards(
                 rows = [[*row, found] for row, found in zip(rows, lags, strict=True)]
             print_table(columns, rows)
 
-    _with_consumer(consumer, work)
+    with_consumer(consumer, work)
 
 
 @app.command("apply")
@@ -115,7 +115,7 @@ def apply(
     """
     changes = read_document(specs, parse_shards, SHARDS.plural, "shards")
     options = ApplyOptions(dry_run, check, update, prune, max_txn_size)
-    _with_consumer(consumer, lambda client: _apply(client, changes, endpoint, source_name(specs), options))
+    with_consumer(consumer, lambda client: _apply(client, changes, endpoint, source_name(specs), options))
 
 
 @app.command("edit")
@@ -129,13 +129,13 @@ def edit(selector: Selector = "", consumer: Consumer = None, endpoint: Endpoint 
     async def fetch(client: ShardClient) -> Sequence[pc.ListResponse.Shard]:
         return await client.list(selector)
 
-    shards = _with_consumer(consumer, fetch)
+    shards = with_consumer(consumer, fetch)
     if not shards:
         raise InvalidInput(f"no shard matches {selector!r}; `coranto shards list` shows all", field="--selector")
 
     def apply_saved(saved: str) -> None:
         changes = parse_shards(saved)
-        _with_consumer(consumer, lambda client: _apply(client, changes, endpoint, "the edit", ApplyOptions()))
+        with_consumer(consumer, lambda client: _apply(client, changes, endpoint, "the edit", ApplyOptions()))
 
     text = render_shards([(shard.spec, shard.mod_revision) for shard in shards])
     edit_until_applied(_HEAD + text, apply_saved, "coranto-shards-")
@@ -164,7 +164,7 @@ def unassign(
             done += await client.unassign(chosen[begin : begin + 32], only_failed=failed, dry_run=dry_run)
         return done
 
-    for shard in _with_consumer(consumer, work):
+    for shard in with_consumer(consumer, work):
         typer.echo(f"{'would unassign' if dry_run else 'unassigned'} {shard}")
 
 
@@ -194,7 +194,7 @@ def prune(
             return await prune_logs(journals, found, dry_run=dry_run)
 
     word = "would remove" if dry_run else "removed"
-    for pruned in _with_consumer(consumer, work):
+    for pruned in with_consumer(consumer, work):
         if pruned.kept:
             typer.echo(f"{pruned.log}: {word} nothing, because {pruned.kept}")
         else:
@@ -226,7 +226,7 @@ def recover(
             async with Player(journals, hints, folder) as player:
                 return await player.finish()
 
-    recovery = _with_consumer(consumer, work)
+    recovery = with_consumer(consumer, work)
     typer.echo(f"recovered {amount(recovery.recovered_bytes, 'bytes')} of {recovery.log} into {folder}")
 
 
@@ -282,7 +282,7 @@ def _row(shard: pc.ListResponse.Shard) -> list[str]:
     ]
 
 
-def _with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable[T]]) -> T:
+def with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable[T]]) -> T:
     """Run `work` with a client of the consumer."""
 
     async def run() -> T:

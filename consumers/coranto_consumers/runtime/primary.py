@@ -43,7 +43,7 @@ from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.producers import ProducerWatch
 from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.publishing import ShardPublisher
-from coranto_consumers.runtime.recreated import ADVICE, present_sources
+from coranto_consumers.runtime.recreated import advice, present_sources
 from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.specs import recovery_log
 from coranto_consumers.runtime.transaction import Limits, NextStep, Prior, Transactions
@@ -465,7 +465,7 @@ class Primary:
         try:
             await self._keep_reading(journal, offset)
         except JournalRecreated as error:
-            raise error.advised(ADVICE) from error
+            raise error.advised(advice(self._shard.id, journal)) from error
 
     async def _keep_reading(self, journal: str, offset: int) -> None:
         """Read a source for as long as the shard lives, with a bounded number of messages ahead."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import replace
 
 import structlog
 
@@ -14,13 +14,18 @@ from coranto.errors import CorruptData, InvalidInput, JournalRecreated
 from coranto.messages import Source
 from coranto.wire import consumer_pb2 as pc
 
-ADVICE: Final = (
-    f"To continue from the beginning of the present journal, without the unread content of the earlier one, give the "
-    f"shard the label {labels.DATA_LOSS}={labels.CONTINUE}, and unassign it if it has failed. A shard with another id "
-    "and store begins there, too. If the present journal has the content of the earlier one, run `coranto consumer "
-    "accept-journals`."
-)
 _log = structlog.get_logger(__name__)
+
+
+def advice(shard: str, journal: str) -> str:
+    """Return what to do about a source that is another journal."""
+    return (
+        f"To continue from the beginning of the present journal, without the unread content of the earlier one, give "
+        f"the shard the label {labels.DATA_LOSS}={labels.CONTINUE}, and unassign it if it has failed. A shard with "
+        "another id and store begins there, too. If the present journal has the content of the earlier one, such as "
+        f"recovered content, run `coranto consumer accept-journals {shard} {journal} --consumer HOST:PORT` with the "
+        "address of a process of this consumer: the shard then continues at its offset."
+    )
 
 
 def continues(spec: pc.ShardSpec) -> bool:
@@ -41,6 +46,7 @@ async def present_sources(
 
     Raises JournalRecreated for the offset of an earlier journal, and CorruptData for one behind a journal's end. If the
     shard continues without lost content, such a source begins where its journal does, and the log says what is lost.
+    A source continues at its offset in a journal whose id the shard has in a label: it has the earlier one's content.
     """
     may_continue = continues(spec)
     read = [each.journal for each in spec.sources if each.journal in sources and sources[each.journal].read_through]
@@ -49,10 +55,12 @@ async def present_sources(
         return found
     heads = await client.heads(labels.label_selector(include=[(labels.NAME, name) for name in read]))
     for head in heads:
-        error = _mismatch(head, sources[head.journal])
+        if f"{head.journal_id}/{head.journal}" in labels.values_of(spec.labels, labels.SAME_CONTENT):
+            found[head.journal] = replace(sources[head.journal], journal_id=head.journal_id)
+        error = _mismatch(head, found[head.journal], advice(spec.id, head.journal))
         if error is None:
             continue
-        is_same = bool(head.journal_id) and head.journal_id == sources[head.journal].journal_id
+        is_same = bool(head.journal_id) and head.journal_id == found[head.journal].journal_id
         if not may_continue or is_same:
             raise error  # To read the same journal from its beginning would count its messages twice.
         offset = sources[head.journal].read_through
@@ -69,17 +77,17 @@ async def present_sources(
     return found
 
 
-def _mismatch(head: JournalHead, source: Source) -> CorruptData | None:
+def _mismatch(head: JournalHead, source: Source, advice: str) -> CorruptData | None:
     """Return the error of a source that cannot be read on; None if it can, as far as is known."""
     if not head.known:
         return None  # Its reads check the id once a broker serves it.
     if head.journal_id and source.journal_id not in ("", head.journal_id):
         return JournalRecreated(
-            head.journal, source.read_through, source.journal_id, head.journal_id, head.head, ADVICE
+            head.journal, source.read_through, source.journal_id, head.journal_id, head.head, advice
         )
     if head.is_end and source.read_through > head.head:
         return CorruptData(
             f"journal {head.journal} ends at {head.head}, but is processed through {source.read_through}: it was "
-            f"deleted and created again, or has lost content. {ADVICE}"
+            f"deleted and created again, or has lost content. {advice}"
         )
     return None

@@ -7,13 +7,15 @@ from datetime import UTC, datetime
 from typing import Final
 
 from coranto.errors import InvalidInput
+from coranto.offsets import vector_of_json
 from coranto_consumers.spark.option_values import offsets_option
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 
 OPTIONS: Final = {
-    "startingOffsets": 'earliest (default), or JSON: {"flights/events/part-000": 1024}; -2 is earliest',
+    "startingOffsets": 'earliest (default), or JSON: {"flights/events/part-000": 1024}; -2 is earliest. Instead of a '
+    'number: {"offset": 1024, "journal_id": "…"}, as Coranto writes it',
     "endingOffsets": "latest (default), or JSON as above; -1 is latest",
     "asOf": "the content of a moment: ISO 8601, milliseconds since 1970 UTC, or the journals' ends as JSON (as above)",
 }
@@ -34,13 +36,7 @@ def _offsets(given: Mapping[str, str], name: str, word: str, symbol: int) -> dic
     where = f"option {name}"
     if text.lower() == word:
         return None
-    offsets: dict[str, int] = offsets_option(text, name, word)
-    for journal, offset in offsets.items():
-        if type(offset) is not int or (offset < 0 and offset != symbol):
-            raise InvalidInput(
-                f"{offset!r} is not an offset for {journal}: 0 or more, or {symbol} for {word}", field=where
-            )
-    return offsets
+    return vector_of_json(offsets_option(text, name, word), where, symbol)
 
 
 def as_of(given: Mapping[str, str]) -> float | Mapping[str, int] | None:
@@ -52,11 +48,7 @@ def as_of(given: Mapping[str, str]) -> float | Mapping[str, int] | None:
         if other.lower() in given:
             raise InvalidInput(f"{other} is given, too; leave one of them out", field="option asOf")
     if text.startswith("{"):
-        ends: dict[str, int] = offsets_option(text, "asOf", "a time")
-        for journal, end in ends.items():
-            if type(end) is not int or end < 0:
-                raise InvalidInput(f"{end!r} is not an offset for {journal}: 0 or more", field="option asOf")
-        return ends
+        return vector_of_json(offsets_option(text, "asOf", "a time"), "option asOf")
     if text.isascii() and text.isdigit():
         return int(text) / 1000
     try:

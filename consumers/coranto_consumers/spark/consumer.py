@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 
 from coranto.extras import explained
@@ -82,11 +82,6 @@ from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.spark.transaction_bounds import MessageBound, Pace, TooManyMessages
 from coranto_consumers.spark.unread import UnreadContent, ends_of
 from coranto_consumers.spark.writing_at_once import NotAtOnce, WritingAtOnce
-
-_ADVICE: Final = (
-    "Start a consumer of another name, or continue without the lost content (fail_on_data_loss=False). If the present "
-    "journal has the content of the earlier one, run `coranto consumer accept-journals`."
-)
 
 
 class SparkConsumer:
@@ -398,7 +393,7 @@ class SparkConsumer:
                 continue
             except JournalRecreated as error:
                 if self._fail_on_data_loss:
-                    raise lost_of(error).error(_ADVICE) from error
+                    raise lost_of(error).error(self._advice(error.journal)) from error
                 # The present journals decide how to continue.
                 return self._catch_up(client, ahead, report, sources, self._present(client), stop, most)
             except MetLongTransactions as met:
@@ -461,8 +456,16 @@ class SparkConsumer:
     ) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Go on behind lost content. Raises its error if that is not wanted."""
         if self._fail_on_data_loss:
-            raise lost.error(_ADVICE)
+            raise lost.error(self._advice(lost.journal))
         return replace(report, lost=(*report.lost, lost)), pass_by(sources, lost, begin)
+
+    def _advice(self, journal: str) -> str:
+        name = self._application.name
+        return (
+            "Start a consumer of another name, or continue without the lost content (fail_on_data_loss=False). If the "
+            "present journal has the content of the earlier one, such as recovered content, run `coranto consumer "
+            f"accept-journals {name} {journal} --store URL` with the URL of this consumer's store, and start again."
+        )
 
     def _let_go_of_segments(
         self, report: ConsumeReport, sources: Mapping[str, Source], present: Mapping[str, ContentExtent]

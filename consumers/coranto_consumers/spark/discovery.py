@@ -13,6 +13,7 @@ from coranto.client.routes import KnownRoute
 from coranto.errors import InvalidInput, JournalNotFound, JournalSuspended
 from coranto.fragments import forks
 from coranto.labels import CONTENT_TYPE, JSON_LINES, MESSAGE_TYPE, NAME, STREAM, label_selector, value_of
+from coranto.offsets import JournalOffset
 from coranto.wire import protocol_pb2 as pb
 
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ def begins_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
 
 
 def heads_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
-    """Return the offsets at which journals end."""
-    return {journal: extent.head for journal, extent in present.items()}
+    """Return the offsets at which journals end, with the ids of the journals."""
+    return {journal: JournalOffset(extent.head, extent.journal_id) for journal, extent in present.items()}
 
 
 def routes_of(present: Mapping[str, ContentExtent]) -> dict[str, KnownRoute]:

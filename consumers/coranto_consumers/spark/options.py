@@ -53,9 +53,17 @@ OPTIONS = {
     "maxBytesPerTrigger": "bytes of content that a micro-batch reads at most: 268435456 (default)",
     "maxOffsetsPerTrigger": "messages that a micro-batch reads at most (default: as many as there are)",
     "minOffsetsPerTrigger": "messages for which a micro-batch waits (default: none)",
+    "acceptJournals": "ID/JOURNAL, separated by commas: journals that have the content of earlier ones of their names, "
+    "so that a query continues in them at its offsets",
     "maxTriggerDelay": "time for which a micro-batch waits for minOffsetsPerTrigger at most: 15m (default)",
 }
-STREAM_OPTIONS = ("maxBytesPerTrigger", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+STREAM_OPTIONS = (
+    "acceptJournals",
+    "maxBytesPerTrigger",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+)
 """The options that only streaming queries have."""
 
 

@@ -180,6 +180,4 @@ class OutputTransactions:
 
 def offsets_of(before: Mapping[str, int], sources: Mapping[str, Source]) -> dict[str, int]:
     """Return the offsets through which journals are processed: those of `before`, or what sources tell by now."""
-    return {
-        journal: sources[journal].read_through if journal in sources else offset for journal, offset in before.items()
-    }
+    return {journal: sources[journal].offset if journal in sources else offset for journal, offset in before.items()}

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Final
 
 from coranto.client import JournalInfo, Moment, SyncJournalClient
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, JournalRecreated
 from coranto.labels import label_selector
 from coranto.messages.framing import JsonLines
+from coranto.offsets import id_of
 from coranto_consumers.spark.bounds import EARLIEST, LATEST
 from coranto_consumers.spark.discovery import ContentExtent, contents, cuts_of, select_journals
 from coranto_consumers.spark.filters import Narrowing
@@ -20,6 +21,11 @@ from coranto_consumers.spark.segments import when_sealed
 from coranto_consumers.spark.times import TimeSpan
 
 _SAMPLE_BYTES: Final = 64 << 10
+_ADVICE: Final = (
+    "Give offsets of the present journal; or give the offset as a number, if the present journal has the same content "
+    "up to there. With failOnDataLoss=false, a read begins at the present journal's beginning instead of at such an "
+    "offset, and has nothing of content that ends at one."
+)
 
 Plan = tuple[dict[str, list[Range]], list[tuple[NumberedRange, ...]]]
 
@@ -116,6 +122,7 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
     if start == EARLIEST:
         start = options.times.of(journal).first_offset(client, journal, extent.begin, extent.head)
     end = extent.head if end == LATEST else end
+    start, end = _of_present(journal, start, end, extent, options)
     lost = _lost(journal, start, end, extent)
     if lost is not None and options.fail_on_data_loss and not lost.made_again:
         raise lost.error("")
@@ -131,6 +138,26 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
         )
     # If a user's offset is within a line, reading begins with the next line.
     return Range(journal, start, end, extent.head, aligned=start <= extent.begin, journal_id=extent.journal_id)
+
+
+def _of_present(journal: str, start: int, end: int, extent: ContentExtent, options: SourceOptions) -> tuple[int, int]:
+    """Return the range to read of the present journal. The offsets may be of an earlier journal.
+
+    A start of an earlier journal becomes the present journal's beginning. With an end of an earlier journal, nothing
+    is read: its content is gone. Raises JournalRecreated if lost content is an error.
+    """
+    found = extent.journal_id
+    of_earlier = [at for at in (start, end) if found and id_of(at) not in ("", found)]
+    if not of_earlier:
+        return start, end
+    at = of_earlier[-1]
+    if options.fail_on_data_loss:
+        raise JournalRecreated(journal, at, id_of(at), found, extent.head, _ADVICE)
+    if at is end:
+        warn_of(LostContent(journal, start, end, known=id_of(end), found=found))
+        return extent.begin, extent.begin
+    warn_of(LostContent(journal, start, extent.head, made_again=True, known=id_of(start), found=found))
+    return extent.begin, min(end, extent.head)
 
 
 def _narrowed(client: SyncJournalClient, whole: Range, options: SourceOptions, narrowing: Narrowing) -> Range:

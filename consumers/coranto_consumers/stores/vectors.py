@@ -18,7 +18,8 @@ from sqlalchemy import update as update_of
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from coranto.client.positions import vector_digest
-from coranto.errors import CorruptData
+from coranto.errors import CorruptData, InvalidInput
+from coranto.offsets import vector_of_json, vector_to_json
 from coranto_consumers.stores.mysql import NAME
 from coranto_consumers.stores.sql import SqlStore
 
@@ -62,7 +63,9 @@ class VectorLog:
 
     def keep(self, consumer: str, vector: OffsetVector) -> None:
         """Keep a vector of a consumer, and delete its oldest ones beyond the bound. Raises SqlStoreError."""
-        packed = zlib.compress(json.dumps([vector.ends, vector.begins], separators=(",", ":"), sort_keys=True).encode())
+        packed = zlib.compress(
+            json.dumps([vector_to_json(vector.ends), vector_to_json(vector.begins)], separators=(",", ":")).encode()
+        )
         row = {"consumer": consumer, "version": vector.version, "bytes": len(packed), "vector": packed}
         try:
             try:
@@ -91,8 +94,8 @@ class VectorLog:
             return None
         try:
             ends, begins = json.loads(zlib.decompress(bytes(packed)))
-            found = OffsetVector(dict(ends), dict(begins))
-        except (ValueError, TypeError, zlib.error) as error:
+            found = OffsetVector(vector_of_json(ends, version), vector_of_json(begins, version))
+        except (InvalidInput, ValueError, TypeError, zlib.error) as error:
             raise CorruptData(f"the offsets {version} in {self._store.name} cannot be read: {error}") from error
         if found.version != version:
             raise CorruptData(f"the offsets {version} in {self._store.name} were changed: they are {found.version}")

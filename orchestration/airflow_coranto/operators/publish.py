@@ -81,6 +81,7 @@ class PublishOperator(BaseOperator):
         from coranto.client.groups import JournalGroup
         from coranto.client.positions import heads_of
         from coranto.messages import JsonLines
+        from coranto.offsets import vector_to_json
         from coranto.publication import publish_once
         from coranto.telemetry import progress
 
@@ -121,7 +122,7 @@ class PublishOperator(BaseOperator):
             "messages": done.messages,
             "published_at": done.time,
             "is_new": done.is_new,
-            "heads": heads_of(after[self.group]),
+            "heads": vector_to_json(heads_of(after[self.group])),
         }
 
     def _rows(self, context: Any) -> Iterable[Mapping[str, Any]]:

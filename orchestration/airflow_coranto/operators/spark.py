@@ -13,6 +13,7 @@ from airflow_coranto.hook import CorantoHook
 from airflow_coranto.lineage import declare, lineage, positions_in, tell_growth
 from airflow_coranto.links import ReportLink
 from airflow_coranto.store import checked_store_url, store_url_of_connection
+from coranto.offsets import vector_to_json
 from coranto_consumers.spark.consumer_options import ConsumerOptions
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class SparkConsumerOperator(BaseOperator):
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
         """Consume, now that there is something. Airflow calls this."""
-        if "error" in event:
+        if "error" in event and not event.get("recreated"):  # The consumer's options say what to do then.
             raise AirflowFailException(event["error"])
         with airflow_errors():
             return self._consume(context)
@@ -125,8 +126,7 @@ class SparkConsumerOperator(BaseOperator):
         from coranto_consumers.stores.reading import read_checkpoint
 
         stored = read_checkpoint(self._store(), self._application().name)
-        sources = stored.checkpoint.sources if stored is not None else {}
-        beyond = {journal: source.read_through for journal, source in sources.items()}
+        beyond = vector_to_json(stored.checkpoint.offsets) if stored is not None else {}
         trigger = JournalOffsetTrigger(self.wait_for, self.conn_id, beyond=beyond, interval=self.wait_interval)
         self.defer(trigger=trigger, method_name="execute_complete")
 
@@ -154,8 +154,8 @@ class SparkConsumerOperator(BaseOperator):
             "misfits": report.misfits,
             "lost": [str(each) for each in report.lost],
             "lag_bytes": report.lag_bytes,
-            "offsets": dict(report.offsets),
-            "heads": dict(report.heads),
+            "offsets": vector_to_json(report.offsets),
+            "heads": vector_to_json(report.heads),
             "fence": report.fence,
         }
 

@@ -19,8 +19,9 @@ class WaitForJournalsOperator(BaseOperator):
 
     With `committed=False` any bytes end the wait. A group without journals is waited for, and the log says so once.
     `beyond` is an offset for each journal, for example `heads` of an earlier task's result; a journal that it does not
-    name counts from 0. Without it, the heads at the task's start count: appends before that do not end the wait.
-    `timeout` bounds the wait. Returns `{"heads", "bytes"}`.
+    name counts from 0. Without it, the heads at the task's start count: appends before that do not end the wait. The
+    task fails if a journal was deleted, and created again, since the offset; an offset that is only a number does not
+    tell. `timeout` bounds the wait. Returns `{"heads", "bytes"}`.
     """
 
     template_fields: Sequence[str] = ("group", "beyond", "conn_id")
@@ -30,7 +31,7 @@ class WaitForJournalsOperator(BaseOperator):
         self,
         *,
         group: str,
-        beyond: Mapping[str, int] | str | None = None,
+        beyond: Mapping[str, Any] | str | None = None,
         interval: float = 5.0,
         committed: bool = True,
         timeout: timedelta | None = None,
@@ -63,6 +64,7 @@ class WaitForJournalsOperator(BaseOperator):
         from coranto.client.groups import JournalGroup
         from coranto.client.positions import heads_of, positions_of
         from coranto.errors import InvalidInput
+        from coranto.offsets import vector_of_json
 
         if self.beyond is None:
             with CorantoHook(self.conn_id).get_conn() as client:
@@ -73,4 +75,5 @@ class WaitForJournalsOperator(BaseOperator):
                 "render_template_as_native_obj on the DAG",
                 field="beyond",
             )
-        return {str(journal): int(offset) for journal, offset in self.beyond.items()}
+        rendered = {name: int(at) if str(at).isdecimal() else at for name, at in self.beyond.items()}
+        return vector_of_json(rendered, "beyond")

@@ -102,7 +102,7 @@ class JournalIOManager(dg.ConfigurableIOManager):
                 for each in heads
                 for envelope in committed_messages(client, each.journal, JsonLines(), begin=each.begin, end=each.head)
             ]
-        read = {each.journal: each.head for each in heads}
+        read = {each.journal: each.offset for each in heads}
         context.add_input_metadata(namespaced({"offsets_read": offsets_metadata(read)}))
         return as_type(records, context.dagster_type.typing_type)
 
@@ -187,4 +187,4 @@ def _heads_of(client: SyncJournalClient, group: JournalGroup) -> dict[str, int]:
         raise JournalNotFound(f"no journal {group.name}/… exists")
     for each in heads.unknown:
         raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
-    return {each.journal: each.head for each in heads}
+    return {each.journal: each.offset for each in heads}

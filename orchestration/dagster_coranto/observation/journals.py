@@ -141,7 +141,7 @@ class ObservedGroup:
 
     @property
     def vector(self) -> dict[str, int]:
-        return {each.journal: each.head for each in self.heads}
+        return {each.journal: each.offset for each in self.heads}
 
     @property
     def version(self) -> str:

@@ -10,6 +10,7 @@ import dagster as dg
 from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet
 
 from coranto.client.positions import vector_digest
+from coranto.offsets import JournalOffset, vector_to_json
 
 JournalRow = dict[str, str | int | float | bool | None]
 """A row of a table: the values of its columns."""
@@ -128,9 +129,12 @@ def vector_version(offsets: Mapping[str, int]) -> dg.DataVersion:
 
 
 def offsets_metadata(offsets: Mapping[str, int]) -> dg.JsonMetadataValue:
-    """Return an offset vector for display. Journals beyond the first hundred are summed up under one name."""
+    """Return an offset vector for display, as JSON of `coranto.offsets`.
+
+    Journals beyond the first hundred are summed up under one name.
+    """
     shown = sorted(offsets.items())
-    vector = dict(shown[:SHOWN_JOURNALS])
+    vector = vector_to_json(dict(shown[:SHOWN_JOURNALS]))
     if beyond := shown[SHOWN_JOURNALS:]:
         vector[_beyond(len(beyond))] = sum(offset for _, offset in beyond)
     return dg.MetadataValue.json(vector)
@@ -144,7 +148,7 @@ def table(rows: Sequence[JournalRow], columns: Mapping[str, str]) -> dg.TableMet
     """
     # `map`, since Dagster reads its caller's variables: CPython 3.13.0 dies of one that a later comprehension captures.
     schema = dg.TableSchema(list(map(dg.TableColumn, columns, columns.values())))
-    shown = [{name: row[name] for name in columns} for row in rows[:SHOWN_JOURNALS]]
+    shown = [{name: _plain(row[name]) for name in columns} for row in rows[:SHOWN_JOURNALS]]
     if beyond := rows[SHOWN_JOURNALS:]:
         summed: JournalRow = {
             name: sum(row[name] or 0 for row in beyond) if kind in ("int", "float") else None  # type: ignore[misc]
@@ -153,6 +157,11 @@ def table(rows: Sequence[JournalRow], columns: Mapping[str, str]) -> dg.TableMet
         summed[next(iter(columns))] = _beyond(len(beyond))
         shown.append(summed)
     return dg.MetadataValue.table([dg.TableRecord(row) for row in shown], schema)
+
+
+def _plain(value: str | int | float | bool | None) -> str | int | float | bool | None:
+    """Return an offset as the number that Dagster can serialise."""
+    return int(value) if isinstance(value, JournalOffset) else value
 
 
 def _beyond(count: int) -> str:

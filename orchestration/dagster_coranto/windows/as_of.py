@@ -13,6 +13,7 @@ import dagster as dg
 from coranto.client import Moment
 from coranto.errors import InvalidInput
 from coranto.fragments.windows import find
+from coranto.offsets import JournalOffset, offset_of_json, vector_to_json
 from coranto.telemetry import amount
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
@@ -97,7 +98,7 @@ class AsOf(Moment):
         from coranto_consumers.stores.windows import WindowLog
 
         spans = find([each.window for each in WindowLog(bound(store).store(), consumer).load()], name).spans
-        ends = {journal: span.end for journal, span in spans.items()}
+        ends = {journal: JournalOffset(span.end, span.journal_id) for journal, span in spans.items()}
         return cls.offsets(ends, {journal: span.begin for journal, span in spans.items()})
 
     @classmethod
@@ -149,8 +150,10 @@ class AsOf(Moment):
         return {
             **client_options(journals.client_config()),
             "assign": json.dumps(sorted(self.ends)),
-            "startingOffsets": json.dumps({journal: self.begins.get(journal, 0) for journal in sorted(self.ends)}),
-            "endingOffsets": json.dumps(dict(sorted(self.ends.items()))),
+            "startingOffsets": json.dumps(
+                vector_to_json({journal: self.begins.get(journal, 0) for journal in self.ends})
+            ),
+            "endingOffsets": json.dumps(vector_to_json(self.ends)),
         }
 
     def read(self, spark: SparkSession, journals: JournalResource, schema: str) -> DataFrame:
@@ -160,4 +163,4 @@ class AsOf(Moment):
 
 def _vector(value: Any) -> dict[str, int]:
     data = getattr(value, "data", None)
-    return {str(journal): int(at) for journal, at in data.items()} if isinstance(data, Mapping) else {}
+    return {str(journal): offset_of_json(at) for journal, at in data.items()} if isinstance(data, Mapping) else {}

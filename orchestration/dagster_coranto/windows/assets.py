@@ -11,6 +11,7 @@ from dagster._core.storage.tags import PARTITION_NAME_TAG
 from coranto.client.groups import JournalGroup
 from coranto.errors import CorantoError, Fenced, InvalidInput
 from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES, Window
+from coranto.offsets import JournalOffset
 from dagster_coranto.consumers.definition import ConsumerSettings
 from dagster_coranto.instance.requests import Requests
 from dagster_coranto.instance.underway import Target, backfill_under_way, runs_under_way
@@ -253,8 +254,8 @@ def window_metadata(window: Window, report: "WindowReport | None" = None) -> dic
             rows_read=report.rows if report is not None else None,
             fence=report.fence if report is not None else None,
             bytes=window.length,
-            offsets_from=offsets_metadata({journal: span.begin for journal, span in spans}),
-            offsets_read=offsets_metadata({journal: span.end for journal, span in spans}),
+            offsets_from=offsets_metadata({name: JournalOffset(at.begin, at.journal_id) for name, at in spans}),
+            offsets_read=offsets_metadata({name: JournalOffset(at.end, at.journal_id) for name, at in spans}),
             journals=table(
                 [{"journal": name, "begin": at.begin, "end": at.end, "bytes": at.length} for name, at in spans],
                 _COLUMNS,
@@ -267,7 +268,8 @@ def keep_offsets(store_url: str, consumer: str, window: Window) -> None:
     """Keep a window's offsets, if they are too many for its materialisation. Raises SqlStoreError."""
     spans = window.spans.items()
     begins = {journal: span.begin for journal, span in spans}
-    keep_vector(store_url, consumer, {journal: span.end for journal, span in spans}, begins)
+    ends = {journal: JournalOffset(span.end, span.journal_id) for journal, span in spans}
+    keep_vector(store_url, consumer, ends, begins)
 
 
 def _event(key: dg.AssetKey, window: Window, metadata: dict[str, Any]) -> dg.AssetMaterialization:

@@ -58,6 +58,7 @@ from coranto.fragments.cover_set import CoverSet
 from coranto.fragments.fragment import Fragment
 from coranto.labels import parse_selector
 from coranto.names import validate_journal
+from coranto.offsets import JournalOffset, id_of
 from coranto.security.call_tokens import Metadata
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
@@ -427,8 +428,9 @@ class JournalClient:
         before. With `fail_on_jump` the read raises OffsetJump instead. `begin_mod_time` (Unix seconds) skips persisted
         fragments last modified before it.
 
-        `journal_id` is the id of the journal that `offset` is of (`Chunk.journal_id`). If brokers have another journal
-        of this name, the read raises JournalRecreated. It also does if the journal is replaced while it is read.
+        `journal_id` is the id of the journal that `offset` is of (`Chunk.journal_id`), by default the one of a
+        `JournalOffset`. If brokers have another journal of this name, the read raises JournalRecreated. It also does if
+        the journal is replaced while it is read.
 
         Unless `direct` is false, persisted fragments are read directly from their store if this process can do so.
         They are verified against their SHA-1 before delivery. Content that comes through brokers is verified at the end
@@ -448,6 +450,7 @@ class JournalClient:
         if offset == -1:
             # Resolved only once: a retry at "the head" would skip content written in between.
             offset = await self.head(journal)
+        journal_id = journal_id or id_of(offset) or id_of(end_offset)
         options = ReadOptions(
             journal, offset, end_offset, block, begin_mod_time, direct, fail_on_jump, self._applied_revision, journal_id
         )
@@ -503,13 +506,13 @@ class JournalClient:
         return bytes(content)
 
     async def head(self, journal: str) -> int:
-        """Return the write head: the offset at which the next append begins."""
+        """Return the write head, where the next append begins, with the journal's id (`JournalOffset`)."""
         return (await self.head_and_revision(journal))[0]
 
     async def head_and_revision(self, journal: str) -> tuple[int, int]:
         """Return the write head, and the etcd revision that the answering broker knew at that time."""
         told = await self.tell_head(journal)
-        return told.head, told.revision
+        return JournalOffset(told.head, told.journal_id), told.revision
 
     async def tell_head(self, journal: str) -> ToldHead:
         """Return the answer to a question for the write head."""
@@ -578,10 +581,17 @@ class JournalClient:
     async def require_content(self, moment: Moment) -> None:
         """Check that journals still have all content of a moment, except for gaps within it, which reads notice.
 
-        Raises ContentGone, which tells all that is gone, JournalNotFound, and InvalidInput for a journal that ends
-        before its offset.
+        Raises ContentGone, which tells all that is gone, JournalRecreated, JournalNotFound, and InvalidInput for a
+        journal that ends before its offset.
         """
         await moments.require_content(self, moment)
+
+    async def require_same(self, *vectors: Mapping[str, int]) -> None:
+        """Check that offsets with ids (`JournalOffset`) are of the present journals. Without ids it makes no call.
+
+        Raises JournalRecreated.
+        """
+        await moments.require_same(self, *vectors)
 
     async def fragments(
         self,

@@ -72,7 +72,7 @@ class CommitWatch:
         found = False
         for journal, at in now.items():
             known = before.get(journal)
-            begin = known.head if known is not None and known.create_revision == at.create_revision else 0
+            begin = known.head if known is not None and known.is_of(at) else 0
             if at.head > begin:
                 scan = await self._scan(client, journal, at, begin)
                 await scan.read(client, at.head)
@@ -81,19 +81,19 @@ class CommitWatch:
 
     async def _scan(self, client: JournalClient, journal: str, at: JournalPosition, begin: int) -> _Scan:
         scan = self._scans.get(journal)
-        if scan is None or scan.create_revision != at.create_revision:
+        if scan is None or not scan.position.is_of(at):
             listed = (await client.list(labels.label_selector(include={labels.NAME: journal}))).journals
             kind = labels.value_of(listed[0].spec.labels, labels.CONTENT_TYPE) if listed else ""
-            scan = self._scans[journal] = _Scan(journal, at.create_revision, begin, is_json=kind == labels.JSON_LINES)
+            scan = self._scans[journal] = _Scan(journal, at, begin, is_json=kind == labels.JSON_LINES)
         return scan
 
 
 class _Scan:
     """The content of one journal, read up to `offset`."""
 
-    def __init__(self, journal: str, create_revision: int, begin: int, *, is_json: bool) -> None:
+    def __init__(self, journal: str, position: JournalPosition, begin: int, *, is_json: bool) -> None:
         self.journal = journal
-        self.create_revision = create_revision
+        self.position = position
         self.offset = max(0, begin - _LOOKBACK)
         self.last_commit = 0
         """The end of the last message that committed itself or others."""

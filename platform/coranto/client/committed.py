@@ -17,6 +17,7 @@ from coranto.messages.checkpoints import Source
 from coranto.messages.framing import Envelope, Framing
 from coranto.messages.reading import AsyncReadCommitted, AsyncReadUncommitted, ReadCommitted, ReadUncommitted
 from coranto.messages.sequencer import DEFAULT_RING_SIZE
+from coranto.offsets import id_of
 
 M = TypeVar("M")
 
@@ -37,13 +38,16 @@ def committed_messages(
     A message must begin at `begin`. Without `end` reading ends at the present write head, or with `block` goes on
     forever. Messages of transactions that began before `begin` or are open at `end` are not yielded. With `as_of` the
     messages are those of that moment, all of them: raises ContentGone if the journal lacks content of then. Raises
-    CorruptMessage, unless `on_corrupt` takes it, and the errors of the client's reads.
+    JournalRecreated for offsets with the id of an earlier journal (`JournalOffset`), CorruptMessage, unless
+    `on_corrupt` takes it, and the errors of the client's reads.
     """
     if as_of is not None:
         if begin or end is not None or block:
             raise InvalidInput("a moment has a begin and an end; leave begin, end and block out", field="as_of")
         begin, end = as_of.span(journal)
         client.require_content(Moment({journal: end}, {journal: begin}))
+    else:
+        client.require_same({journal: begin}, {journal: end or 0})
     if end is None and not block:
         end = client.head(journal)
     if end is not None and end <= begin:
@@ -52,7 +56,7 @@ def committed_messages(
         client,
         journal,
         framing,
-        Source(begin),
+        Source(begin, journal_id=id_of(begin) or id_of(end or 0)),
         end=end,
         block=block,
         fail_on_jump=as_of is not None,

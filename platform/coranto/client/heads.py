@@ -16,6 +16,7 @@ import grpc.aio
 from coranto.client.responses import check_answer
 from coranto.client.values import JournalInfo
 from coranto.errors import CorantoError, CorruptData, StatusError
+from coranto.offsets import JournalOffset
 from coranto.security.tokens import Capability
 from coranto.specs.validation import effective_replication
 from coranto.wire import protocol_pb2 as pb
@@ -80,6 +81,11 @@ class JournalHead:
     """True if its broker keeps and lists what forks share. Gazette's and earlier ones do not."""
     journal_id: str = ""
     """The journal's id. Offsets of a journal with another id are of other content. Empty if it is not known."""
+
+    @property
+    def offset(self) -> JournalOffset:
+        """`head`, with the journal's id."""
+        return JournalOffset(self.head, self.journal_id)
 
     @property
     def known(self) -> bool:

@@ -20,20 +20,26 @@ from typing import TYPE_CHECKING, Final, Self
 
 from coranto import labels
 from coranto.client.values import JournalInfo
-from coranto.errors import ContentGone, InvalidInput, JournalNotFound, Unavailable
+from coranto.errors import ContentGone, InvalidInput, JournalNotFound, JournalRecreated, Unavailable
 from coranto.messages.framing import JsonLines
 from coranto.messages.reading import AsyncReadUncommitted
 from coranto.messages.uuids import clock_from_ns
+from coranto.offsets import JournalOffset, id_of
 from coranto.wire import protocol_pb2 as pb
 
 if TYPE_CHECKING:
     from coranto.client.client import JournalClient
+    from coranto.client.heads import JournalHead
 
 SKEW_SECONDS: Final = 300
 """The most by which a producer's clock is taken to be ahead of a store's."""
 LARGEST_SKEW_SECONDS: Final = 3600
 """The largest expected difference between the clocks of producers and stores, where a larger one would hide messages
 that a reader must find."""
+_ADVICE: Final = (
+    "The content that the offset is about is gone with the earlier journal: give offsets of the present one. If it has "
+    "the same content up to there, such as recovered content, give the offset as a number, without journal_id."
+)
 _AT_ONCE: Final = 16
 _NAMES_AT_ONCE: Final = 4096
 
@@ -43,7 +49,7 @@ class Moment:
     """Positions in journals at some moment. Journals that are not named had no content then.
 
     `ends` are the offsets at which journals ended, exclusive. `begins` are those from which content counts, 0 if not
-    named.
+    named. Offsets with ids (`JournalOffset`) are of those journals alone.
     """
 
     ends: Mapping[str, int]
@@ -116,14 +122,15 @@ async def _end_at(client: JournalClient, info: JournalInfo, at: float) -> int:
                 if message.clock >= later:
                     if message.begin == first > 0:
                         raise ContentGone({info.name: (0, first)}, {info.name: first}, "and its end then with it")
-                    return message.begin
+                    return JournalOffset(message.begin, id_of(head))
     return head
 
 
 async def require_content(client: JournalClient, moment: Moment) -> None:
     """Check with one call to the brokers that journals still have the content of a moment, except for gaps within it.
 
-    Raises ContentGone, which tells all that is gone, JournalNotFound, and InvalidInput for a journal that ends earlier.
+    Raises ContentGone, which tells all that is gone, JournalRecreated for offsets of an earlier journal,
+    JournalNotFound, and InvalidInput for a journal that ends earlier.
     """
     gone: dict[str, tuple[int, int]] = {}
     for names in _batches(sorted(journal for journal, end in moment.ends.items() if end)):
@@ -135,6 +142,8 @@ async def require_content(client: JournalClient, moment: Moment) -> None:
                 raise JournalNotFound(f"content of {name} up to {end}")
             if not head.known or not head.listed:
                 raise Unavailable(f"nobody tells where the content of {name} begins now: {head.problem or 'try again'}")
+            _require_id(head, begin)
+            _require_id(head, end)
             if head.head < end:
                 raise InvalidInput(
                     f"{name} ends at {head.head}, before {end}: it was deleted and created again, or these are not "
@@ -146,6 +155,25 @@ async def require_content(client: JournalClient, moment: Moment) -> None:
                 gone[name] = begin, min(first, end)
     if gone:
         raise ContentGone(gone, {journal: end for journal, (_, end) in gone.items()})
+
+
+async def require_same(client: JournalClient, *vectors: Mapping[str, int]) -> None:
+    """Check that offsets with ids are of the present journals. Without ids it makes no call. Raises JournalRecreated.
+
+    A journal that is not there, or not known, is left to the reads.
+    """
+    for names in _batches(sorted({journal for vector in vectors for journal, at in vector.items() if id_of(at)})):
+        found = (await client.heads(f"name in ({', '.join(names)})")).by_name
+        for name in names:
+            if name in found:
+                for vector in vectors:
+                    _require_id(found[name], vector.get(name, 0))
+
+
+def _require_id(head: JournalHead, offset: int) -> None:
+    known = id_of(offset)
+    if known and head.journal_id and known != head.journal_id:
+        raise JournalRecreated(head.journal, offset, known, head.journal_id, head.head, _ADVICE)
 
 
 def _batches(names: Sequence[str]) -> Iterator[Sequence[str]]:

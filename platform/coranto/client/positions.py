@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from coranto.client.heads import Heads
 from coranto.names import same_journal
+from coranto.offsets import JournalOffset
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,11 @@ class JournalPosition:
         """Return the position from `kept`. Raises ValueError, TypeError or IndexError for anything else."""
         return cls(int(kept[1]), int(kept[0]), str(kept[2]) if len(kept) > 2 else "")
 
+    @property
+    def offset(self) -> JournalOffset:
+        """The head with the journal's id."""
+        return JournalOffset(self.head, self.journal_id)
+
     def is_of(self, other: JournalPosition) -> bool:
         """Return True unless the two are of different journals of one name."""
         return same_journal(self.create_revision, self.journal_id, other.create_revision, other.journal_id)
@@ -47,13 +53,13 @@ def present_positions(heads: Heads, before: Mapping[str, JournalPosition]) -> di
 
 
 def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:
-    """Return the offset vector of positions."""
-    return {journal: position.head for journal, position in positions.items()}
+    """Return the offset vector of positions, with the ids of the journals."""
+    return {journal: position.offset for journal, position in positions.items()}
 
 
 def begins_of(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> dict[str, int]:
     """Return the offset vector at which growth began: 0 for a journal that was created again since."""
-    return {journal: at.head if journal not in now or at.is_of(now[journal]) else 0 for journal, at in before.items()}
+    return {journal: at.offset if journal not in now or at.is_of(now[journal]) else 0 for journal, at in before.items()}
 
 
 def grown_bytes(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> int:

@@ -60,8 +60,9 @@ async def fork_journal(
 
     Call it again after a crash, a cancellation or a failure: it goes on. If the fork is complete, the call returns it.
 
-    Raises ContentGone if the source's content below `at` is gone, JournalNotFound, InvalidInput for an offset beyond
-    the head or within a message and for a name that another journal has, and the client's errors.
+    Raises ContentGone if the source's content below `at` is gone, JournalRecreated if `at` has the id of an earlier
+    journal (`JournalOffset`), JournalNotFound, InvalidInput for an offset beyond the head or within a message and for a
+    name that another journal has, and the client's errors.
     """
     found = await fork_journals(
         client,
@@ -88,6 +89,7 @@ async def fork_journals(
     Forks of up to 40 journals become complete at once, or none does. `labels` are by the names of forks. For the
     rest this is `fork_journal`.
     """
+    await client.require_same({source: at or 0 for source, (_, at) in offsets.items()})
     times: Clock = clock or SystemClock()
     wanted = list(offsets.items())
     made: list[Fork] = []

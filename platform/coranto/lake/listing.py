@@ -55,7 +55,8 @@ async def make_manifest(
     """Return the manifest of listed journals, as brokers know them now.
 
     Raises InvalidInput for offsets that a journal does not have (any more) or for which `options` have no journal,
-    ContentGone if journals lack content of the moment that is asked for, and the client's errors.
+    JournalRecreated for offsets with the ids of earlier journals, ContentGone if journals lack content of the moment
+    that is asked for, and the client's errors.
     """
     made_at = time.time()
     names = {info.name for info in journals}
@@ -64,6 +65,7 @@ async def make_manifest(
     for side, bound in (("begin", options.begin), ("end", options.end)):
         if isinstance(bound, Mapping) and (missing := sorted(names - set(bound))):
             raise InvalidInput(f"has no offset of {', '.join(missing)}; name all selected journals", field=side)
+    await client.require_same(*(each for each in (options.begin, options.end) if isinstance(each, Mapping)))
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def one(info: JournalInfo) -> JournalPart:

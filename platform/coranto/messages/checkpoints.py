@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from coranto.errors import CorruptData
 from coranto.messages.uuids import ProducerId
+from coranto.offsets import JournalOffset
 from coranto.wire import consumer_pb2
 
 
@@ -49,6 +50,11 @@ class Source:
     read_through: int = 0
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
     journal_id: str = field(default="", compare=False)
+
+    @property
+    def offset(self) -> JournalOffset:
+        """The offset through which the journal was read, with its id."""
+        return JournalOffset(self.read_through, self.journal_id)
 
     @property
     def expected_id(self) -> str:
@@ -107,8 +113,8 @@ class Checkpoint:
 
     @property
     def offsets(self) -> dict[str, int]:
-        """The offsets through which journals have been read."""
-        return {journal: source.read_through for journal, source in self.sources.items()}
+        """The offsets through which journals have been read, with the ids of the journals."""
+        return {journal: source.offset for journal, source in self.sources.items()}
 
     def to_wire(self) -> consumer_pb2.Checkpoint:
         """Return the checkpoint as a wire message."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from coranto.cluster import EmbeddedCluster
 from coranto.cluster.processes import free_port
 from coranto.coordination.etcd import Delete, Put
 from coranto.coordination.etcd_client import EtcdCoordinator
-from coranto.errors import ClusterError, InvalidInput
+from coranto.errors import ClusterError, CorantoError, InvalidInput
 from coranto.labels import CONTENT_TYPE, JSON_LINES, RECOVERY_LOG, label_set
 from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
 from coranto.testing.command_line import CommandLine
@@ -349,3 +350,94 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
             assert await run_here("shards", "prune", "--selector", "") == (
                 "recovery/local-000: removed nothing, because shard local-000 has not stored all of its hints yet\n"
             )
+
+
+AGAIN_SHARDS = """
+shards:
+- id: again-000
+  sources: [{journal: numbers/again}]
+  recovery_log_prefix: recovery
+  hint_prefix: /again-hints
+  max_txn_duration: 1s
+"""
+
+
+async def test_a_shard_with_a_recovery_log_continues_as_its_error_says(
+    cluster, environment, monkeypatch, command, tmp_path
+):
+    """Its source was deleted, and created again with the same content. The consumer runs here."""
+    (Path(environment["PWD"]) / "local.py").write_text(LOCAL_APPLICATION)
+    monkeypatch.chdir(environment["PWD"])
+    monkeypatch.syspath_prepend(environment["PWD"])
+    monkeypatch.setenv("CORANTO_DATA", environment["CORANTO_DATA"])
+    info, source = cluster.info, "numbers/again"
+    settings = ConsumerProcessSettings(etcd=info.etcd, etcd_prefix="/test/again", id="again-a", lease_seconds=60)
+    builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
+
+    def lines(*numbers: int) -> bytes:
+        for number in numbers:
+            builder.outside(source, {"n": number})
+        ((_, content),) = builder.take_batches(1 << 20)
+        return bytes(content)
+
+    async def run_here(*words: str, input: str = "", code: int = 0) -> str:
+        done = await asyncio.to_thread(command, *words, input=input.encode())
+        assert done.code == code, done.errors
+        return done.output if code == 0 else done.errors
+
+    async with (
+        JournalClient(info.endpoint, file_root=info.file_root) as client,
+        ConsumerProcess(settings, load_application("local:Local"), client) as process,
+        ShardClient(ClientConfig(process.endpoint)) as shards,
+        asyncio.timeout(240),
+    ):
+
+        async def read_through(offset: int) -> None:
+            while True:
+                with contextlib.suppress(CorantoError):  # It has no primary yet.
+                    await shards.stat("again-000", {source: offset})
+                    return
+                await asyncio.sleep(0.1)
+
+        async def failed() -> str:
+            while True:
+                (shard,) = await shards.list("id=again-000")
+                for status in shard.status:
+                    if status.code == pc.ReplicaStatus.FAILED:
+                        return "".join(status.errors)
+                await asyncio.sleep(0.1)
+
+        monkeypatch.setenv("CORANTO_CONSUMER", process.endpoint)
+        specs = (journal(source, JSON_LINES), journal("recovery/again-000", RECOVERY_LOG))
+        await client.apply([pb.ApplyRequest.Change(upsert=spec) for spec in specs])
+        before = lines(1, 2, 3)
+        await client.append(source, before)
+        assert "create again-000" in await run_here("shards", "apply", "--specs", "-", input=AGAIN_SHARDS)
+        await read_through(len(before))
+
+        (info_of,) = (await client.list(f"name={source}")).journals
+        delete = pb.ApplyRequest.Change(delete=source, expect_mod_revision=info_of.mod_revision)
+        await client.apply([delete])
+        specs[0].fragment.ClearField("stores")  # Nothing of the earlier one is found again.
+        await client.apply([pb.ApplyRequest.Change(upsert=specs[0])])
+        await client.append(source, before + lines(4))
+
+        error = await failed()
+        assert f"journal {source} was deleted and created again" in error
+        advised = error.partition("run `coranto ")[2].partition("`")[0]
+        assert advised == f"consumer accept-journals again-000 {source} --consumer HOST:PORT"
+        for wrong, problem in (
+            (["again-001", source], "there is no shard again-001"),
+            (["again-000", "numbers/none"], "there is no journal numbers/none"),
+            (["again-000", "numbers/part-000"], "numbers/part-000 is not a source of shard again-000"),
+        ):
+            assert problem in await run_here("consumer", "accept-journals", *wrong, code=1)
+        told = await run_here(*advised.replace("HOST:PORT", process.endpoint).split())
+        assert told.startswith(f"{source}: shard again-000 takes id ")
+        assert told.endswith(" for the journal of its checkpoint now\n")
+        await read_through(await client.head(source))
+        folder = tmp_path / "recovered"
+        await run_here("shards", "recover", "again-000", "--dir", str(folder))
+        (state,) = folder.rglob("state.json")
+        assert "[1,2,3,4]" in state.read_text()
+        await run_here("shards", "apply", "--specs", "-", input="shards: [{id: again-000, delete: true, revision: -1}]")

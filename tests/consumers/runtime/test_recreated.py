@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from coranto.errors import CorruptData, InvalidInput, JournalRecreated
-from coranto.labels import CONTINUE, DATA_LOSS, label_set
+from coranto.labels import CONTINUE, DATA_LOSS, SAME_CONTENT, as_pairs, label_set
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.runtime.recreated import continues
 from coranto_consumers.runtime.testing import running_shard, shard_spec
@@ -74,6 +74,33 @@ async def test_a_shard_stops_and_continues_from_the_beginning_if_it_may(journals
     async with running_shard(sums, SPEC, client) as shard:
         await shard.read_through({"in/one": await journals.publish("in/one", {"key": "a", "n": 7})})
     assert sums.sums()["a"] == (10 + 100 * messages, 4 + messages)
+
+
+async def test_a_shard_continues_at_its_offset_in_a_source_that_has_the_same_content(journals, client, sums, known):
+    before = journals.fake.journals["in/one"].content
+    journals.create("in/one", "in/two")
+    await journals.fake.write("in/one", before)
+    await journals.publish("in/one", {"key": "a", "n": 7})
+    await journals.publish("in/two", *({"key": "b", "n": 100} for _ in range(9)))
+    made = journals.fake.journals
+    with pytest.raises(JournalRecreated, match=r"accept-journals shard-sums in/(one|two) --consumer HOST:PORT"):
+        async with running_shard(sums, SPEC, client) as shard:
+            await shard.read_through({"in/one": len(before) + 1})
+    spec = pc.ShardSpec()
+    spec.CopyFrom(SPEC)
+    spec.labels.CopyFrom(label_set([(SAME_CONTENT, f"{made['in/one'].journal_id}/in/one")]))
+    with pytest.raises(JournalRecreated, match="journal in/two was deleted"):  # Only the named one is accepted.
+        async with running_shard(sums, spec, client) as shard:
+            await shard.read_through({"in/one": len(before) + 1})
+    spec.labels.CopyFrom(label_set([*as_pairs(spec.labels), (DATA_LOSS, CONTINUE)]))
+    async with running_shard(sums, spec, client) as shard:
+        await shard.read_through({name: made[name].head for name in ("in/one", "in/two")})
+    assert sums.sums() == {"a": (10, 4), "b": (1 + 900, 10)}
+    sources = sums.database.read("shard-sums").checkpoint.sources
+    assert sources["in/one"].journal_id == made["in/one"].journal_id
+    async with running_shard(sums, SPEC, client) as shard:  # It needs the label no more.
+        await shard.read_through({"in/one": await journals.publish("in/one", {"key": "a", "n": 1})})
+    assert sums.sums()["a"] == (11, 5)
 
 
 async def test_a_running_shard_notices(journals, client, sums, known):

@@ -1,6 +1,9 @@
 """`exactly_once` in a real Spark: each batch counts once, whatever ended the query before."""
 
 import json
+import os
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +17,9 @@ from structlog.testing import capture_logs
 
 from coranto.errors import BatchChanged, Fenced, InvalidInput
 from coranto.messages.framing import JsonLines, iter_messages
+from coranto.messages.publisher import SyncPublisher
 from coranto.messages.sequencer import Sequencer, read_committed
+from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark import (
     Add,
     Hooks,
@@ -198,6 +203,55 @@ def test_a_checkpoint_older_than_the_store_is_an_error_that_names_what_would_be_
     world.add(3)
     world.run(world.function())
     assert sum(n for n, _ in world.counts().values()) == 5 + 5 + 3
+
+
+def test_a_query_continues_in_a_source_that_was_recovered_as_its_error_says(world):
+    """With the same checkpoint and the same name in the store. The last batch was not marked as done."""
+    source, sent = "in/rows", bytearray()
+    world.broker.fake.tells_ids = True
+
+    def create(content: bytes) -> None:
+        world.broker.create(source)
+        world.broker.write(source, bytes(content))
+
+    def add(count: int) -> None:
+        def append(journal: str, content: bytes) -> None:
+            sent.extend(content)
+            world.broker.write(journal, content)
+
+        producer, clock = new_producer_id(os.urandom), ProducerClock(time.time_ns)
+        publisher = SyncPublisher(append, producer=producer, clock=clock, framing=JsonLines())
+        for n in range(world.rows, world.rows + count):
+            publisher.publish(source, {"n": n, "key": f"k{n % 3}"})
+        publisher.flush()
+        world.rows += count
+
+    def run(function, **options: str) -> None:
+        options = {"endpoint": world.broker.endpoint, "subscribe": source, "startingOffsets": "earliest", **options}
+        frame = world.spark.readStream.format("journal").options(**options).schema("n BIGINT, key STRING").load()
+        writer = frame.writeStream.foreachBatch(function).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(world.folder / "checkpoint")).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    world.broker.create(source)
+    add(10)
+    run(world.function())
+    add(5)
+    with pytest.raises(PySparkException, match="died"):
+        run(world.function(hooks=Dying(Step.COMMITTED)))
+    create(sent)
+    add(4)
+    with pytest.raises(PySparkException, match="was deleted and created again") as error:
+        run(world.function())
+    option, value = re.search(r"set the option (\w+)=(\S+) of the source", str(error.value)).groups()
+    run(world.function(), **{option: value})
+    world.check()
+    add(3)
+    run(world.function())
+    world.check()
 
 
 def test_a_batch_of_an_older_version_is_passed_by_and_the_next_one_is_recorded(world):

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import BigInteger, Column, MetaData, Table, select
 from structlog.testing import capture_logs
 
+from coranto.cli import main
 from coranto.client import SyncJournalClient
 from coranto.errors import CorruptData, InvalidInput, JournalRecreated, OffsetJump, Unavailable
 from coranto.messages.checkpoints import ProducerState, Source
@@ -243,6 +244,26 @@ def test_a_journal_that_was_made_again_and_has_grown_beyond_the_checkpoint(world
     assert [(each["begin"], each["journal_id"]) for each in logs] == [(first, found)]
     world.publish(30)
     assert run()[1] == [1, 2, 3, *range(10, 31)]
+
+
+@pytest.mark.integration
+def test_a_consumer_continues_in_a_journal_with_the_same_content_as_its_error_says(world, run, tmp_path, capsys):
+    world.broker.fake.tells_ids = True
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    world.publish(1, 2, 3)
+    run()
+    content = world.fake.content
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    world.broker.write(JOURNAL, content)
+    world.publish(4)
+    with pytest.raises(JournalRecreated) as error:
+        run()
+    command = str(error.value).partition("`coranto ")[2].partition("`")[0]
+    assert main(command.replace("URL", f"sqlite:///{tmp_path}/store.db").split()) == 0
+    assert f"{JOURNAL}: consumer" in capsys.readouterr().out
+    assert run()[1] == [1, 2, 3, 4]
 
 
 @pytest.mark.integration

@@ -56,7 +56,7 @@ def test_keys_are_in_any_case():
         ({**ENDPOINT, "selector": "x", "startingOffset": "earliest"}, "did you mean startingOffsets?"),
         (
             {**ENDPOINT, "selector": "x", "zzzzzz": "/tmp"},
-            "zzzzzz: there is no such option; there are asOf, assign, ",
+            "zzzzzz: there is no such option; there are acceptJournals, asOf, ",
         ),
         ({**ENDPOINT, "selector": "x", "startingOffsets": "latest"}, "is neither earliest nor JSON"),
         ({**ENDPOINT, "selector": "x", "startingOffsets": "[1]"}, "not a JSON object"),

@@ -10,11 +10,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
+from structlog.testing import capture_logs
 
-from coranto.errors import CorruptMessage, InvalidInput
+from coranto.errors import CorruptMessage, InvalidInput, JournalRecreated
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher, TransactionBuilder
 from coranto.messages.uuids import Flags, ProducerClock, new_producer_id
+from coranto.offsets import JournalOffset, vector_to_json
 from coranto_consumers.spark.source import JournalDataSource
 
 pytestmark = pytest.mark.integration
@@ -230,6 +232,43 @@ def test_offsets_bound_a_read(topic):
     assert offsets(1, third) == [second]
     assert len(offsets(-2, -1)) == len(lines)
     assert offsets(third, third) == []
+
+
+def test_offsets_of_an_earlier_journal_are_an_error_or_say_what_is_lost(broker):
+    broker.fake.tells_ids = True
+
+    def create(*numbers: int) -> JournalOffset:
+        broker.create(ONE)
+        for n in numbers:
+            broker.write(ONE, b'{"n": %d}\n' % n)
+        made = broker.fake.journals[ONE]
+        return JournalOffset(made.head, made.journal_id)
+
+    def read(**options) -> list[bytes]:
+        given = {
+            name: value if isinstance(value, str) else json.dumps(vector_to_json(value))
+            for name, value in options.items()
+        }
+        read = in_process(broker, isolation="read_uncommitted", subscribe=ONE, **given)
+        return read["value"].to_pylist() if read.num_rows else []
+
+    old = {ONE: create(1, 2)}
+    new = {ONE: create(*range(10, 20))}
+    assert len(read(startingOffsets=new)) == 0
+    assert len(read(endingOffsets=new)) == len(read(asOf=new)) == 10
+    assert len(read(startingOffsets={ONE: int(old[ONE])})) == 8, "without an id, it is of any journal"
+    for option in ("startingOffsets", "endingOffsets", "asOf"):
+        with pytest.raises(JournalRecreated, match=old[ONE].journal_id):
+            read(**{option: old})
+        with capture_logs() as logs:
+            found = read(**{option: old}, failOnDataLoss="false")
+        (lost,) = [each for each in logs if each["event"] == "source.content_lost"]
+        assert (lost["journal"], lost["journal_id_before"]) == (ONE, old[ONE].journal_id)
+        assert lost["journal_id"] == new[ONE].journal_id
+        if option == "startingOffsets":
+            assert (len(found), lost["begin"], lost["made_again"]) == (10, old[ONE], True)
+        else:
+            assert (found, lost["begin"], lost["end"]) == ([], 0, old[ONE]), "nothing is read instead of what is gone"
 
 
 def test_an_unfinished_line_at_the_head_is_not_read(broker):

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import update
 
 from coranto.errors import CorruptData
+from coranto.offsets import JournalOffset, id_of
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.vectors import VECTORS, OffsetVector, VectorLog
 
@@ -22,6 +23,16 @@ def test_a_vector_is_found_by_its_digest(store_url: str) -> None:
     assert log.find(vector(1).version) == vector(1)
     assert log.find(vector(2).version) is None
     assert vector(1).version != OffsetVector(vector(1).ends).version, "where reading began counts, too"
+
+
+def test_a_vector_keeps_the_ids_of_journals(store_url: str) -> None:
+    log = VectorLog(SqlStore(store_url))
+    kept = OffsetVector({"shop/a": JournalOffset(7, "c1-2")}, {"shop/a": JournalOffset(3, "c1-2")})
+    log.keep("one", kept)
+    found = log.find(kept.version)
+    assert found == kept
+    assert (id_of(found.ends["shop/a"]), id_of(found.begins["shop/a"])) == ("c1-2", "c1-2")
+    assert kept.version == OffsetVector({"shop/a": 7}, {"shop/a": 3}).version, "as versions of earlier vectors"
 
 
 def test_the_oldest_vectors_of_a_consumer_give_way(store_url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -73,6 +74,22 @@ def test_an_event_of_a_watcher_that_was_overtaken_becomes_the_growth_beyond_the_
     # The other one goes on behind its own event, and repeats nothing either.
     again, _ = settle(event_of("a", f"{MARK}.a", stored.event, ahead, NOW, 10), kept)
     assert (again["bytes"], again["since"]) == (0, again["heads"])
+
+
+def test_events_and_variables_keep_the_ids_of_journals() -> None:
+    now = {"a/0": JournalPosition(8, 5, "c1-5"), "a/1": JournalPosition(9, 3, "c1-3")}
+    before = {"a/0": JournalPosition(7, 3, "c1-3"), "a/1": JournalPosition(4, 3, "c1-3")}
+    event = json.loads(json.dumps(event_of("a", f"{MARK}.a", "e1", before, now, 13)))
+    assert event["since"] == {"a/0": 0, "a/1": {"offset": 4, "journal_id": "c1-3"}}
+    assert event["heads"] == {
+        "a/0": {"offset": 8, "journal_id": "c1-5"},
+        "a/1": {"offset": 9, "journal_id": "c1-3"},
+    }
+    assert watched({"payload": event}) == event
+    settled, kept = settle(event, None)
+    assert (settled["since"], settled["heads"]) == (event["since"], event["heads"])
+    assert settle(event, StoredEvent.from_json(kept.to_json()))[0] == settled
+    assert watched({"payload": {**event, "since": {"a/0": "7"}}}) is None
 
 
 def test_positions_alone_are_read_as_an_early_version_kept_them() -> None:

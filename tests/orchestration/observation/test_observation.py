@@ -20,6 +20,7 @@ from dagster._serdes import serialize_value
 
 from coranto.client.heads import Heads, JournalHead
 from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.offsets import id_of, vector_of_json
 from coranto.specs.journal_tree import parse_tree
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import (
@@ -112,7 +113,8 @@ def test_writes_from_outside_show_as_materialisations_and_lag_as_observations(sh
     assert (first.tags or {})["dagster/data_version"] == vector_version(heads).value
     shown = {key.removeprefix("dagster-coranto/"): value.value for key, value in first.metadata.items()}
     assert shown["head"] == sum(heads.values())
-    assert shown["heads"] == heads
+    assert vector_of_json(shown["heads"], "heads") == heads
+    assert id_of(vector_of_json(shown["heads"], "heads")[JOURNALS[0]])
     assert shown["lag_bytes/revenue"] == sum(heads.values()), "it has consumed nothing yet"
     assert shown["stored_bytes"] + shown["unstored_bytes"] == sum(heads.values())
     assert begun - 1 <= float(shown["last_append"]) <= time.time() + 1  # type: ignore[arg-type]

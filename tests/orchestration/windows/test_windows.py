@@ -19,6 +19,7 @@ from coranto.client.loop import run_blocking
 from coranto.errors import InvalidInput
 from coranto.fragments.windows import Span, Window
 from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.offsets import JournalOffset, id_of, vector_of_json
 from coranto.testing.fake_broker import FakeBroker
 from coranto_consumers.spark.windows import WindowReport
 from coranto_consumers.stores.windows import WindowLog, shard_of
@@ -235,7 +236,7 @@ def test_options_that_contradict_windows_are_refused() -> None:
 
 
 def read_through(head: int) -> dg.MaterializeResult[None]:
-    offsets = {JOURNAL: head}
+    offsets = {JOURNAL: JournalOffset(head, "c1-2")}
     metadata = dict(ConsumerMetadataSet(messages=1, offsets_read=offsets_metadata(offsets)))
     return dg.MaterializeResult(data_version=vector_version(offsets), metadata=metadata)
 
@@ -255,6 +256,7 @@ def test_as_of_finds_what_a_run_and_a_time_had_read() -> None:
         key = dg.AssetKey("revenue")
         assert AsOf.run(instance, key, first) == AsOf({JOURNAL: 10})
         assert AsOf.run(instance, key, second) == AsOf({JOURNAL: 30})
+        assert id_of(AsOf.run(instance, key, second).ends[JOURNAL]) == "c1-2"
         assert AsOf.time(instance, key, between) == AsOf({JOURNAL: 10})
         assert AsOf.time(instance, key, dt.datetime.now(dt.UTC)) == AsOf({JOURNAL: 30})
         with pytest.raises(InvalidInput, match="was not materialised until"):
@@ -288,7 +290,7 @@ def test_as_of_refuses_a_materialisation_that_does_not_tell_all_offsets(tmp_path
 
 
 def test_as_of_a_window_of_three_hundred_journals_has_all_of_them(shop: Shop) -> None:
-    spans = {f"shop/orders/part-{number:03d}": Span(number, 2 * number + 1, 7) for number in range(300)}
+    spans = {f"shop/orders/part-{number:03d}": Span(number, 2 * number + 1, 7, f"c1-{number}") for number in range(300)}
     window = Window(3, 3, spans, 1.0)
 
     @dg.asset
@@ -302,6 +304,9 @@ def test_as_of_a_window_of_three_hundred_journals_has_all_of_them(shop: Shop) ->
     found = AsOf.run(shop.instance, dg.AssetKey("by_window"), run, store=shop.store)
     assert found.ends == {name: span.end for name, span in spans.items()}
     assert found.begins == {name: span.begin for name, span in spans.items()}
+    options = found.options(shop.journals)
+    ends = {name: {"offset": span.end, "journal_id": span.journal_id} for name, span in spans.items()}
+    assert json.loads(options["endingOffsets"]) == ends
 
 
 def test_as_of_reads_a_window_from_its_begin(shop: Shop) -> None:
@@ -321,8 +326,9 @@ def test_as_of_reads_a_window_from_its_begin(shop: Shop) -> None:
     span = window.spans[JOURNAL]
     assert found == AsOf({JOURNAL: span.end}, {JOURNAL: span.begin})
     options = found.options(shop.journals)
-    assert json.loads(options["startingOffsets"]) == {JOURNAL: span.begin}
-    assert json.loads(options["endingOffsets"]) == {JOURNAL: span.end}
+    for side, at in (("starting", span.begin), ("ending", span.end)):
+        told = vector_of_json(json.loads(options[f"{side}Offsets"]), side)
+        assert (told, id_of(told[JOURNAL])) == ({JOURNAL: at}, span.journal_id)
     assert json.loads(options["assign"]) == [JOURNAL]
 
 
@@ -332,8 +338,10 @@ def test_as_of_a_checkpoint_and_of_offsets(shop: Shop) -> None:
     store = shop.store.store()
     fence, _ = store.raise_fence("live")
     with store.transaction("live", fence) as transaction:
-        transaction.commit(Checkpoint({JOURNAL: Source(12)}))
+        transaction.commit(Checkpoint({JOURNAL: Source(12, journal_id="c1-2")}))
     assert AsOf.checkpoint(shop.store, "live") == AsOf.offsets({JOURNAL: 12}) == AsOf({JOURNAL: 12})
+    ends = json.loads(AsOf.checkpoint(shop.store, "live").options(shop.journals)["endingOffsets"])
+    assert ends == {JOURNAL: {"offset": 12, "journal_id": "c1-2"}}
     for ends, begins in (({}, {}), ({JOURNAL: 3}, {JOURNAL: 4}), ({JOURNAL: -1}, {}), ({JOURNAL: 3}, {"x": 1})):
         with pytest.raises(InvalidInput):
             AsOf.offsets(ends, begins)

@@ -70,7 +70,11 @@ def require(journal: str, position: Position, heads: Mapping[str, ContentExtent]
         )
     is_same = position.is_of(found.created, found.journal_id)
     if not is_same and position.journal_id and found.journal_id:
-        advice = "Begin a new query, with a new checkpoint, or continue without (failOnDataLoss=false)."
+        advice = (
+            "Begin a new query, with a new checkpoint, or continue without (failOnDataLoss=false). If the present "
+            "journal has the content of the earlier one up to that offset, such as recovered content, set the option "
+            f"acceptJournals={found.journal_id}/{journal} of the source, and start the query with the same checkpoint."
+        )
         raise JournalRecreated(journal, position.offset, position.journal_id, found.journal_id, found.head, advice)
     if not is_same or position.offset > found.head:
         raise CorruptData(

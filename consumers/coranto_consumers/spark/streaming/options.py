@@ -29,6 +29,8 @@ class StreamOptions:
     min_messages: int
     max_delay: float
     """Seconds for which a batch waits at most for `min_messages`."""
+    accepted: frozenset[str] = frozenset()
+    """`<id>/<journal>` of journals that have the content of the earlier ones which the query's offsets are of."""
 
     @property
     def committed(self) -> bool:
@@ -70,6 +72,7 @@ class StreamOptions:
             most or None,
             least,
             _seconds(given.get("maxtriggerdelay", DEFAULT_TRIGGER_DELAY)),
+            frozenset(filter(None, map(str.strip, given.get("acceptjournals", "").split(",")))),
         )
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from coranto.offsets import offset_of_json
 from coranto_consumers.spark.streaming.offsets import loads
 
 
@@ -23,7 +24,7 @@ def bytes_behind(progress: Any) -> dict[str, int]:
         positions = loads(ends)
         for journal, head in heads.items():
             read = positions[journal].offset if journal in positions else 0
-            behind[journal] = max(0, int(head) - read)
+            behind[journal] = max(0, offset_of_json(head) - read)
     return behind
 
 

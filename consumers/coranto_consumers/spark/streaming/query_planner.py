@@ -51,6 +51,20 @@ class QueryPlanner:
         """Keep the state behind a batch, for the next one."""
         self._states[journal] = state
 
+    def accepted(self, positions: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, Position]:
+        """Return positions with the ids of the present journals that have the same content, as the options say."""
+        taken = {
+            name
+            for name in positions.keys() & heads.keys()
+            if f"{heads[name].journal_id}/{name}" in self._options.accepted
+        }
+        return {
+            name: replace(position, journal_id=heads[name].journal_id, created=heads[name].created)
+            if name in taken
+            else position
+            for name, position in positions.items()
+        }
+
     def without_gone(self, begun: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, Position]:
         """Return positions without segments that were truncated away. Raises if one was not read before."""
         gone = gone_segments(heads, begun)
@@ -108,8 +122,8 @@ class QueryPlanner:
 
     def plan_again(self, start: dict[str, Any], end: dict[str, Any]) -> dict[str, JournalBatch]:
         """Plan a batch of the checkpoint again. Raises as `plan` does, and if its content is gone."""
-        begun, ended = loads(start), loads(end)
         heads = self._journals.ask()
+        begun, ended = self.accepted(loads(start), heads), self.accepted(loads(end), heads)
         batches = {}
         for name, position in ended.items():
             begin = begin_of(begun.get(name), position)

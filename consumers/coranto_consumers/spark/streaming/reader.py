@@ -26,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import InvalidInput
+from coranto.offsets import vector_to_json
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.access import for_tasks, without_keys
 from coranto_consumers.spark.discovery import ContentExtent, heads_of
@@ -92,7 +93,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if times.starting is not None:
                 client, heads = self._journals.client, self._journals.ask()
                 found = {
-                    name: Position(times.of(name).first_offset(client, name, each.begin, each.head))
+                    name: _position(times.of(name).first_offset(client, name, each.begin, each.head), each)
                     for name, each in heads.items()
                 }
             elif starting == {}:
@@ -106,9 +107,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         f"{', '.join(sorted(heads))}",
                         field="option startingOffsets",
                     )
-            self._initial = dumps(
-                {name: Position(self._journals.heads[name].head) if at is None else at for name, at in found.items()}
-            )
+            heads = self._journals.heads
+            self._initial = dumps({name: at or _position(heads[name].head, heads[name]) for name, at in found.items()})
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -120,7 +120,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the journals' heads, for the query's progress."""
-        return {name: each.head for name, each in sorted(self._journals.heads.items())} or None
+        return dict(vector_to_json(heads_of(self._journals.heads))) or None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Plan the next batch, and return its end: `start` itself if there is nothing to read yet."""
@@ -129,7 +129,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         heads = self._target or self._journals.ask_again()
-        begun = self._planner.without_gone(loads(start), heads)
+        begun = self._planner.without_gone(self._planner.accepted(loads(start), heads), heads)
         states = self._planner.entry(begun, heads)
         limited = not isinstance(limit, ReadAllAvailable)
         offsets = {name: state.position.offset for name, state in states.items()}
@@ -230,6 +230,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _key(start: Mapping[str, Any], end: Mapping[str, Any]) -> str:
     return json.dumps([start, end], sort_keys=True)
+
+
+def _position(offset: int, found: ContentExtent) -> Position:
+    return Position(offset, journal_id=found.journal_id)
 
 
 def _identified(position: Position, head: ContentExtent) -> Position:

@@ -17,6 +17,7 @@ from coranto import labels
 from coranto.cli.journals.selection import is_asleep
 from coranto.client import Chunk, JournalClient, JournalInfo, Moment
 from coranto.errors import JournalNotFound, JournalSuspended
+from coranto.offsets import JournalOffset
 from coranto.wire import protocol_pb2 as pb
 
 _AT_ONCE = 32
@@ -135,6 +136,7 @@ class _Pump:
         self._journal = journal
         self._by_line = by_line
         self._alone = alone
+        self._journal_id = ""
         self._rest = b""
         self._has_turn = False
 
@@ -164,6 +166,7 @@ class _Pump:
                         shared.warn(f"{self._journal} has no content in [{expected}, {chunk.offset}); going on behind")
                         await self._write(self._rest, expected)
                         self._rest = b""
+                    self._journal_id = chunk.journal_id
                     await self._take(chunk)
                     expected = chunk.end
             await self._write(self._rest, expected)
@@ -192,7 +195,7 @@ class _Pump:
             await shared._turn.acquire()
             self._has_turn = True
         shared.output.write(content)
-        shared.offsets[self._journal] = end
+        shared.offsets[self._journal] = JournalOffset(end, self._journal_id)
         shared._wrote()
 
     def _give_turn(self) -> None:

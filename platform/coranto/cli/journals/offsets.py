@@ -1,4 +1,4 @@
-"""Files of offsets: the progress of reads, as a JSON object of journal names and offsets."""
+"""Files of offsets: the progress of reads, as JSON of an offset vector (`coranto.offsets`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from coranto.effects import LocalDisk
 from coranto.errors import InvalidInput
+from coranto.offsets import vector_of_json, vector_to_json
 
 
 def load_offsets(path: Path, option: str = "--offsets") -> dict[str, int]:
@@ -22,16 +23,7 @@ def load_offsets(path: Path, option: str = "--offsets") -> dict[str, int]:
         ) from error
     except ValueError as error:
         raise InvalidInput(f"{path} is not JSON: {error}", field=option) from error
-    if not isinstance(content, dict):
-        raise InvalidInput(
-            f"{path} is not a JSON object of journals and offsets, such as {{'a/journal': 0}}}}", field=option
-        )
-    for journal, offset in content.items():
-        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-            raise InvalidInput(
-                f"{path} has the offset {offset!r} for {journal}; give a whole number of 0 or more", field=option
-            )
-    return content
+    return vector_of_json(content, f"{option}: {path}")
 
 
 class OffsetsFile:
@@ -47,6 +39,6 @@ class OffsetsFile:
             partial = previous.with_name(f".{previous.name}.{os.getpid()}.partial")
             shutil.copyfile(self._path, partial)
             partial.replace(previous)
-        content = json.dumps(dict(sorted(offsets.items())), indent=2)
+        content = json.dumps(vector_to_json(offsets), indent=2)
         LocalDisk().write_atomic(self._path, content.encode() + b"\n")
         self._saved = True

@@ -18,7 +18,7 @@ from coranto.cli.journals.times import parse_time
 from coranto.cli.output import note, opened
 from coranto.client import JournalClient, Moment
 from coranto.client.committed import committed_messages
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, JournalRecreated
 from coranto.messages.framing import JsonLines
 
 
@@ -102,6 +102,13 @@ def read(
             reader = Multiplexer(client, file, options, dict(saved), target.save if target else lambda _: None, note)
             try:
                 await _read(reader, selection, client)
+            except JournalRecreated as error:
+                if error.journal not in saved or asked is not None:
+                    raise
+                raise error.advised(
+                    f"To read the present journal from its beginning, remove {error.journal} from the file of "
+                    "--offsets. If it has the same content up to there, remove its journal_id alone."
+                ) from error
             finally:
                 reader.finish()
 

@@ -76,7 +76,7 @@ class JournalClientFace(Face):
         return self._run(self._inner.read_all(journal, begin, end))
 
     def head(self, journal: str) -> int:
-        """Return the write head: the offset at which the next append begins."""
+        """Return the write head, where the next append begins, with the journal's id (`JournalOffset`)."""
         return self._run(self._inner.head(journal))
 
     def head_and_revision(self, journal: str) -> tuple[int, int]:
@@ -98,6 +98,10 @@ class JournalClientFace(Face):
     def require_content(self, moment: Moment) -> None:
         """Check that journals still have all content of a moment, except for gaps within it, which reads notice."""
         self._run(self._inner.require_content(moment))
+
+    def require_same(self, *vectors: Mapping[str, int]) -> None:
+        """Check that offsets with ids (`JournalOffset`) are of the present journals. Without ids it makes no call."""
+        self._run(self._inner.require_same(*vectors))
 
     def fragments(
         self, journal: str, *, begin_mod_time: int = 0, end_mod_time: int = 0, signature_seconds: int = 0

@@ -83,10 +83,11 @@ async def fork_stream(
 
     Call it again after a crash or cancellation: it goes on, and returns a fork that is complete. Raises StreamExists if
     `name` is another stream, or if stores have decisions or marks of an earlier one; StreamNotFound, ContentGone,
-    InvalidInput for offsets that no cut has and for a stream of more than 40 segments, StreamChanged if others keep
-    changing the stream, and errors of the client.
+    JournalRecreated for offsets with the ids of earlier journals, InvalidInput for offsets that no cut has and for a
+    stream of more than 40 segments, StreamChanged if others keep changing the stream, and errors of the client.
     """
     validate_stream(name)
+    await client.require_same(ends or {})
     streams = Streams(client, entropy=entropy)
     present = await _forks_in(client, source, name)
     if present and all(labels.value_of(info.spec.labels, STREAM_LABEL) for info, _ in present.values()):

@@ -11,7 +11,7 @@ def test_journals_of_all_sources_are_counted_and_other_sources_are_not() -> None
     progress = {
         "sources": [
             {"latestOffset": {"a/one": 100, "a/new": 7}, "endOffset": json.dumps({"a/one": {"offset": 60}})},
-            {"latestOffset": json.dumps({"b/one": 50}), "endOffset": {"b/one": 50}},
+            {"latestOffset": json.dumps({"b/one": {"offset": 50, "journal_id": "c1-2"}}), "endOffset": {"b/one": 50}},
             {"latestOffset": "17", "endOffset": "12"},
             {"latestOffset": None, "endOffset": None},
         ]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 
@@ -368,6 +369,69 @@ def test_a_journal_is_known_by_its_id_not_by_the_etcd_revision_that_created_it(b
     assert rows == [(ONE, n) for n in range(10, 20)]
     assert third[ONE]["journal_id"] == again.journal_id
     assert lost(logs) == [(ONE, second[ONE]["offset"], again.head, True)]
+
+
+def test_a_query_continues_in_a_journal_with_the_same_content_as_its_error_says(broker, publisher, new_reader):
+    broker.fake.tells_ids = True
+    broker.create(ONE)
+    one = publisher()
+    for n in (1, 2):
+        one.publish(ONE, {"n": n})
+    one.flush()
+    reader = new_reader(startingOffsets="earliest")
+    start = reader.initialOffset()
+    first, _ = next_batch(reader, start)
+    made = broker.fake.journals[ONE]
+    content = made.content
+    one.publish(ONE, {"n": 3})
+    one.flush()
+    second, rows = next_batch(reader, first)  # Spark has recorded it, and the query ends before it is done.
+    content += made.content[len(content) :]
+    broker.create(ONE)
+    broker.write(ONE, content)
+    two = publisher()
+    two.publish(ONE, {"n": 4})
+    two.flush()
+    with pytest.raises(JournalRecreated) as error:
+        next_batch(new_reader(), second)
+    (option, value) = re.search(r"set the option (\w+)=(\S+) of the source", str(error.value)).groups()
+    with pytest.raises(JournalRecreated):
+        next_batch(new_reader(**{option: f"other, {value}x"}), second)
+    again = new_reader(**{option: value})
+    assert read(again, first, second) == rows == [(ONE, 3)]
+    third, rows = next_batch(again, second)
+    assert rows == [(ONE, 4)]
+    assert third[ONE]["journal_id"] == broker.fake.journals[ONE].journal_id
+    assert next_batch(new_reader(), third) == (third, []), "the checkpoint has the present id"
+    _, rows = next_batch(new_reader(**{option: value}), second)
+    assert rows == [(ONE, 4)]
+
+
+def test_a_query_that_has_read_nothing_yet_notices_that_its_journal_was_made_again(broker, publisher, new_reader):
+    broker.fake.tells_ids = True
+
+    def create(*numbers):
+        broker.create(ONE)
+        one = publisher()
+        for n in numbers:
+            one.publish(ONE, {"n": n})
+        one.flush()
+        return broker.fake.journals[ONE]
+
+    before = create(1, 2)
+    latest = new_reader(startingOffsets="latest")
+    start = latest.initialOffset()
+    given = {ONE: {"offset": before.head, "journal_id": before.journal_id}}
+    assert start == given == latest.reportLatestOffset()
+    create(*range(10, 20))
+    for options in ({"startingOffsets": "latest"}, {"startingOffsets": json.dumps(given)}):
+        with pytest.raises(JournalRecreated, match="failOnDataLoss=false"):
+            next_batch(new_reader(**options), start)
+        with capture_logs() as logs:
+            _, rows = next_batch(new_reader(**options, failOnDataLoss="false"), start)
+        assert rows == [(ONE, n) for n in range(10, 20)]
+        assert lost(logs) == [(ONE, before.head, broker.fake.journals[ONE].head, True)]
+    assert new_reader(startingOffsets=json.dumps(given)).initialOffset() == given
 
 
 def test_of_a_transaction_that_retention_took_in_part_a_query_delivers_the_rest(

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from coranto.client.committed import committed_messages
 from coranto.client.publishing import sync_publisher
 from coranto.cluster.processes import ChildProcess
 from coranto.messages import JsonLines
+from coranto.offsets import vector_of_json
 from coranto_consumers.stores.sql import SqlStore
 from coranto_flights.data import expected_alerts, load_flights
 from coranto_flights.names import consumer_name
@@ -125,9 +127,13 @@ def test_a_killed_triggerer_misses_and_repeats_nothing(world: AirflowWorld, run:
         if paused is not None:
             os.killpg(paused.pid, signal.SIGKILL)
             paused.wait(30)
-    until(lambda: world.client.head(journal) in {event["heads"][journal] for event in world.api.asset_events()})
+
+    def heads(event: dict[str, Any], name: str = "heads") -> dict[str, int]:
+        return vector_of_json(event[name], name)
+
+    until(lambda: world.client.head(journal) in {heads(event)[journal] for event in world.api.asset_events()})
     events = sorted(
-        world.api.asset_events(), key=lambda event: (sum(event["since"].values()), sum(event["heads"].values()))
+        world.api.asset_events(), key=lambda event: (sum(heads(event, "since").values()), sum(heads(event).values()))
     )
     for earlier, later in pairwise(events):
         assert later["since"] == earlier["heads"]

@@ -21,7 +21,9 @@ from coranto.client.config import ClientConfig
 from coranto.client.publishing import publisher
 from coranto.labels import CONTENT_TYPE, JSON_LINES
 from coranto.messages import JsonLines
+from coranto.offsets import id_of, vector_of_json, vector_to_json
 from coranto.testing import SyncCluster
+from coranto.wire import protocol_pb2 as pb
 
 pytestmark = pytest.mark.usefixtures("client")
 SECONDS = 30.0
@@ -90,7 +92,9 @@ async def test_a_watcher_begins_at_the_heads_that_it_finds(
 ) -> None:
     await appending(0, b"old")
     event = await first_event(variables, watcher(group), appending)
-    assert (event["bytes"], event["since"][f"{group}/part-000"], event["heads"][f"{group}/part-000"]) == (3, 3, 6)
+    since, heads = (vector_of_json(event[name], name) for name in ("since", "heads"))
+    assert (event["bytes"], since[f"{group}/part-000"], heads[f"{group}/part-000"]) == (3, 3, 6)
+    assert id_of(heads[f"{group}/part-000"]) == id_of(since[f"{group}/part-000"]) != ""
 
 
 async def test_a_watcher_may_begin_with_what_is_there(variables: dict[str, str], appending: Any, group: str) -> None:
@@ -160,9 +164,31 @@ async def test_a_waiting_task_gets_one_event_from_its_vector(appending: Any, gro
         await asyncio.sleep(0.1)
         assert not waiting.done()
         await appending(1, b"678")
-        assert await waiting == {"heads": {f"{group}/part-000": 5, f"{group}/part-001": 3}, "bytes": 3}
+        event = await waiting
+        assert vector_of_json(event["heads"], "heads") == {f"{group}/part-000": 5, f"{group}/part-001": 3}
+        assert event["bytes"] == 3
         with pytest.raises(StopAsyncIteration):
             await anext(events)
+
+
+async def test_a_waiting_task_is_told_that_its_journal_was_made_again(
+    appending: Any, group: str, client: SyncJournalClient
+) -> None:
+    journal = f"{group}/part-000"
+    await appending(0, b"12345")
+    heads = vector_to_json({journal: client.head(journal)})
+    (info,) = client.list(f"name={journal}").journals
+    client.apply([pb.ApplyRequest.Change(delete=journal, expect_mod_revision=info.mod_revision)])
+    client.apply([pb.ApplyRequest.Change(upsert=info.spec)])
+    await appending(0, b"abcdefgh")
+    async with aclosing(watcher(group, beyond=heads).run()) as events:
+        event = await next_event(events)
+    assert event["recreated"]
+    assert f"journal {journal} was deleted and created again: offset 5" in event["error"]
+    async with aclosing(watcher(group, beyond={}).run()) as events:
+        assert (await next_event(events))["bytes"] == 8, "as the error advises"
+    async with aclosing(watcher(group, beyond={journal: 5}).run()) as events:
+        assert (await next_event(events))["bytes"] == 3, "a number is of any journal"
 
 
 async def test_a_waiting_task_is_told_what_waiting_will_not_cure(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +241,7 @@ async def test_one_publication_is_one_event_and_a_killed_attempt_is_none(
         assert not waiting.done(), "a killed attempt"
         await publish(commit=True)
         event = await waiting
-    assert event["heads"][f"{group}/part-000"] == client.head(f"{group}/part-000")
+    assert vector_of_json(event["heads"], "heads")[f"{group}/part-000"] == client.head(f"{group}/part-000")
     variables[of.variable] = settle(event, None)[1].to_json()
     async with next_event_of(of) as more:
         await asyncio.sleep(0.2)
@@ -232,7 +258,9 @@ async def test_a_task_waits_for_a_commit(broker: SyncCluster, client: SyncJourna
             await asyncio.sleep(0.2)
             assert not waiting.done()
             await publishing.commit()
-        assert (await waiting)["heads"] == {f"{group}/part-000": client.head(f"{group}/part-000")}
+        assert vector_of_json((await waiting)["heads"], "heads") == {
+            f"{group}/part-000": client.head(f"{group}/part-000")
+        }
 
 
 async def test_a_group_without_journals_is_named_once(broker: SyncCluster, client: SyncJournalClient) -> None:

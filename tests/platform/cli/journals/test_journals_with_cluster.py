@@ -20,6 +20,7 @@ from coranto.fragments import codecs
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.lake import load_manifest, scan
 from coranto.messages import JsonLines
+from coranto.offsets import id_of, vector_of_json
 from coranto.testing.command_line import CommandLine
 from coranto.wire import protocol_pb2 as pb
 
@@ -161,8 +162,9 @@ def test_records_are_spread_and_read_together(run: Run, client: SyncJournalClien
     offsets = tmp_path / "offsets.json"
     found = run("read", "-l", selector, "--offsets-out", str(offsets))
     assert sorted(found.encode().splitlines(keepends=True)) == sorted(lines)
-    reached = json.loads(offsets.read_text())
+    reached = vector_of_json(json.loads(offsets.read_text()), "file")
     assert reached == {name: client.head(name) for name in client.list(selector).names}
+    assert all(map(id_of, reached.values()))
     assert min(reached.values()) > 0
     client.append(f"{folder}/part-001", b"more\n")
     assert run("read", "-l", selector, "--offsets", str(offsets), "--offsets-out", str(offsets)) == "more\n"

@@ -9,7 +9,7 @@ import pytest
 
 from coranto.client import Moment, SyncJournalClient
 from coranto.client.committed import committed_messages
-from coranto.errors import ContentGone
+from coranto.errors import ContentGone, JournalRecreated
 from coranto.fragments.fragment import Codec
 from coranto.lake import Manifest
 from coranto.messages.framing import JsonLines
@@ -100,3 +100,61 @@ def test_moments_that_make_no_sense_are_refused(
     result = run(*words)
     assert result.code != 0
     assert problem in result.errors
+
+
+def test_offsets_of_an_earlier_journal_are_refused_by_every_command(
+    run: CommandLine, remote: RemoteBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORANTO_FILE_ROOT", str(tmp_path))
+    remote.fake.tells_ids = True
+    names = sorted(JOURNALS)
+
+    def create(lines: int) -> None:
+        for name in names:
+            remote.fake.create(name)
+            for second in range(lines):
+                remote.write(name, line(second, lines))
+
+    create(2)
+    offsets = tmp_path / "then.json"
+    assert run("read", "-l", "name:prefix=shop/", "--offsets-out", str(offsets)).code == 0
+    told = json.loads(offsets.read_text())
+    first = {name: remote.fake.journals[name].journal_id for name in names}
+    assert told == {name: {"offset": 2 * SIZE, "journal_id": first[name]} for name in names}
+    selected = ["read", "-l", "name:prefix=shop/"]
+    assert run(*selected, "--offsets", str(offsets)).output == "", "all of it is read"
+
+    create(5)  # They grow beyond the offsets.
+    assert [remote.fake.journals[name].journal_id for name in names] != list(first.values())
+    for words in (
+        [*selected, "--offsets", str(offsets)],
+        [*selected, "--as-of", str(offsets)],
+        ["read", "shop/a", "--offsets", str(offsets)],
+        ["read", "shop/a", "--committed", "--as-of", str(offsets)],
+        ["manifest", "shop/", "--as-of", str(offsets)],
+        ["manifest", "shop/", "--end", str(offsets)],
+        ["manifest", "shop/", "--begin", str(offsets)],
+        ["fork", "shop/a", "what-if/a", "--as-of", str(offsets)],
+    ):
+        result = run(*words)
+        assert (result.code, result.output) == (1, ""), words
+        assert "was deleted and created again: offset" in result.errors, words
+    assert json.loads(offsets.read_text()) == told
+
+    with SyncJournalClient(remote.fake.endpoint) as client:
+        moment = client.moment("name:prefix=shop/", T + 1)
+        assert moment.ends == dict.fromkeys(names, 2 * SIZE)
+        create(6)
+        with pytest.raises(JournalRecreated):
+            client.require_content(moment)
+        with pytest.raises(JournalRecreated):
+            list(committed_messages(client, "shop/a", JsonLines(), as_of=moment))
+        with pytest.raises(JournalRecreated):
+            list(committed_messages(client, "shop/a", JsonLines(), begin=moment.ends["shop/a"]))
+
+    # What the errors say to do: offsets as numbers are of any journal, and one that is not named is read whole.
+    offsets.write_text(json.dumps({name: each["offset"] for name, each in told.items()}))
+    for option in ("--offsets", "--as-of"):
+        assert len(run(*selected, option, str(offsets)).output.splitlines()) == {"--offsets": 8, "--as-of": 4}[option]
+    offsets.write_text(json.dumps({"shop/b": told["shop/b"]["offset"]}))
+    assert len(run(*selected, "--offsets", str(offsets)).output.splitlines()) == 6 + 4

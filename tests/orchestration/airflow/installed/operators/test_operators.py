@@ -37,8 +37,11 @@ from coranto.client import SyncJournalClient
 from coranto.client.committed import committed_messages
 from coranto.errors import InvalidInput
 from coranto.messages import JsonLines
+from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.offsets import vector_of_json, vector_to_json
 from coranto.testing import SyncCluster
 from coranto_consumers.spark import ConsumerOptions, MisfitPolicy
+from coranto_consumers.stores.sql import SqlStore
 from tests.platform.publication.conftest import DyingClient, Killed
 
 ROWS = [{"order": number} for number in range(50)]
@@ -80,7 +83,8 @@ def test_a_task_that_is_run_again_publishes_nothing_more(client: SyncJournalClie
     again = publishing(group).execute(context())
     assert (first["messages"], first["is_new"], again["is_new"]) == (50, True, False)
     assert first["writer_id"] == "airflow/shop/manual__2026-01-01T00:00:00+00:00/task//"
-    assert sum(again["heads"].values()) == sum(first["heads"].values()) > 0
+    assert again["heads"] == first["heads"]
+    assert vector_of_json(first["heads"], "heads") == {name: client.head(name) for name in first["heads"]}
     assert seen(client, group) == ONCE
 
 
@@ -257,6 +261,34 @@ def test_waiting_goes_to_the_triggerer_with_its_vector(client: SyncJournalClient
         wait.execute_complete(context(), {"error": "refused"})
     with pytest.raises(AirflowFailException, match="native_obj"):
         WaitForJournalsOperator(task_id="wait", group=group, beyond="{'a': 1}").execute(context())
+    for beyond in (vector_to_json(heads), {name: str(int(at)) for name, at in heads.items()}):  # As templates give it.
+        with pytest.raises(TaskDeferred) as deferred:
+            WaitForJournalsOperator(task_id="wait", group=group, beyond=beyond).execute(context())
+        assert isinstance(deferred.value.trigger, JournalOffsetTrigger)
+        assert deferred.value.trigger.beyond == heads
+    with pytest.raises(AirflowFailException, match="is not an offset for a"):
+        WaitForJournalsOperator(task_id="wait", group=group, beyond={"a": "x"}).execute(context())
+
+
+def test_a_consumer_whose_journal_was_made_again_while_it_waited_decides_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = SqlStore(url)
+    fence, _ = store.raise_fence("revenue")
+    with store.transaction("revenue", fence) as transaction:
+        transaction.commit(Checkpoint({"shop/a": Source(12, journal_id="c1-2")}))
+    application = SimpleNamespace(name="revenue")
+    consume = SparkConsumerOperator(task_id="consume", application=lambda: application, store_url=url, wait_for="shop")
+    with pytest.raises(TaskDeferred) as deferred:
+        consume.execute(context())
+    assert isinstance(deferred.value.trigger, JournalOffsetTrigger)
+    arguments = deferred.value.trigger.serialize()[1]
+    assert arguments["beyond"] == {"shop/a": {"offset": 12, "journal_id": "c1-2"}}
+    monkeypatch.setattr(SparkConsumerOperator, "_consume", lambda *_: {"consumed": True})
+    assert consume.execute_complete(context(), {"error": "made again", "recreated": True}) == {"consumed": True}
+    with pytest.raises(AirflowFailException, match="refused"):
+        consume.execute_complete(context(), {"error": "refused"})
 
 
 def test_a_consumer_without_a_safe_store_is_refused() -> None:
@@ -323,8 +355,9 @@ def test_the_event_of_an_outlet_has_the_payload_of_a_watchers(client: SyncJourna
     told = operator.execute({**context(), "outlet_events": events})
     payload = events[asset].extra["payload"]
     assert payload["heads"] == told["heads"]
-    assert payload["since"] == dict.fromkeys(told["heads"], 0)
-    assert payload["bytes"] == sum(told["heads"].values()) > 0
+    heads = vector_of_json(told["heads"], "heads")
+    assert vector_of_json(payload["since"], "since") == dict.fromkeys(heads, 0)
+    assert payload["bytes"] == sum(heads.values()) > 0
     assert payload["group"] == group
 
 

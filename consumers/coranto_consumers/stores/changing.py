@@ -1,0 +1,38 @@
+"""A consumer's checkpoint that a command changes, in a store of any kind, under a fence of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coranto.messages.checkpoints import Checkpoint
+from coranto_consumers.stores.reading import ICEBERG
+from coranto_consumers.stores.sql import SqlStore
+
+
+def change_checkpoint(store: str, consumer: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
+    """Commit what `change` makes of the last committed checkpoint. A running consumer is fenced off by that.
+
+    Raises InvalidInput for a URL of no store, Fenced if the consumer starts meanwhile, CorruptData for a checkpoint
+    that cannot be read or a table that was rolled back, and SqlStoreError.
+    """
+    if store.startswith(ICEBERG):
+        _change_in_catalog(store, consumer, change)
+        return
+    database = SqlStore(store)
+    fence, checkpoint = database.raise_fence(consumer)
+    with database.transaction(consumer, fence) as transaction:
+        transaction.commit(change(checkpoint))
+
+
+def _change_in_catalog(store: str, consumer: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
+    from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure  # They take the extra `lake`.
+    from coranto_consumers.stores.iceberg.owner import IcebergOwner
+    from coranto_consumers.stores.iceberg.urls import IcebergHome
+
+    home = IcebergHome.at(store)
+    owner = IcebergOwner(home.catalog, home.table)
+    try:
+        before = owner.raise_fence(consumer)
+        owner.commit(change(before.checkpoint), {}, owner.state.committed)
+    except FAILURES as error:
+        raise failure(f"store {home.name}", error) from error
