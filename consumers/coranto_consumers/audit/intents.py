@@ -78,11 +78,18 @@ def framing_of_intent(framings: Sequence[Framing[Any]], journal: str, content: b
 
 
 async def find_fates(
-    client: JournalClient, framing: Framing[Any], journal: str, intents: Sequence[Intent], *, has_content: bool = True
+    client: JournalClient,
+    framing: Framing[Any],
+    journal: str,
+    intents: Sequence[Intent],
+    *,
+    has_content: bool = True,
+    whole: bool = False,
 ) -> dict[Intent, Fate]:
     """Read the end of a journal, and return the fate of each acknowledgement. Raises the client's errors.
 
-    A journal that is fully suspended has no content, and no broker to ask.
+    A journal that is fully suspended has no content, and no broker to ask. With `whole`, an acknowledgement that is not
+    at the end is looked for in all of the journal: the clocks of its writer and of the store may differ by any time.
     """
     if not intents or not has_content:
         return dict.fromkeys(intents, Fate.UNPROVEN)
@@ -91,7 +98,7 @@ async def find_fates(
     first = min((info.fragment.begin for info in fragments), default=head)
     recent = _first_recent(fragments, head, intents)
     seen = await _scan(client, framing, journal, intents, recent, head)
-    if first < recent and any(each.empties and not each.commits for each in seen.values()):
+    if first < recent and any((whole or each.empties) and not each.commits for each in seen.values()):
         # The transaction began before the fragments that can hold its acknowledgement.
         seen = await _scan(client, framing, journal, intents, first, head)
         recent = first
