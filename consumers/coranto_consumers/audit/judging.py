@@ -26,21 +26,18 @@ def judge(
     def find(kind: Kind, message: str, severity: Severity = Severity.ERROR, **facts: Any) -> None:
         findings.append(Finding(kind, severity, shard, message, {"journal": journal, **facts}))
 
-    if replayed.torn:
-        find(
-            Kind.MESSAGES_TORN,
-            f"{replayed.torn_count} pieces of {journal} below the checkpoint are cut off messages, which the "
-            f"consumer has passed over or kept as misfits: {replayed.torn[0]}",
-            Severity.WARNING,
-            offsets=[error.offset for error in replayed.torn],
-        )
-    if replayed.corrupt:
-        find(
-            Kind.CHECKPOINT_DIFFERS,
-            f"{replayed.corrupt_count} messages of {journal} below the checkpoint cannot be read, so the "
-            f"consumer cannot have consumed them: {replayed.corrupt[0]}",
-            offsets=[error.offset for error in replayed.corrupt],
-        )
+    for count, errors, what in (
+        (replayed.torn_count, replayed.torn, "cut off messages"),
+        (replayed.corrupt_count, replayed.corrupt, "no messages"),
+    ):
+        if errors:
+            find(
+                Kind.MESSAGES_TORN,
+                f"{count} pieces of {journal} below the checkpoint are {what}, which the consumer has passed over or "
+                f"kept as misfits: {errors[0]}",
+                Severity.WARNING,
+                offsets=[error.offset for error in errors],
+            )
     if replayed.reached != through and (complete or replayed.reached > replayed.begin):
         find(
             Kind.CHECKPOINT_DIFFERS,

@@ -72,6 +72,7 @@ class Scene:
 
     def __init__(self, client: JournalClient, store_url: str, clock: Clock | None = None) -> None:
         self.client = client
+        self.expect = EXPECTATIONS
         self.clock = clock or SystemClock()
         self.store = SqlStore(store_url)
         self.app = Orders(self.store)
@@ -130,13 +131,13 @@ class Scene:
             await shard.read_through({journal: await self.client.head(journal)})
             await shard.finish()
 
-    async def audit(self, *, remember: bool = True, expect: tuple[str, ...] = EXPECTATIONS, **options: Any) -> Report:
+    async def audit(self, *, remember: bool = True, expect: tuple[str, ...] | None = None, **options: Any) -> Report:
         check = ConsumerCheck(
             "orders",
             self.client,
             SqlEvidence(self.store),
             ["shard-orders"],
-            expectations=[parse_expectation(each) for each in expect],
+            expectations=[parse_expectation(each) for each in (self.expect if expect is None else expect)],
             memory=self.memory if remember else None,
             patience_s=0.5,
             **options,

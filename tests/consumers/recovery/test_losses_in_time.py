@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from sqlalchemy import update
@@ -33,11 +34,16 @@ from coranto.testing.sim.object_store import SimStores
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.cli.consumer import app as consumer_commands
+from coranto_consumers.outputs.dead_letters import DeadLetters, dead_letter_table
+from coranto_consumers.runtime.application import Shard
+from coranto_consumers.runtime.columns import Columns, MessageBatch
+from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.runtime.testing import running_shard
+from coranto_consumers.stores import SqlShardStore
 from coranto_consumers.stores.merge import Replace, plan_merge
 from coranto_consumers.stores.sql import CHECKPOINTS
 from coranto_consumers.stores.staging import StageWriter, stage_of
-from tests.consumers.audit.conftest import ORDERS, SPEC, Scene
+from tests.consumers.audit.conftest import EXPECTATIONS, ORDERS, SPEC, Orders, Scene
 from tests.consumers.recovery.test_stores import doctor, write_checkpoint
 from tests.platform.recovery.in_time import HOUR, assert_succeeded, plans_at_all_times, play
 
@@ -50,17 +56,20 @@ DAY = 86400.0
 class Timed(Scene):
     """A consumer that has committed two transactions, each found sound by an audit, and has four orders to read."""
 
-    def __init__(self, cluster: Cluster, folder: Path, ahead: float) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, ahead: float, expect: tuple[str, ...] = EXPECTATIONS) -> None:
         self.cluster = cluster
         self.world = cluster._world
         self.process = Process(self.world.timeline, "audit")
         self.database, self.backup = folder / "store.db", folder / "backup.db"
         clock = CorrectedClock(SimClock(self.world.timeline), -ahead)
         super().__init__(cluster.client(patience=3), f"sqlite:///{self.database}", clock)
+        self.expect = expect
 
-    async def begin(self) -> None:
+    async def create(self) -> None:
         for name in ("in/one", "in/two", "out/one"):
             await self.cluster.create(self.spec(name))
+
+    async def begin(self) -> None:
         await self.publish(10)
         await self.consume()
         self.back_up()
@@ -306,6 +315,7 @@ def played(tmp_path: Path) -> Played:
         async def main() -> None:
             async with Cluster(brokers=1) as cluster:
                 scene = Timed(cluster, tmp_path, ahead)
+                await scene.create()
                 await scene.begin()
                 await story(scene)
 
@@ -508,3 +518,60 @@ def test_the_clock_of_the_consumer_matters_to_no_audit(played: Played, ahead: fl
         assert (await scene.plan()).is_empty
 
     played(story, ahead)
+
+
+# ------------------------------------------------------------------------------------------------------- dead letters
+
+LETTERS = dead_letter_table("letters")
+WITH_LETTERS = (
+    "SELECT (SELECT COUNT(*) FROM orders) + (SELECT COUNT(*) FROM letters WHERE CAST(line AS TEXT) LIKE '{%') "
+    "== messages",
+    "SELECT SUM(cents) FROM orders == sum(/cents)",
+)
+
+
+class Lettered(Orders):
+    """Keeps orders whose cents are no number, and lines that are no messages, as dead letters."""
+
+    def new_store(self, shard: Shard) -> SqlShardStore:
+        return SqlShardStore(self.database, ORDERS, LETTERS)
+
+    def new_message(self, journal: pb.JournalSpec) -> Any:
+        return Columns(pa.schema([("cents", pa.int64())]), misfits=DeadLetters(table=LETTERS))
+
+    def consume_batch(self, shard: Shard, store: SqlShardStore, batch: MessageBatch, publisher: ShardPublisher) -> None:
+        names = [f"{batch.journal}/{offset}" for offset in batch.positions["offset"].to_pylist()]
+        store.insert_batch(ORDERS, pa.RecordBatch.from_pydict({"id": names, "cents": batch.rows["cents"]}))
+
+
+async def delete_letters(scene: Timed) -> None:
+    scene.execute("DELETE FROM letters")
+
+
+LETTERED = [
+    Row(delete_letters, ACCEPTED, FAILED[:1], TOTAL + 1),
+    Row(set_back, RESTORED, [], TOTAL + 1),
+    Row(delete_row, RESTORED, [], TOTAL + 1),
+    Row(restore_backup, TAKEN, [], TOTAL + 1),
+]
+
+
+@pytest.mark.parametrize("row", LETTERED, ids=lambda row: row.damage.__name__)
+def test_dead_letters_are_no_damage_and_are_not_lost(tmp_path: Path, row: Row) -> None:
+    async def story() -> None:
+        async with Cluster(brokers=1) as cluster:
+            scene = Timed(cluster, tmp_path, 0.0, expect=WITH_LETTERS)
+            scene.app = Lettered(scene.store)
+            await scene.create()
+            await scene.client.append("in/one", b"no message\n")
+            for cents in ("many", 5):
+                builder = scene.producer()
+                builder.add("in/one", {"cents": cents})
+                await scene.commit(builder)
+            await scene.begin()
+            await row.damage(scene)
+            expected = row.steps, [str(kind) for kind in row.losses]
+            await approve(scene, await plans_at_all_times(scene.plan, expected, listed=40, meanwhile=scene.audits))
+            assert await consumed(scene) == row.orders
+
+    play(story())

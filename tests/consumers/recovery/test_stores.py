@@ -18,7 +18,7 @@ from coranto_consumers.stores.merge import Replace, plan_merge
 from coranto_consumers.stores.retired import Retired
 from coranto_consumers.stores.sql import CHECKPOINTS
 from coranto_consumers.stores.staging import StageWriter, stage_of
-from tests.consumers.audit.conftest import EXPECTATIONS, ORDERS, Scene
+from tests.consumers.audit.conftest import ORDERS, Scene
 
 
 def doctor(scene: Scene, *, remember: bool = True) -> StoreDoctor:
@@ -28,7 +28,7 @@ def doctor(scene: Scene, *, remember: bool = True) -> StoreDoctor:
             scene.client,
             SqlEvidence(scene.store),
             ["shard-orders"],
-            expectations=[parse_expectation(each) for each in EXPECTATIONS],
+            expectations=[parse_expectation(each) for each in scene.expect],
             memory=scene.memory if remember else None,
             accept=accept,
             patience_s=0.2,
