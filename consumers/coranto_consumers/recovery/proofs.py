@@ -53,9 +53,12 @@ def proven(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) 
     for name in sorted(wrong):
         known = diagnosed.known.shards[name]
         try:
-            offsets = offsets_of(known.proven_checkpoint())
+            checkpoint = known.proven_checkpoint()
         except CorruptData:
             return []
+        if _is_behind_its_journals(diagnosed.findings, name, checkpoint):
+            return []
+        offsets = offsets_of(checkpoint)
         steps.append(
             RecoveryStep(
                 StepKind.RESTORE_CHECKPOINT,
@@ -92,6 +95,16 @@ def taken(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -
             )
         )
     return steps
+
+
+def _is_behind_its_journals(findings: Iterable[Finding], shard: str, checkpoint: Checkpoint) -> bool:
+    """Return True if a journal that lost content ends before the offset of a checkpoint."""
+    return any(
+        each.kind is Kind.CHECKPOINT_AHEAD
+        and each.subject.name == shard
+        and checkpoint.offsets.get(str(each.facts["journal"]), 0) > int(str(each.facts["head"]))
+        for each in findings
+    )
 
 
 def _contradicts(findings: Iterable[Finding], damaged: Collection[str]) -> bool:

@@ -214,6 +214,6 @@ def _without_proof(consumer: str, lost: Sequence[Finding]) -> Remark:
         )
     return Remark(
         consumer,
-        "no audit has proven a checkpoint that its tables agree with, and neither is that shown of the present one: "
-        f"{advice}",
+        "no audit has proven a checkpoint that its tables agree with and that it could continue from, and neither is "
+        f"that shown of the present one: {advice}",
     )

@@ -8,6 +8,7 @@ or a remark says is done. `tests/platform/recovery/test_losses_in_time.py` has t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine
@@ -28,6 +29,7 @@ from coranto.errors import CorantoError
 from coranto.labels import CONTENT_TYPE, CONTINUE, DATA_LOSS, JSON_LINES, label_set
 from coranto.messages import Checkpoint
 from coranto.recovery import JournalDoctor, Plan, StepKind, carry_out, make_plan
+from coranto.recovery.heads import reset_head
 from coranto.testing.cluster import STORE_URL, Cluster
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.object_store import SimStores
@@ -261,6 +263,24 @@ async def create_source_again_and_fill_it(scene: Timed) -> None:
     await scene.publish(40, "in/one")
 
 
+async def lose_read_content(scene: Timed) -> None:
+    """Disks are lost, and the journal continues where its store ends."""
+    await scene.consume()
+    await scene.publish(2, "in/one")
+    await scene.consume()
+    assert (await scene.audit()).sound
+    machine = scene.cluster._machine(0)
+    await scene.cluster.kill(0, expire=True)
+    disk = machine.disk.for_process(scene.process)
+    for path in machine.disk.paths():
+        disk.remove(Path(path))
+    await scene.cluster.start(0)
+    await scene.cluster.ready("in/one", "in/two", "out/one")
+    for name in ("in/one", "in/two", "out/one"):
+        with contextlib.suppress(CorantoError):  # It has no content above its store.
+            await reset_head(scene.client, name)
+
+
 @dataclass(frozen=True)
 class Row:
     damage: Callable[[Timed], Awaitable[None]]
@@ -385,6 +405,24 @@ def test_restoring_the_whole_database_ends_a_loss_without_proof(
         plan = await plans_at_all_times(scene.plan, (TAKEN, []), listed=40, meanwhile=scene.audits)
         await approve(scene, plan)
         assert await consumed(scene) == TOTAL
+
+    played(story)
+
+
+@WAITS
+def test_a_checkpoint_behind_the_end_of_its_journal_is_not_written_back(played: Played, wait: float) -> None:
+    async def story(scene: Timed) -> None:
+        await lose_read_content(scene)
+        await asyncio.sleep(wait)
+        await scene.audits()
+        plan = await scene.plan()
+        assert str(Kind.CHECKPOINT_AHEAD) in [loss.kind for loss in plan.losses]
+        assert STEPS.RESTORE_CHECKPOINT not in [step.kind for step in plan.steps]
+        assert any("restore the whole database from a backup" in remark.message for remark in plan.remarks)
+        scene.restore()
+        plan = await plans_at_all_times(scene.plan, (TAKEN, []), listed=40, meanwhile=scene.audits)
+        await approve(scene, plan)
+        assert await consumed(scene) == 10 + 5 + 2, "as many as have acknowledgements in what is left of the journals"
 
     played(story)
 
