@@ -304,7 +304,7 @@ class ConsumerCheck:
         return Known()
 
     async def _memorise(self, progress: _Progress, known: Known, allowances: dict[str, Number]) -> None:
-        kinds = {each.kind for each in progress.result.findings}
+        kinds = {each.kind for each in progress.result.findings if each.is_error}
         if self._memory is None or (kinds & {Kind.MEMORY_DAMAGED, Kind.MEMORY_UNREACHABLE} and not self._accept):
             return
         if not self._accept and any(
