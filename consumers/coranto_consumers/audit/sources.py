@@ -67,7 +67,7 @@ class SourceAudit:
 
 @dataclass(frozen=True, slots=True)
 class SourceExtent:
-    """The extent of a journal: its head, the offset at which its content begins, and its id, empty if unknown."""
+    """A journal's head, the offset at which its content begins, and its id (empty if unknown)."""
 
     head: int
     first: int
@@ -189,7 +189,7 @@ class SourceCheck:
             audit.findings.clear()
         else:
             audit.totals_problem = f"{self.journal} is another journal than the one that was read"
-        text = f"{again}. Content behind {through} may be another one than the consumer goes on with"
+        text = f"{again}. Content behind {through} may differ from what the consumer expects there"
         self._find(audit, Kind.JOURNAL_RECREATED, text, head=extent.head, read_through=through)
 
     @staticmethod

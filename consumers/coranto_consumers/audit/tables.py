@@ -21,7 +21,7 @@ def compare_tables(
 ) -> tuple[list[Finding], dict[str, Number]]:
     """Compare the results of queries with what was replayed. Return findings, and the differences to allow later.
 
-    `totals` are those of the measures, and `problems` tell why they are not complete. With `accept`, the present
+    `totals` has the sum of each measure, and `problems` say why the sums are incomplete. With `accept`, the present
     differences are allowed.
     """
     findings: list[Finding] = []

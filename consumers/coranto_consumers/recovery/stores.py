@@ -52,7 +52,7 @@ class StoreDoctor:
         mended = {step.subject for step in restored}
         lost = [each for each in found if self._is_loss(each)]
         self._approved = [loss_of(each) for each in lost]
-        unmended = [each for each in lost if not self._is_mended(each, mended, damaged)]
+        remaining = [each for each in lost if not self._is_mended(each, mended, damaged)]
         for each in found:
             name = each.subject.name
             if each.kind is Kind.ROWS_LEFT_STAGED:
@@ -67,7 +67,7 @@ class StoreDoctor:
                         facts={"journal": each.facts["journal"], "clock": each.facts["clock"]},
                     )
                 )
-            elif each in unmended:
+            elif each in remaining:
                 losses.append(loss_of(each))
             elif each.is_error and each not in lost and not self._is_mended(each, mended, damaged):
                 remarks.append(Remark(name, each.message))
@@ -80,10 +80,10 @@ class StoreDoctor:
             if (name, each.table) not in left
         ]
         takes = any(step.kind is StepKind.TAKE_CHECKPOINT for step in restored)
-        if check.remembers and (takes or any(map(can_be_accepted, unmended))):
-            steps.append(_accept_step(check.consumer, unmended))
+        if check.remembers and (takes or any(map(can_be_accepted, remaining))):
+            steps.append(_accept_step(check.consumer, remaining))
         if damaged - mended:
-            remarks.append(_without_proof(check.consumer, unmended))
+            remarks.append(_without_proof(check.consumer, remaining))
         return Diagnosis(steps, losses, remarks)
 
     @staticmethod

@@ -51,7 +51,7 @@ from tests.platform.recovery.in_time import HOUR, assert_succeeded, plans_at_all
 
 STEPS, SHARD = StepKind, "shard-orders"
 TOTAL = 24
-"""The number of orders, all of which are in the tables once they are consumed."""
+"""The number of orders. All are in the tables once they are consumed."""
 DAY = 86400.0
 
 
@@ -492,7 +492,7 @@ def test_a_consumer_that_begins_with_the_present_journal_is_sound_once_the_loss_
     played(story)
 
 
-def test_retention_that_goes_on_is_a_new_loss(played: Played) -> None:
+def test_retention_that_continues_is_a_new_loss(played: Played) -> None:
     async def story(scene: Timed) -> None:
         await lose_unread_content(scene)
         plan = await scene.plan()
