@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -52,9 +51,12 @@ class AcknowledgementCheck:
         self, subject: Subject, shard: str, row: Row, journals: Mapping[str, JournalInfo]
     ) -> tuple[list[Finding], int]:
         """Return findings, and the number of acknowledgements. `journals` are those that the row names."""
-        deadline = time.monotonic() + self._patience_s
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._patience_s
         while True:
-            findings = await self._unmet_intents(subject, row, journals)
+            # What is missing at last may be in content that a store with another clock received earlier.
+            last = clock() >= deadline
+            findings = await self._unmet_intents(subject, row, journals, whole=last)
             if not findings:
                 break
             again = (await asyncio.to_thread(self._evidence.read, [shard], [])).rows.get(shard)
@@ -62,15 +64,17 @@ class AcknowledgementCheck:
                 # The former checkpoint's acknowledgements are in their journals before the next one commits.
                 findings = []
                 row, journals = again, await list_journals(self._client, [again])
-                if time.monotonic() >= deadline:
+                if last:
                     break
                 continue
-            if time.monotonic() >= deadline:
+            if last:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
         return findings, sum(1 for content in row.checkpoint.ack_intents.values() if content)
 
-    async def _unmet_intents(self, subject: Subject, row: Row, journals: Mapping[str, JournalInfo]) -> list[Finding]:
+    async def _unmet_intents(
+        self, subject: Subject, row: Row, journals: Mapping[str, JournalInfo], *, whole: bool
+    ) -> list[Finding]:
         findings: list[Finding] = []
         for journal, content in sorted(row.checkpoint.ack_intents.items()):
             if not content:
@@ -84,7 +88,7 @@ class AcknowledgementCheck:
                 framing = framing_of_intent(self._framings(info), journal, content)
                 intents = parse_intents(framing, journal, content)
                 fates = await find_fates(
-                    self._client, framing, journal, intents, has_content=not is_fully_suspended(info)
+                    self._client, framing, journal, intents, has_content=not is_fully_suspended(info), whole=whole
                 )
             except CorantoError as error:
                 message = f"the acknowledgement for {journal} cannot be examined: {error}"

@@ -20,10 +20,11 @@ from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.audit.acknowledgements import PATIENCE_S, AcknowledgementCheck, list_journals
-from coranto_consumers.audit.evidence import Evidence, EvidenceSource, Row
-from coranto_consumers.audit.expectations import Expectation, Measure, Number, agree, number
-from coranto_consumers.audit.memory import Known, KnownShard, Memory
+from coranto_consumers.audit.evidence import Evidence, EvidenceSource, Row, StagedRows
+from coranto_consumers.audit.expectations import Expectation, Measure, Number
+from coranto_consumers.audit.memory import Known, KnownShard, Memory, record_of
 from coranto_consumers.audit.sources import FramingOf, SourceAudit, SourceCheck, framing_of, segments_let_go
+from coranto_consumers.audit.tables import compare_tables
 from coranto_consumers.audit.witnessed import WitnessedMemory
 
 
@@ -92,6 +93,8 @@ class ConsumerCheck:
         """The sound shards as they are now, once the check has run."""
         self.checkpoints: Mapping[str, Checkpoint] = {}
         """The readable checkpoints of shards as they are now, once the check has run."""
+        self.staged: Mapping[str, Sequence[StagedRows]] = {}
+        """The rows that shards have staged, once the check has run."""
         self.values: Sequence[object] = ()
         """The results of the expectations' queries, once the check has run."""
 
@@ -117,7 +120,18 @@ class ConsumerCheck:
         self.sound, self.values = progress.shards, evidence.values
         rows = {name: row for name, row in evidence.rows.items() if not row.damage and not row.retired}
         self.checkpoints = {name: row.checkpoint for name, row in rows.items()}
-        allowances = self._compare_tables(progress, evidence, known.allowances)
+        self.staged = evidence.staged
+        findings, allowances = compare_tables(
+            self._consumer,
+            self.expectations,
+            evidence.values,
+            progress.totals,
+            progress.totals_problems,
+            known.allowances,
+            deep=self.is_deep,
+            accept=self._accept,
+        )
+        progress.result.findings += findings
         await self._memorise(progress, known, allowances)
         self._cover(progress, len(evidence.rows))
         return progress.result
@@ -182,12 +196,15 @@ class ConsumerCheck:
         errors = [each for each in progress.result.findings[before:] if each.is_error]
         if not errors or self._accept:
             sources = {journal: audit.known for journal, audit in audits.items() if audit.known is not None}
-            progress.shards[shard] = KnownShard(row.fence, sources)
+            proven = record_of(row.checkpoint) if self.is_deep else known.record if known is not None else ""
+            progress.shards[shard] = KnownShard(row.fence, sources, proven)
 
     def _look_at_fence(
         self, progress: _Progress, subject: Subject, row: Row | None, evidence: Evidence, known: KnownShard | None
     ) -> None:
         staged = evidence.staged.get(subject.name, ())
+        highest = max([each.fence for each in staged], default=0)
+        evident = max(highest, known.fence if known else 0)
         if row is None:
             traces = [f"an earlier audit saw it under fence {known.fence}"] if known else []
             traces += [f"{each.rows} rows of fence {each.fence} are staged in {each.table}" for each in staged]
@@ -201,14 +218,12 @@ class ConsumerCheck:
                 subject,
                 f"{self._evidence.name} has no checkpoint of it. {was}. If it is started now, it reads all of its "
                 "sources again",
-                known_fence=known.fence if known else None,
+                known_fence=evident or None,
             )
             return
         if row.damage:
             progress.find(Kind.CHECKPOINT_UNREADABLE, subject, f"its checkpoint is not readable: {row.damage}")
-        highest = max([each.fence for each in staged], default=0)
-        if (known is not None and row.fence < known.fence) or highest > row.fence:
-            evident = max(highest, known.fence if known else 0)
+        if evident > row.fence:
             progress.find(
                 Kind.CHECKPOINT_GONE,
                 subject,
@@ -251,56 +266,10 @@ class ConsumerCheck:
                 self._measures,
                 begins.get(journal, 0),
                 self.is_deep,
+                self._accept,
             )
             audits[journal] = await check.run(journals.get(journal))
         return audits
-
-    # -- Tables --------------------------------------------------------------------------------------------------------
-
-    def _compare_tables(
-        self, progress: _Progress, evidence: Evidence, allowances: Mapping[str, Number]
-    ) -> dict[str, Number]:
-        """Compare queries with what was replayed, and return the differences to allow from now on."""
-        allowed = dict(allowances)
-        for expectation, value in zip(self.expectations, evidence.values, strict=True):
-            found = None if isinstance(value, Exception) else number(value)
-            problem = ""
-            if not self.is_deep:
-                problem = "only a deep audit counts messages"
-            elif found is None:
-                problem = (
-                    str(value) if isinstance(value, Exception) else f"the query gives {value!r}, which is not a number"
-                )
-            elif progress.totals_problems:
-                problem = "; ".join(dict.fromkeys(progress.totals_problems))
-            if problem or found is None:
-                severity = Severity.ERROR if self.is_deep else Severity.INFO
-                progress.find(
-                    Kind.NOT_EXAMINED, self._consumer, f"`{expectation}` was not examined: {problem}", severity
-                )
-                continue
-            total = progress.totals.get(expectation.measure.name, 0)
-            expected = total + allowances.get(str(expectation), 0)
-            if agree(found, expected):
-                continue
-            if self._accept:
-                allowed[str(expectation)] = found - total
-            less = found < expected
-            progress.find(
-                Kind.EXPECTATION_FAILED,
-                self._consumer,
-                f"`{expectation.query}` gives {found}, and {expectation.measure.name} of the committed messages is "
-                f"{expected}: "
-                + (
-                    "rows were removed, or the checkpoint was set forward"
-                    if less
-                    else "messages count twice, rows were added, or the checkpoint was set back"
-                ),
-                query=expectation.query,
-                found=str(found),
-                expected=str(expected),
-            )
-        return allowed
 
     # -- Memory and coverage -------------------------------------------------------------------------------------------
 
@@ -308,6 +277,11 @@ class ConsumerCheck:
         """Return the knowledge of earlier audits. Raises CorruptData, and CorantoError when it cannot be read."""
         content = await self._memory.load(self.consumer) if self._memory is not None else None
         return Known() if content is None else Known.from_bytes(self._seal.open(content, self.consumer))
+
+    async def keep(self, known: Known) -> None:
+        """Remember this in place of the knowledge of earlier audits. Raises CorantoError when it cannot be kept."""
+        if self._memory is not None:
+            await self._memory.save(self.consumer, self._seal.close(known.to_bytes(), self.consumer))
 
     async def _remember(self, progress: _Progress) -> Known:
         if self._memory is None:
@@ -330,7 +304,7 @@ class ConsumerCheck:
         return Known()
 
     async def _memorise(self, progress: _Progress, known: Known, allowances: dict[str, Number]) -> None:
-        kinds = {each.kind for each in progress.result.findings}
+        kinds = {each.kind for each in progress.result.findings if each.is_error}
         if self._memory is None or (kinds & {Kind.MEMORY_DAMAGED, Kind.MEMORY_UNREACHABLE} and not self._accept):
             return
         if not self._accept and any(
@@ -339,9 +313,8 @@ class ConsumerCheck:
             # A proven state counts its messages, so it is not proven while the tables contradict it.
             return
         kept = {} if self._accept else known.shards
-        remembered = Known({**kept, **progress.shards}, allowances)
         try:
-            await self._memory.save(self.consumer, self._seal.close(remembered.to_bytes(), self.consumer))
+            await self.keep(Known({**kept, **progress.shards}, allowances))
         except CorantoError as error:
             progress.find(Kind.MEMORY_UNREACHABLE, self._consumer, f"this audit cannot be remembered: {error}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
-from coranto.errors import InvalidInput
+from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages import Envelope
 
 Number: TypeAlias = int | Decimal
@@ -35,22 +35,22 @@ MESSAGES: Final = Measure("messages", lambda envelope: 1)
 
 
 def sum_of(pointer: str) -> Measure:
-    """Return the measure that sums a member of JSON messages, such as `/order/cents`. Absent ones and nulls count 0.
+    """Return the measure that sums a member of JSON messages, such as `/order/cents`.
 
-    Raises CorruptMessage, when it is used, for a message whose member is no number.
+    Members that are absent or no numbers count 0, as do lines that are no messages: a consumer keeps them as misfits,
+    or has nulls for them.
     """
     steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
 
     def value(envelope: Envelope[Any]) -> Number:
-        found: Any = envelope.message
+        try:
+            found: Any = envelope.message
+        except CorruptMessage:
+            return 0
         for step in steps:
             found = found.get(step) if isinstance(found, dict) else None
-        if found is None:
-            return 0
         if isinstance(found, bool) or not isinstance(found, int | float):
-            raise InvalidInput(
-                f"{found!r} at offset {envelope.begin} of {envelope.journal} is not a number", field=pointer
-            )
+            return 0
         return found if isinstance(found, int) else Decimal(repr(found))
 
     return Measure(f"sum({pointer})", value)

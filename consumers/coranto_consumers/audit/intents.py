@@ -78,11 +78,18 @@ def framing_of_intent(framings: Sequence[Framing[Any]], journal: str, content: b
 
 
 async def find_fates(
-    client: JournalClient, framing: Framing[Any], journal: str, intents: Sequence[Intent], *, has_content: bool = True
+    client: JournalClient,
+    framing: Framing[Any],
+    journal: str,
+    intents: Sequence[Intent],
+    *,
+    has_content: bool = True,
+    whole: bool = False,
 ) -> dict[Intent, Fate]:
     """Read the end of a journal, and return the fate of each acknowledgement. Raises the client's errors.
 
-    A journal that is fully suspended has no content, and no broker to ask.
+    A journal that is fully suspended has no content, and no broker to ask. With `whole`, an acknowledgement that is not
+    at the end is looked for in all of the journal: the clocks of its writer and of the store may differ by any time.
     """
     if not intents or not has_content:
         return dict.fromkeys(intents, Fate.UNPROVEN)
@@ -91,10 +98,10 @@ async def find_fates(
     first = min((info.fragment.begin for info in fragments), default=head)
     recent = _first_recent(fragments, head, intents)
     seen = await _scan(client, framing, journal, intents, recent, head)
-    if first < recent and any(each.empties and not each.commits for each in seen.values()):
-        # The transaction began before the fragments that can hold its acknowledgement.
-        seen = await _scan(client, framing, journal, intents, first, head)
-        recent = first
+    # The transaction may have begun before the fragments that can hold its acknowledgement.
+    while first < recent and any((whole or each.empties) and not each.commits for each in seen.values()):
+        recent = _earlier(fragments, recent, head)
+        seen = await _scan(client, framing, journal, intents, recent, head)
     return {intent: _fate(seen[intent], whole=recent == 0) for intent in intents}
 
 
@@ -104,6 +111,12 @@ def _first_recent(fragments: Sequence[FragmentInfo], head: int, intents: Sequenc
     oldest = min(clock_to_ns(intent.clock) for intent in intents) / 1e9 - LARGEST_SKEW_SECONDS
     recent = [info.fragment.begin for info in fragments if not info.persisted or info.fragment.mod_time >= oldest]
     return min(recent, default=head)
+
+
+def _earlier(fragments: Sequence[FragmentInfo], recent: int, head: int) -> int:
+    """Return where to begin to read twice as much as from `recent` on, and at least one fragment more."""
+    begins = sorted(info.fragment.begin for info in fragments if info.fragment.begin < recent)
+    return max((begin for begin in begins if begin <= 2 * recent - head), default=begins[0])
 
 
 async def _scan(

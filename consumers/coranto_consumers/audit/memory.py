@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Annotated, Final, Protocol
 
@@ -52,7 +52,8 @@ class KnownSource:
     """One source of a shard. `read_through` is the largest offset that was seen in its checkpoints.
 
     `proven` is a state of the source that an audit has proven, as the bytes of a checkpoint in base 64; empty without
-    one. `messages` and `totals` are those below it. `gone` says that the journal's end was accepted.
+    one. `messages` and `totals` are those below it. `gone` says that the journal's end was accepted. `journal_id` is
+    the journal's id, empty if unknown. `lost` are spans [begin, end) whose loss was accepted before they were read.
     """
 
     read_through: int
@@ -62,12 +63,22 @@ class KnownSource:
     totals: Mapping[str, _Exact] = field(default_factory=dict)
     totals_complete: bool = False
     gone: bool = False
+    journal_id: str = ""
+    lost: list[tuple[int, int]] = field(default_factory=list)
 
     def proven_source(self, journal: str) -> Source | None:
         """Return the proven state, or None. Raises CorruptData."""
         if not self.proven:
             return None
-        return Checkpoint.from_bytes(base64.b64decode(self.proven)).sources.get(journal)
+        return _checkpoint(self.proven).sources.get(journal)
+
+    def proves(self, journal: str, offset: int) -> bool:
+        """Return True if the proven state is that at an offset."""
+        try:
+            proven = self.proven_source(journal)
+        except CorruptData:
+            return False
+        return proven is not None and proven.read_through == offset
 
 
 def proven_text(journal: str, source: Source) -> str:
@@ -77,10 +88,50 @@ def proven_text(journal: str, source: Source) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownShard:
-    """A shard as an audit saw it."""
+    """A shard as an audit saw it.
+
+    `record` is the proven checkpoint without its sources and acknowledgements, as bytes in base 64: what it says of its
+    consumer and its last batch. It is empty if unknown.
+    """
 
     fence: int
     sources: Mapping[str, KnownSource] = field(default_factory=dict)
+    record: str = ""
+
+    def proven_checkpoint(self) -> Checkpoint:
+        """Return the checkpoint of the proven sources, without acknowledgements, which were found in their journals.
+
+        Sources that no audit has proven are left out. Raises CorruptData.
+        """
+        sources: dict[str, Source] = {}
+        for journal, known in self.sources.items():
+            proven = known.proven_source(journal)
+            if known.gone:
+                proven = Source(known.read_through, journal_id=known.journal_id)
+            if proven is not None:
+                sources[journal] = proven
+        return replace(_checkpoint(self.record), sources=sources)
+
+    def back_to_proven(self) -> KnownShard:
+        """Return it as it was when it was proven, whatever later audits have seen."""
+        checkpoint = self.proven_checkpoint()
+        sources = {
+            journal: replace(self.sources[journal], read_through=source.read_through)
+            for journal, source in checkpoint.sources.items()
+        }
+        return replace(self, sources=sources)
+
+
+def _checkpoint(text: str) -> Checkpoint:
+    try:
+        return Checkpoint.from_bytes(base64.b64decode(text))
+    except ValueError as error:
+        raise CorruptData(f"the memory of audits has a text that is no checkpoint: {error}") from None
+
+
+def record_of(checkpoint: Checkpoint) -> str:
+    """Return the text of `KnownShard.record`."""
+    return base64.b64encode(replace(checkpoint, sources={}, ack_intents={}).to_bytes()).decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from coranto.audit import Finding, Kind, Severity, Subject
+from coranto.audit import Finding, Kind, Severity, Subject, uncovered
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData, InvalidInput, OffsetJump
-from coranto.labels import CONTENT_TYPE, JSON_LINES, value_of
+from coranto.labels import CONTENT_TYPE, CONTINUE, DATA_LOSS, JSON_LINES, value_of
 from coranto.messages import Framing, JsonLines, Source
+from coranto.names import same_journal
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.audit.expectations import Measure, Number
+from coranto_consumers.audit.judging import judge
 from coranto_consumers.audit.memory import KnownSource, proven_text
 from coranto_consumers.audit.replay import Replay, Replayed
-from coranto_consumers.audit.states import compare
 
 FramingOf = Callable[[pb.JournalSpec], Framing[Any]]
 
@@ -54,6 +55,24 @@ class SourceAudit:
     totals_problem: str = ""
     """The reason why `totals` are not those of all messages that the consumer has consumed; empty if they are."""
 
+    @property
+    def has_errors(self) -> bool:
+        return any(each.is_error for each in self.findings)
+
+    def take(self, other: SourceAudit) -> None:
+        """Become as another one."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(other, each.name))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceExtent:
+    """A journal's head, the offset at which its content begins, and its id (empty if unknown)."""
+
+    head: int
+    first: int
+    journal_id: str = ""
+
 
 def segments_let_go(
     known: Collection[str], sources: Collection[str], journals: Mapping[str, JournalInfo]
@@ -85,12 +104,20 @@ class SourceCheck:
     measures: Sequence[Measure]
     min_offset: int = 0
     deep: bool = True
+    accept: bool = False
+    """True if the present state is to be remembered as right."""
 
     async def run(self, info: JournalInfo | None) -> SourceAudit:
         """Audit. `info` is the journal as it is listed, None if it does not exist. Never raises CorantoError."""
         audit = SourceAudit()
         if info is None:
-            self._without_journal(audit)
+            self._ended(
+                audit,
+                Kind.JOURNAL_GONE,
+                f"the source {self.journal} was read through {self.expected.read_through} and does not exist. If that "
+                "is not on purpose, create it again with its name and its stores, recover it (`coranto recover plan "
+                f"{self.journal}`), and audit again",
+            )
             return audit
         try:
             await self._examine(audit, info)
@@ -103,106 +130,173 @@ class SourceCheck:
     ) -> None:
         audit.findings.append(Finding(kind, severity, self.shard, message, {"journal": self.journal, **facts}))
 
-    def _without_journal(self, audit: SourceAudit) -> None:
-        audit.totals_problem = f"{self.journal} does not exist"
-        known = self.known
-        if known is not None and known.gone:
+    def _ended(self, audit: SourceAudit, kind: Kind, message: str, **facts: Any) -> None:
+        """Judge a source that cannot be read on, because the journal that was read does not exist any more."""
+        known, through, journal_id = self.known, self.expected.read_through, self.expected.journal_id
+        messages, totals, counted = 0, dict[str, Number](), False
+        if known is not None:
+            messages, totals = known.messages, dict(known.totals)
+            counted = known.totals_complete and all(each.name in totals for each in self.measures)
+            counted = counted and (known.gone or known.proves(self.journal, through))
+            journal_id = journal_id or known.journal_id
+        if counted:
+            audit.messages, audit.totals = messages, totals
+        else:
+            audit.totals_problem = f"the journal {self.journal} that was read does not exist"
+        if known is not None and known.gone and known.journal_id in ("", journal_id):
             audit.known = known
-            if known.totals_complete:
-                audit.totals_problem, audit.totals, audit.messages = "", dict(known.totals), known.messages
             return
-        through = self.expected.read_through
-        self._find(
-            audit,
-            Kind.JOURNAL_GONE,
-            f"the source {self.journal} was read through {through} and does not exist. If it was deleted on purpose, "
-            "accept that (--accept)",
-            read_through=through,
-        )
+        self._find(audit, kind, message, read_through=through, **facts)
         audit.known = KnownSource(
             through,
             0,
-            messages=known.messages if known else 0,
-            totals=dict(known.totals) if known else {},
+            messages=messages,
+            totals=totals,
             totals_complete=known is not None and known.totals_complete,
             gone=True,
+            journal_id=journal_id,
         )
 
     async def _examine(self, audit: SourceAudit, info: JournalInfo) -> None:
         through, known = self.expected.read_through, self.known
-        head, first = await self._extent(info)
-        recreated = known is not None and known.create_revision not in (0, info.create_revision)
-        if recreated:
-            self._find(
+        extent = await self._extent(info)
+        if extent.journal_id and self.expected.expected_id not in ("", extent.journal_id):
+            self._ended(
                 audit,
                 Kind.JOURNAL_RECREATED,
-                f"the source {self.journal} was deleted and created again. Content behind {through} may be another "
-                "one than the consumer goes on with",
-                head=head,
-                read_through=through,
+                f"the source {self.journal} was deleted and created again, and the consumer has read the earlier one "
+                f"through {through}, so it stops. If the present journal has the same content up to there, for example "
+                "because it was recovered, let it continue: `coranto consumer accept-journals "
+                f"{self.shard.name} {self.journal}`. Otherwise unread content of the earlier one is lost. To begin "
+                f"with the present one, give a shard the label {DATA_LOSS}={CONTINUE}, or a Spark consumer "
+                "fail_on_data_loss=False",
+                head=extent.head,
             )
-        if through > head:
+            return
+        if known is None or known.gone or self._is_same(known, info, extent):
+            await self._compare(audit, info, extent, known)
+            return
+        trial = SourceAudit()
+        replayed = await self._compare(trial, info, extent, None)
+        again = f"the source {self.journal} was deleted and created again"
+        if replayed is not None and not trial.has_errors and self._has_content_of(known, replayed):
+            again += ", with the content that the checkpoint has read"
+            self._find(trial, Kind.JOURNAL_RECREATED, again, Severity.WARNING, head=extent.head, read_through=through)
+            audit.take(trial)
+            return
+        if self.accept:
+            audit.take(trial)
+            audit.findings.clear()
+        else:
+            audit.totals_problem = f"{self.journal} is another journal than the one that was read"
+        text = f"{again}. Content behind {through} may differ from what the consumer expects there"
+        self._find(audit, Kind.JOURNAL_RECREATED, text, head=extent.head, read_through=through)
+
+    @staticmethod
+    def _is_same(known: KnownSource, info: JournalInfo, extent: SourceExtent) -> bool:
+        """Return True unless a journal is another one of the same name than an audit knows."""
+        return known.create_revision == 0 or same_journal(
+            known.create_revision, known.journal_id, info.create_revision, extent.journal_id
+        )
+
+    def _has_content_of(self, known: KnownSource, replayed: Replayed) -> bool:
+        """Return True if a journal that was replayed from its beginning has all that an audit has proven of another."""
+        try:
+            proven = known.proven_source(self.journal)
+        except CorruptData:
+            return False
+        if proven is None or not proven.producers or replayed.begin > self.min_offset or replayed.gaps:
+            return False
+        found = replayed.source.producers
+        return all(
+            producer in found and found[producer].last_ack >= state.last_ack
+            for producer, state in proven.producers.items()
+        )
+
+    async def _compare(
+        self, audit: SourceAudit, info: JournalInfo, extent: SourceExtent, known: KnownSource | None
+    ) -> Replayed | None:
+        """Compare the checkpoint with a journal, and with what is known of it. Return the replay, if there was one.
+
+        If `known` is of an earlier journal whose end was accepted, the messages of that one count, too.
+        """
+        through, first = self.expected.read_through, extent.first
+        usable = known if known is not None and not known.gone else None
+        if through > extent.head:
             self._find(
                 audit,
                 Kind.CHECKPOINT_AHEAD,
-                f"the checkpoint has read {self.journal} through {through}, and the journal ends at {head}: the "
+                f"the checkpoint has read {self.journal} through {through}, and the journal ends at {extent.head}: the "
                 "checkpoint was set forward, or the journal lost content or was created again",
                 read_through=through,
-                head=head,
+                head=extent.head,
             )
-        if known is not None and through < known.read_through:
+        if usable is not None and through < usable.read_through:
             self._find(
                 audit,
                 Kind.CHECKPOINT_SET_BACK,
                 f"the checkpoint has read {self.journal} through {through}, and an earlier audit saw "
-                f"{known.read_through}: it was set back, or the store was restored from a backup. What the consumer "
+                f"{usable.read_through}: it was set back, or the store was restored from a backup. What the consumer "
                 "reads again counts twice, unless the tables were set back together with it",
                 read_through=through,
-                known=known.read_through,
+                known=usable.read_through,
             )
+        lost = usable.lost if usable is not None else []
         if self.min_offset <= through < first:
-            self._find(
-                audit,
-                Kind.UNREAD_CONTENT_GONE,
-                f"content [{through}, {first}) of {self.journal} is gone, and the consumer has read only through "
-                f"{through}: these messages are lost for it",
-                begin=through,
-                end=first,
-            )
-        audit.known = KnownSource(through, info.create_revision)
-        if known is not None and not recreated and through >= known.read_through:
+            for begin, end in uncovered(lost, through, first):
+                self._find(
+                    audit,
+                    Kind.UNREAD_CONTENT_GONE,
+                    f"content [{begin}, {end}) of {self.journal} is gone, and the consumer has read only through "
+                    f"{through}: these messages are lost for it",
+                    begin=begin,
+                    end=end,
+                )
+            if self.accept:
+                lost = [*(span for span in lost if span[0] > first), (through, first)]
+        now = KnownSource(
+            through, info.create_revision, journal_id=extent.journal_id or self.expected.journal_id, lost=lost
+        )
+        audit.known = now
+        if usable is not None and through >= usable.read_through:
             # A cheap audit proves nothing, and forgets nothing.
-            audit.known = KnownSource(
-                through,
-                info.create_revision,
-                known.proven,
-                known.messages,
-                known.totals,
-                known.totals_complete,
+            audit.known = replace(
+                now,
+                proven=usable.proven,
+                messages=usable.messages,
+                totals=usable.totals,
+                totals_complete=usable.totals_complete,
             )
-        if self.deep and through <= head:
-            await self._replay(audit, info, first, usable=None if recreated else known)
-        elif self.measures:
+        if self.deep and through <= extent.head:
+            return await self._replay(audit, info, first, now, usable, known if usable is None else None)
+        if self.measures:
             audit.totals_problem = f"{self.journal} was not replayed"
+        return None
 
-    async def _extent(self, info: JournalInfo) -> tuple[int, int]:
-        """Return the journal's head and the offset at which its content begins."""
+    async def _extent(self, info: JournalInfo) -> SourceExtent:
         if is_fully_suspended(info):
-            return info.spec.suspend.offset, info.spec.suspend.offset
-        head = await self.client.head(self.journal)
+            return SourceExtent(info.spec.suspend.offset, info.spec.suspend.offset)
+        told = await self.client.tell_head(self.journal)
         begins = [each.fragment.begin for each in await self.client.fragments(self.journal)]
-        return head, min(begins, default=head)
+        return SourceExtent(told.head, min(begins, default=told.head), told.journal_id)
 
-    async def _replay(self, audit: SourceAudit, info: JournalInfo, first: int, *, usable: KnownSource | None) -> None:
-        expected = self.expected
+    async def _replay(
+        self,
+        audit: SourceAudit,
+        info: JournalInfo,
+        first: int,
+        now: KnownSource,
+        usable: KnownSource | None,
+        ended: KnownSource | None,
+    ) -> Replayed | None:
+        expected, origin = self.expected, self.min_offset
         base = self._base(audit, usable, first)
-        origin = self.min_offset
         if base is not None:
             start, complete = base, True
         else:
             start = Source(min(max(origin, first), expected.read_through))
             complete = start.read_through <= origin or expected.read_through <= origin
-        had_totals = usable is not None and base is not None
+        counted = usable if base is not None else ended
         try:
             replayed = await Replay(
                 self.client,
@@ -211,31 +305,34 @@ class SourceCheck:
                 start,
                 expected,
                 self.measures,
-                messages=usable.messages if usable is not None and had_totals else 0,
-                totals=dict(usable.totals) if usable is not None and had_totals else None,
+                messages=counted.messages if counted is not None else 0,
+                totals=dict(counted.totals) if counted is not None else None,
             ).run()
         except (OffsetJump, CorruptData, InvalidInput) as error:
             audit.totals_problem = f"{self.journal} cannot be replayed"
             self._find(audit, Kind.NOT_EXAMINED, f"{self.journal} cannot be replayed: {error}")
-            return
-        self._judge(audit, replayed, complete=complete, first=first)
+            return None
+        findings, audit.unproven = judge(self.shard, self.journal, expected, replayed, complete=complete, first=first)
+        audit.findings += findings
         audit.replayed_bytes = expected.read_through - replayed.begin
         audit.messages, audit.totals = replayed.messages, replayed.totals
-        if replayed.gaps:
+        if self.accept:
+            audit.totals_problem = ""  # What the tables have besides is accepted as a difference.
+        elif replayed.gaps:
             audit.totals_problem = f"content of {self.journal} is gone at {_spans(replayed.gaps)}"
         elif base is None and not complete:
             audit.totals_problem = f"content of {self.journal} below {first} is gone, and no earlier audit counted it"
-        elif had_totals and usable is not None and not usable.totals_complete:
+        elif counted is not None and not counted.totals_complete:
             audit.totals_problem = f"content of {self.journal} was gone when it was first audited"
-        if not audit.findings or all(each.severity is not Severity.ERROR for each in audit.findings):
-            audit.known = KnownSource(
-                expected.read_through,
-                info.create_revision,
-                proven_text(self.journal, expected),
-                replayed.messages,
-                dict(replayed.totals),
-                not audit.totals_problem,
+        if self.accept or not audit.has_errors:
+            audit.known = replace(
+                now,
+                proven=proven_text(self.journal, expected),
+                messages=replayed.messages,
+                totals=dict(replayed.totals),
+                totals_complete=not audit.totals_problem,
             )
+        return replayed
 
     def _base(self, audit: SourceAudit, usable: KnownSource | None, first: int) -> Source | None:
         """Return a proven state to begin from: one below the checkpoint, with all measures."""
@@ -243,7 +340,7 @@ class SourceCheck:
             return None
         try:
             base = usable.proven_source(self.journal)
-        except (CorruptData, ValueError):
+        except CorruptData:
             self._find(
                 audit,
                 Kind.MEMORY_DAMAGED,
@@ -251,63 +348,12 @@ class SourceCheck:
                 Severity.WARNING,
             )
             return None
-        if base is None or base.read_through > self.expected.read_through or base.read_through < first:
+        if base is None or any(measure.name not in usable.totals for measure in self.measures):
             return None
-        if any(measure.name not in usable.totals for measure in self.measures):
-            return None
-        return base
-
-    def _judge(self, audit: SourceAudit, replayed: Replayed, *, complete: bool, first: int) -> None:
         through = self.expected.read_through
-        if replayed.torn:
-            self._find(
-                audit,
-                Kind.MESSAGES_TORN,
-                f"{replayed.torn_count} pieces of {self.journal} below the checkpoint are cut off messages, which the "
-                f"consumer has passed over or kept as misfits: {replayed.torn[0]}",
-                Severity.WARNING,
-                offsets=[error.offset for error in replayed.torn],
-            )
-        if replayed.corrupt:
-            self._find(
-                audit,
-                Kind.CHECKPOINT_DIFFERS,
-                f"{replayed.corrupt_count} messages of {self.journal} below the checkpoint cannot be read, so the "
-                f"consumer cannot have consumed them: {replayed.corrupt[0]}",
-                offsets=[error.offset for error in replayed.corrupt],
-            )
-        if replayed.reached != through and (complete or replayed.reached > replayed.begin):
-            self._find(
-                audit,
-                Kind.CHECKPOINT_DIFFERS,
-                f"the checkpoint has read {self.journal} through {through}, where no message ends; the last one before "
-                f"ends at {replayed.reached}",
-                read_through=through,
-                message_end=replayed.reached,
-            )
-        compared = compare(self.expected, replayed, complete=complete, first_offset=first)
-        if compared.differences:
-            named = "; ".join(map(str, compared.differences[:_NAMED]))
-            more = f"; and {len(compared.differences) - _NAMED} more" if len(compared.differences) > _NAMED else ""
-            self._find(
-                audit,
-                Kind.CHECKPOINT_DIFFERS,
-                f"the checkpoint contradicts {self.journal} up to {through}: its offset or its producers' "
-                f"states were changed. {named}{more}",
-                read_through=through,
-                producers=[each.producer.hex() for each in compared.differences],
-            )
-        for producer, begin in compared.beginnings_gone.items():
-            self._find(
-                audit,
-                Kind.TRANSACTION_CUT_OFF,
-                f"producer {producer.hex()} has an open transaction in {self.journal} that began at {begin}, and "
-                f"content below {first} is gone: if it is acknowledged, the consumer fails",
-                Severity.WARNING,
-                producer=producer.hex(),
-                begin=begin,
-            )
-        audit.unproven = compared.unproven
+        if base.read_through < min(first, through) and not uncovered(usable.lost, base.read_through, first):
+            return replace(base, read_through=min(first, through))  # The consumer has passed over the rest.
+        return base if min(first, through) <= base.read_through <= through else None
 
 
 def _spans(spans: Sequence[tuple[int, int]]) -> str:

@@ -7,21 +7,20 @@ no program can tell which messages they have in common.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import combinations
 from typing import Final
 
-from coranto.audit import Fact, Finding, Kind
+from coranto.audit import Finding, Kind
 from coranto.errors import CorruptData
-from coranto.messages import Checkpoint, Source
-from coranto.recovery import Loss, RecoveryStep, StepKind
+from coranto.messages import Checkpoint
+from coranto.recovery import RecoveryStep, StepKind
 from coranto_consumers.audit.check import ConsumerCheck
 from coranto_consumers.audit.expectations import Number, agree, number
 from coranto_consumers.audit.memory import Known, KnownShard
 
-_OLDER: Final = frozenset({Kind.CHECKPOINT_SET_BACK, Kind.CHECKPOINT_GONE})
+_OLDER: Final = frozenset({Kind.CHECKPOINT_SET_BACK, Kind.CHECKPOINT_GONE, Kind.UNREAD_CONTENT_GONE})
 """Findings about a checkpoint that is older than one that an audit knows."""
 _SUSPECTS: Final = 10
 """The most moved checkpoints whose combinations are compared with the tables."""
@@ -53,14 +52,20 @@ def proven(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) 
     steps = []
     for name in sorted(wrong):
         known = diagnosed.known.shards[name]
-        offsets = [f"{journal}={source.read_through}" for journal, source in sorted(known.sources.items())]
+        try:
+            checkpoint = known.proven_checkpoint()
+        except CorruptData:
+            return []
+        if _is_behind_its_journals(diagnosed.findings, name, checkpoint):
+            return []
+        offsets = offsets_of(checkpoint)
         steps.append(
             RecoveryStep(
                 StepKind.RESTORE_CHECKPOINT,
                 name,
                 f"write back the checkpoint that an audit has proven ({', '.join(offsets)}) under a higher fence. "
                 "The tables agree with it",
-                facts={"offsets": offsets, "known_fence": known.fence},
+                facts={"offsets": offsets, "known_fence": evident_fence(diagnosed.findings, name)},
             )
         )
     return steps
@@ -78,7 +83,6 @@ def taken(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -
         return []
     steps = []
     for name in sorted(damaged):
-        known = diagnosed.known.shards.get(name)
         offsets = offsets_of(check.checkpoints[name])
         steps.append(
             RecoveryStep(
@@ -87,10 +91,20 @@ def taken(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -
                 f"let it continue from {', '.join(offsets)} under a fence above all that audits know. The tables agree "
                 "with that, so the database was restored from a backup as a whole",
                 loses="messages that it has published to journals since then appear a second time",
-                facts={"offsets": offsets, "known_fence": known.fence if known is not None else 0},
+                facts={"offsets": offsets, "known_fence": evident_fence(diagnosed.findings, name)},
             )
         )
     return steps
+
+
+def _is_behind_its_journals(findings: Iterable[Finding], shard: str, checkpoint: Checkpoint) -> bool:
+    """Return True if a journal that lost content ends before the offset of a checkpoint."""
+    return any(
+        each.kind is Kind.CHECKPOINT_AHEAD
+        and each.subject.name == shard
+        and checkpoint.offsets.get(str(each.facts["journal"]), 0) > int(str(each.facts["head"]))
+        for each in findings
+    )
 
 
 def _contradicts(findings: Iterable[Finding], damaged: Collection[str]) -> bool:
@@ -102,7 +116,10 @@ def _has_moved(shard: str, diagnosed: Diagnosed) -> bool:
     known, now = diagnosed.known.shards.get(shard), diagnosed.sound[shard]
     if known is None:
         return False
-    before = {journal: source.read_through for journal, source in known.sources.items()}
+    try:
+        before = known.proven_checkpoint().offsets
+    except CorruptData:
+        return False
     return before != {journal: source.read_through for journal, source in now.sources.items()}
 
 
@@ -114,76 +131,32 @@ def _agrees(check: ConsumerCheck, diagnosed: Diagnosed, wrong: Collection[str]) 
     for expectation, value in zip(check.expectations, check.values, strict=True):
         total: Number = diagnosed.known.allowances.get(str(expectation), 0)
         for shard in shards.values():
-            if shard is None or not _is_proven(shard, expectation.measure.name):
+            counted = _counted(shard, expectation.measure.name) if shard is not None else None
+            if counted is None:
                 return False
-            total += sum(source.totals[expectation.measure.name] for source in shard.sources.values())
+            total += counted
         found = None if isinstance(value, Exception) else number(value)
         if found is None or not agree(found, total):
             return False
     return True
 
 
-def _is_proven(shard: KnownShard, measure: str) -> bool:
-    """Return True if all of a shard's sources are proven, with their totals, at the offsets where they were last
-    seen."""
-    return all(
-        source.totals_complete and measure in source.totals and _is_current(journal, source.read_through, shard)
-        for journal, source in shard.sources.items()
-    )
+def _counted(shard: KnownShard, measure: str) -> Number | None:
+    """Return the total of a shard's proven sources; None if it is not known."""
+    proven = [source for source in shard.sources.values() if source.proven or source.gone]
+    if shard.sources and not proven:
+        return None
+    if not all(source.totals_complete and measure in source.totals for source in proven):
+        return None
+    total: Number = sum(source.totals[measure] for source in proven)
+    return total
 
 
-def _is_current(journal: str, read_through: int, shard: KnownShard) -> bool:
-    try:
-        proven = shard.sources[journal].proven_source(journal)
-    except (CorruptData, ValueError):
-        return False
-    return proven is not None and proven.read_through == read_through
-
-
-def proven_checkpoint(shard: KnownShard) -> Checkpoint | None:
-    """Return the checkpoint of a shard's proven sources. Its acknowledgements were found in their journals."""
-    sources: dict[str, Source] = {}
-    for journal, known in shard.sources.items():
-        proven = known.proven_source(journal)
-        if proven is None or proven.read_through != known.read_through:
-            return None
-        sources[journal] = proven
-    return Checkpoint(sources)
+def evident_fence(findings: Iterable[Finding], shard: str) -> int:
+    """Return the highest fence of a shard that is known and that its store does not have; 0 if there is none."""
+    known = [each.facts.get("known_fence") for each in findings if each.subject.name == shard]
+    return max([0, *(int(str(fence)) for fence in known if fence)])
 
 
 def offsets_of(checkpoint: Checkpoint) -> list[str]:
     return [f"{journal}={source.read_through}" for journal, source in sorted(checkpoint.sources.items())]
-
-
-def loss_of(finding: Finding) -> Loss:
-    """Return the loss that a finding about a consumer is about."""
-    facts = finding.facts
-
-    def text(name: str) -> str:
-        return str(facts.get(name) or "")
-
-    def number_of(*names: str) -> int:
-        return next((int(str(facts[name])) for name in names if facts.get(name) is not None), 0)
-
-    begins = {Kind.CHECKPOINT_SET_BACK: "read_through", Kind.CHECKPOINT_AHEAD: "head"}
-    detail = ""
-    if finding.kind is Kind.EXPECTATION_FAILED:  # Both numbers grow while the consumer runs, and differ by the same.
-        detail = f"{text('query')}: {Decimal(text('found')) - Decimal(text('expected'))}"
-    elif finding.kind is Kind.CHECKPOINT_DIFFERS:
-        detail = ", ".join(map(str, [*_listed(facts.get("producers")), *_listed(facts.get("offsets"))]))
-    return Loss(
-        finding.subject.name,
-        finding.kind,
-        finding.message,
-        journal=text("journal"),
-        begin=number_of(begins.get(finding.kind, "begin")),
-        end=number_of("end", "known", "read_through"),
-        table=text("table"),
-        fence=number_of("known_fence", "fence"),
-        clock=number_of("clock"),
-        detail=detail,
-    )
-
-
-def _listed(fact: Fact) -> Sequence[object]:
-    return fact if isinstance(fact, list) else ()

@@ -6,37 +6,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from coranto.audit import Finding, Kind, SubjectKind
+from coranto.audit import Fact, Finding, Kind, SubjectKind
 from coranto.client import JournalClient
 from coranto.errors import CorantoError, JournalNotFound
+from coranto.messages import Checkpoint
 from coranto.recovery import Diagnosis, Loss, RecoveryStep, Remark, StepKind
 from coranto.security.tokens import shows
 from coranto_consumers.audit.check import ConsumerCheck
+from coranto_consumers.recovery.losses import CHECKPOINT, LOSSES, can_be_accepted, is_unsettled, loss_of
 from coranto_consumers.recovery.mended import MendedStore
-from coranto_consumers.recovery.proofs import Diagnosed, loss_of, offsets_of, proven, proven_checkpoint, taken
-
-_CHECKPOINT: Final = frozenset(
-    {
-        Kind.CHECKPOINT_GONE,
-        Kind.CHECKPOINT_UNREADABLE,
-        Kind.CHECKPOINT_SET_BACK,
-        Kind.CHECKPOINT_AHEAD,
-        Kind.CHECKPOINT_DIFFERS,
-    }
-)
-"""The kinds of findings about checkpoints that are not the ones that the consumer wrote last."""
-_LOSSES: Final = frozenset(
-    {
-        Kind.JOURNAL_GONE,
-        Kind.JOURNAL_RECREATED,
-        Kind.UNREAD_CONTENT_GONE,
-        Kind.EXPECTATION_FAILED,
-        *_CHECKPOINT,
-    }
-)
+from coranto_consumers.recovery.proofs import Diagnosed, evident_fence, offsets_of, proven, taken
 
 
 class StoreDoctor:
@@ -51,6 +33,7 @@ class StoreDoctor:
         self._client = client
         self._store = store
         self._new_check = new_check
+        self._approved: list[Loss] = []
 
     async def diagnose(self) -> Diagnosis:
         check = self._new_check(False)
@@ -60,26 +43,22 @@ class StoreDoctor:
         losses: list[Loss] = []
         remarks: list[Remark] = []
         damaged = frozenset(
-            each.subject.name for each in found if each.kind in _CHECKPOINT and each.subject.kind is SubjectKind.SHARD
+            each.subject.name for each in found if each.kind in CHECKPOINT and each.subject.kind is SubjectKind.SHARD
         )
         restored = proven(check, diagnosed, damaged)
         if not restored and self._store.shows_present_tables:
             restored = taken(check, diagnosed, damaged)
         steps += restored
         mended = {step.subject for step in restored}
+        lost = [each for each in found if self._is_loss(each)]
+        self._approved = [loss_of(each) for each in lost]
+        remaining = [each for each in lost if not self._is_mended(each, mended, damaged)]
         for each in found:
             name = each.subject.name
             if each.kind is Kind.ROWS_LEFT_STAGED:
-                steps.append(
-                    RecoveryStep(
-                        StepKind.DELETE_STAGED_ROWS,
-                        name,
-                        f"delete {each.facts['rows']} rows that fence {each.facts['fence']} left in "
-                        f"{each.facts['table']}",
-                        facts={"table": each.facts["table"], "fence": each.facts["fence"]},
-                    )
-                )
-            elif each.kind is Kind.ACKNOWLEDGEMENT_MISSING and each.facts.get("appended") is False:
+                facts = each.facts
+                steps.append(_delete_step(name, str(facts["table"]), facts["fence"], facts["rows"]))
+            elif each.kind is Kind.ACKNOWLEDGEMENT_MISSING and not self._is_loss(each):
                 steps.append(
                     RecoveryStep(
                         StepKind.APPEND_ACKNOWLEDGEMENTS,
@@ -88,41 +67,40 @@ class StoreDoctor:
                         facts={"journal": each.facts["journal"], "clock": each.facts["clock"]},
                     )
                 )
-            elif each.kind in _LOSSES and self._is_mended(each, mended, damaged):
-                continue
-            elif each.kind in _LOSSES or each.kind is Kind.ACKNOWLEDGEMENT_MISSING:
+            elif each in remaining:
                 losses.append(loss_of(each))
-            elif each.is_error:
+            elif each.is_error and each not in lost and not self._is_mended(each, mended, damaged):
                 remarks.append(Remark(name, each.message))
+        # A step that raises a fence leaves all rows that are staged now below it.
+        left = {(step.subject, step.facts["table"]) for step in steps if step.kind is StepKind.DELETE_STAGED_ROWS}
+        steps += [
+            _delete_step(name, each.table, each.fence, each.rows)
+            for name in sorted(mended)
+            for each in check.staged.get(name, ())
+            if (name, each.table) not in left
+        ]
         takes = any(step.kind is StepKind.TAKE_CHECKPOINT for step in restored)
-        if (losses or takes) and check.remembers:
-            steps.append(
-                RecoveryStep(
-                    StepKind.ACCEPT_LOSS,
-                    check.consumer,
-                    "take the present state of its store for right, so that audits report only what is new",
-                    loses="the differences above are not reported again",
-                )
-            )
+        if check.remembers and (takes or any(map(can_be_accepted, remaining))):
+            steps.append(_accept_step(check.consumer, remaining))
         if damaged - mended:
-            remarks.append(
-                Remark(
-                    check.consumer,
-                    "no audit has proven a checkpoint that its tables agree with, and neither is that shown of the "
-                    "present one. If the whole database was just restored from a backup, its tables and checkpoints "
-                    "are of one moment: accept that, and the consumer continues from there. Otherwise restore the "
-                    "whole database from a backup, or let a consumer of another name process the journals again into "
-                    "other tables",
-                )
-            )
+            remarks.append(_without_proof(check.consumer, remaining))
         return Diagnosis(steps, losses, remarks)
+
+    @staticmethod
+    def _is_loss(finding: Finding) -> bool:
+        """Return True for a loss. An acknowledgement that was never appended can still be."""
+        missing = finding.kind is Kind.ACKNOWLEDGEMENT_MISSING and finding.facts.get("appended") is False
+        return finding.is_error and finding.kind in LOSSES and not missing
 
     @staticmethod
     def _is_mended(finding: Finding, mended: set[str], damaged: frozenset[str]) -> bool:
         """Return True if restoring checkpoints also mends this finding."""
-        if finding.kind is Kind.EXPECTATION_FAILED:
+        if (
+            finding.kind in (Kind.EXPECTATION_FAILED, Kind.NOT_EXAMINED)
+            and finding.subject.kind is not SubjectKind.SHARD
+        ):
             return bool(mended) and damaged <= mended
-        return finding.kind in _CHECKPOINT and finding.subject.name in mended
+        return finding.kind in CHECKPOINT and finding.subject.name in mended
 
     async def act(self, step: RecoveryStep) -> str:
         match step.kind:
@@ -136,14 +114,16 @@ class StoreDoctor:
             case StepKind.TAKE_CHECKPOINT:
                 return await self._take(step)
             case StepKind.ACCEPT_LOSS:
-                await self._new_check(True).run()
-                return "accepted"
+                return await self._accept(step)
             case _:
                 raise CorantoError(f"{step.kind.value} is no step for a store")
 
     async def _append(self, step: RecoveryStep) -> str:
-        """Do what a start of the consumer does: raise the fence, and append the checkpoint's acknowledgements."""
         fence, checkpoint = await asyncio.to_thread(self._store.raise_fence, step.subject)
+        return f"appended to {', '.join(await self._acknowledge(checkpoint))} under fence {fence}"
+
+    async def _acknowledge(self, checkpoint: Checkpoint) -> list[str]:
+        """Append a checkpoint's acknowledgements, as a start of the consumer does. Return the journals."""
         appended = []
         for journal, content in sorted(checkpoint.ack_intents.items()):
             if content:
@@ -154,15 +134,20 @@ class StoreDoctor:
                         raise  # The token may hide it.
                     continue
                 appended.append(journal)
-        return f"appended to {', '.join(appended)} under fence {fence}"
+        return appended
 
     async def _restore(self, step: RecoveryStep) -> str:
         check = self._new_check(False)
-        known = (await check.load()).shards.get(step.subject)
-        checkpoint = None if known is None else proven_checkpoint(known)
-        if known is None or checkpoint is None:
-            raise CorantoError(f"no audit remembers a proven checkpoint of {step.subject} any more")
-        fence = await asyncio.to_thread(self._store.write_checkpoint, step.subject, known.fence, checkpoint)
+        known = await check.load()
+        shard = known.shards.get(step.subject)
+        if shard is None:
+            raise CorantoError(f"no audit remembers a proven checkpoint of {step.subject} any more; plan again")
+        checkpoint, fence = shard.proven_checkpoint(), int(str(step.facts["known_fence"]))
+        if offsets_of(checkpoint) != step.facts["offsets"]:
+            raise CorantoError(f"another checkpoint of {step.subject} was proven since, so plan again")
+        fence = await asyncio.to_thread(self._store.write_checkpoint, step.subject, fence, checkpoint)
+        if (back := shard.back_to_proven()) != shard:  # A cheap audit has seen the wrong one.
+            await check.keep(replace(known, shards={**known.shards, step.subject: back}))
         return f"wrote it back under fence {fence}"
 
     async def _take(self, step: RecoveryStep) -> str:
@@ -171,5 +156,64 @@ class StoreDoctor:
         offsets = offsets_of(present.checkpoint)
         if offsets != step.facts["offsets"]:
             raise CorantoError(f"the checkpoint of {step.subject} is now {', '.join(offsets)}, so plan again")
-        fence = await asyncio.to_thread(self._store.write_checkpoint, step.subject, known, present.checkpoint)
-        return f"it continues there under fence {fence}"
+        return f"it continues there under fence {await self._settle(step.subject, known, present.checkpoint)}"
+
+    async def _settle(self, shard: str, known: int, checkpoint: Checkpoint) -> int:
+        """Write a checkpoint under a fence above `known`, and return that. Its acknowledgements are appended first.
+
+        They are left out of it, because their journals may have later ones, which would contradict it.
+        """
+        await self._acknowledge(checkpoint)
+        settled = replace(checkpoint, ack_intents={})
+        return await asyncio.to_thread(self._store.write_checkpoint, shard, known, settled)
+
+    async def _accept(self, step: RecoveryStep) -> str:
+        """Have audits take the present state for right, unless more was lost since the plan was approved."""
+        check = self._new_check(False)
+        found = [each for each in (await check.run()).findings if self._is_loss(each)]
+        more = [each for each in found if loss_of(each) not in self._approved]
+        if more:
+            raise CorantoError(f"more was lost since the plan was approved, so plan again: {more[0]}")
+        for shard in sorted({each.subject.name for each in found if is_unsettled(each)}):
+            present = await asyncio.to_thread(self._store.raise_fence, shard)
+            await self._settle(shard, evident_fence(found, shard), present.checkpoint)
+        await self._new_check(True).run()
+        return "accepted"
+
+
+def _delete_step(shard: str, table: str, fence: Fact, rows: Fact) -> RecoveryStep:
+    return RecoveryStep(
+        StepKind.DELETE_STAGED_ROWS,
+        shard,
+        f"delete {rows} rows that fence {fence} left in {table}",
+        facts={"table": table, "fence": fence},
+    )
+
+
+def _accept_step(consumer: str, lost: Sequence[Finding]) -> RecoveryStep:
+    unsettled = sorted({each.subject.name for each in lost if is_unsettled(each)})
+    text = f"let {', '.join(unsettled)} continue under a fence above all that audits know, and " if unsettled else ""
+    return RecoveryStep(
+        StepKind.ACCEPT_LOSS,
+        consumer,
+        f"{text}take the present state of its store for right, so that audits report only what is new",
+        loses="the differences above are not reported again",
+        facts={"unsettled": unsettled} if unsettled else {},
+    )
+
+
+def _without_proof(consumer: str, lost: Sequence[Finding]) -> Remark:
+    advice = (
+        "restore the whole database from a backup, or let a consumer of another name process the journals again into "
+        "other tables"
+    )
+    if all(can_be_accepted(each) for each in lost):
+        advice = (
+            "if the whole database was just restored from a backup, its tables and checkpoints are of one moment: "
+            f"accept that, and the consumer continues from there. Otherwise {advice}"
+        )
+    return Remark(
+        consumer,
+        "no audit has proven a checkpoint that its tables agree with and that it could continue from, and neither is "
+        f"that shown of the present one: {advice}",
+    )

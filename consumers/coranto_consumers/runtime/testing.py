@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from coranto.client import JournalClient
-from coranto.effects import SystemClock
+from coranto.effects import Clock, SystemClock
 from coranto.messages import new_producer_id
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.recoverylog.standby import LogOwner
@@ -75,12 +75,13 @@ async def running_shard(
     *,
     owner: LogOwner | None = None,
     accept_changes: str = "",
+    clock: Clock | None = None,
 ) -> AsyncIterator[RunningShard]:
     """Run the shard of `spec` with `app` and the journals of `client` until the context is left.
 
-    Every run has a producer of its own, as after a new assignment. For a store in a recovery log, pass the `owner` that
-    has taken the log over (see `coranto_consumers.recoverylog.standby`). A block that is cancelled ends the shard as
-    `crash` does.
+    Every run has a producer of its own, as after a new assignment. `clock` is the machine's by default. For a store in
+    a recovery log, pass the `owner` that has taken the log over (see `coranto_consumers.recoverylog.standby`). A block
+    that is cancelled ends the shard as `crash` does.
     """
     progress = Progress()
     shard = Shard(spec, client)
@@ -88,7 +89,7 @@ async def running_shard(
     primary = Primary(
         app,
         shard,
-        clock=SystemClock(),
+        clock=clock or SystemClock(),
         producer=new_producer_id(os.urandom),
         progress=progress,
         metrics=ConsumerMetrics(),

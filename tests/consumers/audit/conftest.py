@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -12,13 +12,14 @@ from sqlalchemy import BigInteger, Column, MetaData, String, Table, text
 
 from coranto.audit import Depth, Report, run_checks
 from coranto.client import JournalClient
+from coranto.effects import Clock, SystemClock
 from coranto.labels import CONTENT_TYPE, JSON_LINES
 from coranto.messages import Envelope, JsonLines, ProducerClock, TransactionBuilder, new_producer_id
 from coranto.testing import Cluster
 from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.publishing import ShardPublisher
-from coranto_consumers.runtime.testing import running_shard, shard_spec
+from coranto_consumers.runtime.testing import RunningShard, running_shard, shard_spec
 from coranto_consumers.stores import SqlShardStore
 from coranto_consumers.stores.sql import SqlStore
 
@@ -69,12 +70,14 @@ class Memories:
 class Scene:
     """A consumer over journals of a real broker."""
 
-    def __init__(self, client: JournalClient, store_url: str) -> None:
+    def __init__(self, client: JournalClient, store_url: str, clock: Clock | None = None) -> None:
         self.client = client
+        self.expect = EXPECTATIONS
+        self.clock = clock or SystemClock()
         self.store = SqlStore(store_url)
         self.app = Orders(self.store)
         self.memory = Memories()
-        self._clock = ProducerClock(time.time_ns)
+        self._clock = ProducerClock(lambda: round(self.clock.now() * 1e9))
 
     def producer(self) -> TransactionBuilder[Any]:
         return TransactionBuilder(new_producer_id(os.urandom), self._clock, JsonLines())
@@ -114,9 +117,12 @@ class Scene:
         return {name: await self.client.head(name) for name in ("in/one", "in/two")}
 
     async def consume(self) -> None:
-        async with running_shard(self.app, SPEC, self.client) as shard:
+        async with self.running() as shard:
             await shard.read_through(await self.heads())
             await shard.finish()
+
+    def running(self) -> AbstractAsyncContextManager[RunningShard]:
+        return running_shard(self.app, SPEC, self.client, clock=self.clock)
 
     async def consume_only(self, journal: str) -> None:
         async with running_shard(
@@ -125,13 +131,13 @@ class Scene:
             await shard.read_through({journal: await self.client.head(journal)})
             await shard.finish()
 
-    async def audit(self, *, remember: bool = True, expect: tuple[str, ...] = EXPECTATIONS, **options: Any) -> Report:
+    async def audit(self, *, remember: bool = True, expect: tuple[str, ...] | None = None, **options: Any) -> Report:
         check = ConsumerCheck(
             "orders",
             self.client,
             SqlEvidence(self.store),
             ["shard-orders"],
-            expectations=[parse_expectation(each) for each in expect],
+            expectations=[parse_expectation(each) for each in (self.expect if expect is None else expect)],
             memory=self.memory if remember else None,
             patience_s=0.5,
             **options,

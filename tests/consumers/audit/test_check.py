@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import update
@@ -14,6 +15,7 @@ from coranto.errors import JournalSuspended
 from coranto.labels import CONTENT_TYPE, JSON_LINES
 from coranto.messages import Checkpoint, JsonLines, ProducerId, ProducerState, Source
 from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.audit.memory import Known
 from coranto_consumers.runtime.testing import running_shard
 from coranto_consumers.stores.merge import Replace, plan_merge
 from coranto_consumers.stores.retired import Retired
@@ -346,6 +348,46 @@ async def test_a_source_that_was_deleted_and_created_again_is_found(scene, clust
     assert Kind.JOURNAL_GONE in kinds(await scene.audit(expect=()))
     await scene.audit(expect=(), accept=True)
     assert kinds(await scene.audit(expect=())) == set()
+
+
+@pytest.mark.parametrize("with_id", [True, False])
+async def test_a_source_that_etcd_has_again_is_the_same_if_its_id_or_its_content_is(
+    scene: Scene, with_id: bool
+) -> None:
+    """Its create revision is another one after etcd was restored. Earlier versions remembered no id."""
+    await scene.publish(10)
+    await scene.consume()
+    await scene.audit()
+    known = Known.from_bytes(scene.memory.kept["orders"])
+    shard = known.shards["shard-orders"]
+    sources = {
+        journal: replace(each, create_revision=1, journal_id=each.journal_id if with_id else "")
+        for journal, each in shard.sources.items()
+    }
+    scene.memory.kept["orders"] = replace(known, shards={"shard-orders": replace(shard, sources=sources)}).to_bytes()
+    await scene.publish(10)
+    await scene.consume()
+
+    report = await scene.audit()
+    assert report.sound
+    assert kinds(report) == (set() if with_id else {Kind.JOURNAL_RECREATED})
+    assert report.subjects["shard-orders"]["messages"] == 20
+    assert kinds(await scene.audit()) == set(), "it is said once"
+
+
+async def test_what_is_remembered_of_a_proof_and_cannot_be_read_is_replaced(scene: Scene) -> None:
+    await scene.publish(10)
+    await scene.consume()
+    await scene.audit()
+    known = Known.from_bytes(scene.memory.kept["orders"])
+    shard = known.shards["shard-orders"]
+    broken = {journal: replace(each, proven="a") for journal, each in shard.sources.items()}
+    scene.memory.kept["orders"] = replace(known, shards={"shard-orders": replace(shard, sources=broken)}).to_bytes()
+
+    report = await scene.audit()
+    assert report.sound
+    assert kinds(report) == {Kind.MEMORY_DAMAGED}
+    assert kinds(await scene.audit()) == set()
 
 
 async def test_a_truncated_segment_may_leave_the_checkpoint_and_one_that_exists_may_not(scene, cluster):

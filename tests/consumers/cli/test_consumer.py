@@ -210,6 +210,12 @@ def _audit(environment, run, monkeypatch) -> None:
     table = run(*words, *expect, code=1, whole=True)
     assert "gives 999, and messages of the committed messages is 1000: rows were removed" in table
     assert table.splitlines()[-1] == "NOT sound: 2 errors; 1 examined"
+    scope = [*words[2:], *expect]
+    printed = run("consumer", "recover", "plan", *scope, code=1, whole=True)
+    assert printed.count("GONE FOR GOOD: counting:Counting: `SELECT") == 2
+    approved = printed.splitlines()[-1].removeprefix("hash: ")
+    run("consumer", "recover", "apply", *scope, "--approve", approved, whole=True)
+    assert run(*words, *expect, whole=True).splitlines()[-1] == "sound: 1 examined"
     with create_engine(store).begin() as connection:
         connection.execute(text("DELETE FROM gazette_checkpoints"))
     assert "checkpoint_gone" in run(*words, code=1, whole=True)

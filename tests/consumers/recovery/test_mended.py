@@ -9,9 +9,13 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
+from coranto.audit import Depth, Kind, Report, run_checks
 from coranto.errors import CorantoError, CorruptData
+from coranto.labels import CONTENT_TYPE, JSON_LINES
 from coranto.messages import Envelope
 from coranto.recovery import StepKind, carry_out, make_plan
+from coranto.testing.cluster import Cluster
+from coranto.testing.sim.clocks import SimClock
 from coranto_consumers.audit import ConsumerCheck, parse_expectation
 from coranto_consumers.audit.iceberg import IcebergEvidence
 from coranto_consumers.recovery import StoreDoctor, mended_store
@@ -23,6 +27,7 @@ from coranto_consumers.stores.iceberg.urls import IcebergHome
 from coranto_consumers.stores.reading import read_checkpoint
 from tests.consumers.audit.conftest import Scene
 from tests.consumers.stores.iceberg.named_catalog import named_catalog
+from tests.platform.recovery.in_time import assert_succeeded, plans_at_all_times, play
 
 URL, SHARD = "iceberg://lake/shop.orders", "shard-orders"
 
@@ -47,47 +52,80 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SqlCatalog:
     return named_catalog(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("damage", ["deleted", "unreadable"])
-async def test_a_proven_checkpoint_is_written_back_to_its_home(scene: Scene, catalog: SqlCatalog, damage: str) -> None:
-    scene.app = LakeOrders(catalog)  # type: ignore[assignment]
-    await scene.publish(10)
-    await scene.consume()
-    await scene.publish(10)
-    await scene.consume()
+SET_BACK = [str(Kind.CHECKPOINT_GONE), str(Kind.CHECKPOINT_SET_BACK), str(Kind.CHECKPOINT_SET_BACK)]
 
-    def check(accept: bool) -> ConsumerCheck:
-        return ConsumerCheck(
-            "orders",
-            scene.client,
-            IcebergEvidence(IcebergHome.at(URL)),
-            [SHARD],
-            expectations=[parse_expectation("SELECT COUNT(*) FROM shop.orders == messages")],
-            memory=scene.memory,
-            accept=accept,
-            patience_s=0.2,
-        )
 
-    await check(False).run()  # It proves the checkpoint.
-    now = read_checkpoint(URL, SHARD)
-    with catalog.load_table("shop.orders").transaction() as change:
-        if damage == "deleted":
-            change.remove_properties(key_of(SHARD))
-        else:
-            change.set_properties({key_of(SHARD): "{"})
-    await scene.publish(4)
+@pytest.mark.parametrize(
+    ("damage", "steps", "losses"),
+    [
+        ("deleted", [StepKind.RESTORE_CHECKPOINT], []),
+        ("unreadable", [StepKind.RESTORE_CHECKPOINT], []),
+        ("set back", [StepKind.ACCEPT_LOSS], SET_BACK),
+    ],
+)
+def test_a_plan_for_a_home_is_the_same_at_once_and_later(
+    catalog: SqlCatalog, tmp_path: Path, damage: str, steps: list[StepKind], losses: list[str]
+) -> None:
+    async def story() -> None:
+        async with Cluster(brokers=1) as cluster:
+            scene = Scene(
+                cluster.client(patience=3), f"sqlite:///{tmp_path}/unused.db", SimClock(cluster._world.timeline)
+            )
+            scene.app = LakeOrders(catalog)  # type: ignore[assignment]
+            for name in ("in/one", "in/two", "out/one"):
+                await cluster.create(name, labels={CONTENT_TYPE: JSON_LINES})
+            await scene.publish(10)
+            await scene.consume()
+            old = catalog.load_table("shop.orders").properties[key_of(SHARD)]
+            await scene.publish(10)
+            await scene.consume()
 
-    doctor = StoreDoctor(scene.client, mended_store(URL), check)
-    plan = await make_plan([doctor])
-    assert [step.kind for step in plan.steps] == [StepKind.RESTORE_CHECKPOINT], plan
-    done = await carry_out([doctor], plan.hash)
-    assert done.succeeded, done
-    restored = read_checkpoint(URL, SHARD)
-    assert now is not None
-    assert restored is not None
-    assert restored.checkpoint.sources == now.checkpoint.sources
-    assert restored.fence > now.fence
-    await scene.consume()
-    assert catalog.load_table("shop.orders").scan().count() == 24
+            def check(accept: bool, deep: bool = True) -> ConsumerCheck:
+                return ConsumerCheck(
+                    "orders",
+                    scene.client,
+                    IcebergEvidence(IcebergHome.at(URL)),
+                    [SHARD],
+                    expectations=[parse_expectation("SELECT COUNT(*) FROM shop.orders == messages")],
+                    memory=scene.memory,
+                    accept=accept,
+                    deep=deep,
+                    patience_s=0.2,
+                )
+
+            async def audits() -> None:
+                await check(False, deep=False).run()
+                await check(False).run()
+
+            await audits()  # They prove the checkpoint.
+            now = read_checkpoint(URL, SHARD)
+            with catalog.load_table("shop.orders").transaction() as change:
+                if damage == "deleted":
+                    change.remove_properties(key_of(SHARD))
+                else:
+                    change.set_properties({key_of(SHARD): "{" if damage == "unreadable" else old})
+            await scene.publish(4)
+
+            doctor = StoreDoctor(scene.client, mended_store(URL), check)
+            plan = await plans_at_all_times(lambda: make_plan([doctor]), (steps, losses), listed=40, meanwhile=audits)
+
+            async def verify() -> Report:
+                return await run_checks("orders", [check(False)], depth=Depth.DEEP)
+
+            assert_succeeded(await carry_out([doctor], plan.hash, verify=verify))
+            restored = read_checkpoint(URL, SHARD)
+            assert now is not None
+            assert restored is not None
+            assert restored.fence > now.fence
+            await scene.consume()
+            assert (await verify()).sound
+            rows = catalog.load_table("shop.orders").scan().count()
+            if losses:
+                assert rows == 34, "as the plan says, what is read again counts twice"
+            else:
+                assert rows == 24
+
+    play(story())
 
 
 def test_what_cannot_be_mended_in_a_catalog_is_refused(catalog: SqlCatalog) -> None:

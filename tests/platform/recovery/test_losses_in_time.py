@@ -2,7 +2,8 @@
 
 Each kind of damage is planned at once, after brokers have listed their stores again, and an hour later. Then the advice
 of the first plan is followed literally: its hash is approved, or the file that a loss names is put back.
-`tests/orchestration/verification/test_damage_table.py` has the table on real brokers.
+`tests/consumers/recovery/test_losses_in_time.py` has the rows of consumers, and
+`tests/orchestration/verification/test_damage_table.py` the table on real brokers.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from coranto.errors import ContentGone
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.recovery import JournalDoctor, Loss, Plan, StepKind, carry_out, make_plan
 from coranto.testing.cluster import STORE_URL, Cluster
-from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
 from tests.platform.audit.conftest import LENGTH, PIECE, Damaged, J
+from tests.platform.recovery.in_time import HOUR, assert_succeeded, plans_at_all_times, play
 
 STEPS = StepKind
-HOUR = 3600.0
 Damage = Callable[[Damaged], Awaitable[None]]
 
 
@@ -190,10 +190,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Damaged], Cor
                 assert (await doctor(journal).audit()).sound
                 await story(journal)
 
-        with simulated(0, shuffle=False) as loop:
-            loop.run_until_complete(main())
-            assert isinstance(loop, SimLoop)
-            assert not loop.problems
+        play(main())
 
     return run
 
@@ -201,26 +198,16 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Damaged], Cor
 rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.damage.__name__)
 
 
-def told(plan: Plan) -> tuple[list[StepKind], list[str]]:
-    return [step.kind for step in plan.steps], [loss.kind for loss in plan.losses]
-
-
 @rows
 def test_a_plan_is_the_same_at_once_and_later_and_its_first_hash_is_approved(played: Any, row: Row) -> None:
     async def story(journal: Damaged) -> None:
+        async def audit() -> None:
+            for finding in (await doctor(journal).audit()).errors:
+                files = finding.facts.get("files", [])
+                assert len(files) == len(set(files)), "the record and the index know the same file"
+
         await row.damage(journal)
-        at_once = await plan_of(journal)
-        assert told(at_once) == (row.steps, row.losses), at_once
-        for finding in (await doctor(journal).audit()).errors:
-            files = finding.facts.get("files", [])
-            assert len(files) == len(set(files)), "the record and the index know the same file"
-        await journal.later()
-        listed = await plan_of(journal)
-        await asyncio.sleep(HOUR)
-        later = await plan_of(journal)
-        for plan in (listed, later):
-            assert told(plan) == (row.steps, row.losses), plan
-            assert plan.hash == at_once.hash, (plan, at_once)
+        at_once = await plans_at_all_times(lambda: plan_of(journal), (row.steps, row.losses), listed=8, meanwhile=audit)
         for loss in at_once.losses:
             if loss.kind == LOSS:
                 assert loss.file.startswith(f"{J}/{loss.begin:016x}-{loss.end:016x}-{loss.sum}")
@@ -228,8 +215,7 @@ def test_a_plan_is_the_same_at_once_and_later_and_its_first_hash_is_approved(pla
         if not row.steps:
             return
         done = await carry_out([doctor(journal)], at_once.hash, verify=doctor(journal).audit)
-        left = [result.problem for result in done.results], done.remaining.steps, done.report.errors
-        assert done.succeeded, left
+        assert_succeeded(done)
         await asyncio.sleep(HOUR)
         assert (await plan_of(journal)).is_empty
 
