@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,8 +73,8 @@ class CsvRecords:
         return CsvRows(TextRows(self.columns - (self.uuid_column is not None)), uuid_column=self.uuid_column)
 
     def payload_of(self, content: bytes) -> bytes:
-        """Return the payload of a malformed row: all but its newline."""
-        return content.removesuffix(b"\n")
+        """Return the payload of a malformed row: all but its newline, and a byte order mark before it."""
+        return content.removesuffix(b"\n").removeprefix(BOM_UTF8)
 
 
 @dataclass(frozen=True, slots=True)
