@@ -116,7 +116,7 @@ class SourceCheck:
             audit,
             Kind.JOURNAL_GONE,
             f"the source {self.journal} was read through {through} and does not exist. If it was deleted on purpose, "
-            "accept that (--accept)",
+            "accept that (coranto consumer audit --accept)",
             read_through=through,
         )
         audit.known = KnownSource(

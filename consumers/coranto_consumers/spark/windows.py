@@ -16,10 +16,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
-from sqlalchemy import Connection, Table, delete
-from sqlalchemy.exc import SQLAlchemyError
+from coranto.extras import explained
+
+try:
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
+    from sqlalchemy import Connection, Table, delete
+    from sqlalchemy.exc import SQLAlchemyError
+except ModuleNotFoundError as error:
+    raise explained(error) from error
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import JOB_SECONDS, RetryPolicy

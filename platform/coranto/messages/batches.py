@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.json
+from coranto.extras import explained
+
+try:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.json
+except ModuleNotFoundError as error:
+    raise explained(error) from error
 
 from coranto.errors import InvalidInput
 from coranto.messages.columnar import producer_number
