@@ -30,6 +30,7 @@ FILES = [
 """Files that are appended one after the other. Spark reads each as lines."""
 QUOTED = [MARK + b'20,"u\n\n  \n' + MARK + b'v"\n21,w\n', MARK + b'"22","x\ny"\n']
 """Files with rows of several lines, of which Spark makes rows with `multiLine`."""
+ALL = [*FILES, *QUOTED, b"\n \n" + MARK + b"\n"]
 SCHEMA = StructType().add("n", IntegerType()).add("text", StringType())
 ROWS = [
     *((number, letter) for number, letter in enumerate("abcdefghi", 1)),
@@ -55,7 +56,7 @@ class Copy:
 def publish(broker, folder) -> None:
     """Append the files to the journal, whose fragments begin in the middle of the content, too."""
     broker.create("a/rows")
-    for number, content in enumerate([*FILES, *QUOTED]):
+    for number, content in enumerate(ALL):
         broker.write("a/rows", content)
         if number % 2:
             broker.fake.journals["a/rows"].roll(folder)
@@ -63,7 +64,7 @@ def publish(broker, folder) -> None:
 
 def test_sparks_reader_and_a_consumer_have_these_rows(spark, broker, tmp_path):
     found = []
-    for number, content in enumerate([*FILES, *QUOTED]):
+    for number, content in enumerate(ALL):
         (tmp_path / f"{number}.csv").write_bytes(content)
         reader = spark.read.schema(SCHEMA).option("multiLine", content in QUOTED)
         found += [tuple(row) for row in reader.csv(str(tmp_path / f"{number}.csv")).collect()]
@@ -74,6 +75,9 @@ def test_sparks_reader_and_a_consumer_have_these_rows(spark, broker, tmp_path):
     SparkConsumer(Copy(), broker.config, url, spark, framing=CsvRecords(2, None)).run_until_caught_up()
     with SqlStore(url).engine.connect() as connection:
         assert sorted(tuple(row) for row in connection.execute(select(OUT))) == ROWS
+    restored = SqlStore(url).read("special-rows")
+    assert restored is not None
+    assert restored.checkpoint.sources["a/rows"].read_through == len(b"".join(ALL)), "blank lines are read, too"
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
@@ -95,7 +99,7 @@ def test_every_read_has_the_rows_of_sparks_reader(broker, tmp_path, isolation, m
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_every_reader_without_spark_has_the_rows_of_sparks_reader(size):
-    content = b"".join([*FILES, *QUOTED])
+    content = b"".join(ALL)
     chunks = [content[at : at + size] for at in range(0, len(content), size)]
     framing = CsvRows(TextRows(2), uuid_column=None)
     found = [each.message for each in iter_messages(framing, "j", chunks, 0)]
