@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from coranto.errors import InvalidInput
-from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
+from coranto.messages.framing import DEFAULT_UUID_POINTER, MARK, JsonLines
 from coranto_consumers.spark.discovery import JournalLabels
 
 if TYPE_CHECKING:
@@ -50,6 +49,8 @@ _OF_FRAMING: Final = {
 class AnyLines(JsonLines):
     """Lines of any text. They have no UUIDs, so each counts as committed."""
 
+    has_objects = False
+
     def __init__(self, *, tolerant: bool = False) -> None:
         super().__init__(None, tolerant=tolerant)
 
@@ -74,7 +75,7 @@ class CsvRecords:
 
     def payload_of(self, content: bytes) -> bytes:
         """Return the payload of a malformed row: all but its newline, and a byte order mark before it."""
-        return content.removesuffix(b"\n").removeprefix(BOM_UTF8)
+        return content.removesuffix(b"\n").removeprefix(MARK)
 
 
 @dataclass(frozen=True, slots=True)

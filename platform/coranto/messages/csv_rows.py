@@ -14,7 +14,6 @@ UUID in that line, and only what lies before is corrupt.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -22,7 +21,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from coranto.errors import CorruptMessage, InvalidInput, TornMessage
-from coranto.messages.framing import Envelope, IncompleteTail
+from coranto.messages.framing import MARK, Envelope, IncompleteTail
 from coranto.messages.torn_lines import MAX_DIVIDED_BYTES
 from coranto.messages.uuids import ZERO_UUID, UuidParts, parse_uuid_text
 
@@ -42,7 +41,6 @@ _MAX_CANDIDATES: Final = 64
 """The most UUIDs of a malformed row that may begin the next row: each takes a look at the whole line."""
 _NEEDS_QUOTES: Final = re.compile(r'[",\r\n]|^[\0- \ufeff]')
 """Matches fields that need quotes: also those at whose beginning a row would look blank or marked."""
-_MARK: Final = codecs.BOM_UTF8
 _SPACE: Final = bytes(range(ord(" ") + 1))
 """The characters that Spark trims."""
 
@@ -219,8 +217,8 @@ class CsvDecoder(Generic[M]):
             while (newline := content.find(b"\n", at)) >= 0:
                 begin, at = at, newline + 1
                 start = begin
-                while content.startswith(_MARK, start):
-                    start += len(_MARK)
+                while content.startswith(MARK, start):
+                    start += len(MARK)
                 if content.find(b'"', start, newline) < 0:
                     row = content[start:newline].removesuffix(b"\r")
                     if row[:1] <= b" " and not row.strip(_SPACE):
