@@ -12,7 +12,6 @@ from coranto.client.groups import JournalGroup
 from coranto.errors import CorantoError, Fenced, InvalidInput
 from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES, Window
 from dagster_coranto.consumers.definition import ConsumerSettings
-from dagster_coranto.instance.one_at_a_time import OneAtATime
 from dagster_coranto.instance.requests import Requests
 from dagster_coranto.instance.underway import Target, backfill_under_way, runs_under_way
 from dagster_coranto.resources.journals import JournalResource
@@ -24,7 +23,7 @@ from dagster_coranto.translation.options import AssetOptions, SpecOptions, fille
 from dagster_coranto.translation.sql_tables import table_facts
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 from dagster_coranto.translation.vectors import keep_vector
-from dagster_coranto.windows.turns import materialise_in_turn
+from dagster_coranto.windows.turns import materialise_in_turn, turns_of
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.windows import WindowReport
@@ -109,11 +108,7 @@ def build_windowed_consumer(
             **chosen.options.of_windows(),
         )
         try:
-            report = materialise_in_turn(
-                consumer,
-                context.partition_key,
-                lambda pool: OneAtATime(context.instance, context.run.run_id, pool, context.log.info),
-            )
+            report = materialise_in_turn(consumer, context.partition_key, turns_of(context))
         except Fenced as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         window = report.window

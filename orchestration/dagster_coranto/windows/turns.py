@@ -6,8 +6,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
+import dagster as dg
+
 from coranto.errors import Fenced
 from coranto.fragments.windows import Window
+from dagster_coranto.instance.one_at_a_time import OneAtATime
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.windows import WindowConsumer, WindowReport
@@ -23,6 +26,11 @@ differ by a multiple of this share a pool. It is a prime, because first numbers 
 def pool_of(consumer: str, window: Window) -> str:
     """Return the name of the pool where the runs of a window take turns. Dagster shows it."""
     return f"coranto_{consumer}_windows_{window.first % POOLS:02}"
+
+
+def turns_of(context: dg.AssetExecutionContext) -> Callable[[str], OneAtATime]:
+    """Return what makes a run's turn in a pool of a name."""
+    return lambda pool: OneAtATime(context.instance, context.run.run_id, pool, context.log.info)
 
 
 def materialise_in_turn(
