@@ -62,10 +62,6 @@ ELSEWHERE: Final = {
     "coranto.security.documents": ("platform/audit/test_signing.py", "reports and manifests are signed by it"),
     "coranto.cluster.foreground": ("platform/cli/test_with_cluster.py", "it is `coranto up`, a process of its own"),
     "coranto.messages.batches": ("platform/messages/test_line_batches.py", "decoders make batches by it"),
-    "coranto.messages.columnar_lines": (
-        "platform/messages/test_columnar_sequencer.py",
-        "the lines of a journal are sequenced from it",
-    ),
     "coranto.member.health": MEMBER,
     "coranto.member.process": MEMBER,
     "coranto.security.server": (

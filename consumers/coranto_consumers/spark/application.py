@@ -84,6 +84,12 @@ class Outputs:
 def checked_outputs(made: object) -> Outputs:
     """Return what an application's `outputs` has made. Raises InvalidInput for anything but outputs."""
     if isinstance(made, Outputs):
+        for name, kind in (("tables", TableOutput), ("journals", JournalOutput), ("sql", SqlOutput)):
+            given = getattr(made, name)
+            if not isinstance(given, list | tuple) or not all(isinstance(each, kind) for each in given):
+                raise InvalidInput(
+                    f"{name} must be a list of {kind.__name__}: give {name}=[{kind.__name__}(…)]", field="outputs"
+                )
         return made
     advice = "return Outputs(tables=[TableOutput(table, rows)]), or Outputs() for nothing"
     found = "nothing (None)" if made is None else f"a {type(made).__name__}"

@@ -27,17 +27,6 @@ OPTIONS: Final = {
 }
 
 
-def require_client(client: object) -> None:
-    """Raise InvalidInput for a client that is no configuration, such as an endpoint."""
-    if not isinstance(client, ClientConfig):
-        example = repr(client) if isinstance(client, str) else "'127.0.0.1:8080'"
-        raise InvalidInput(
-            f"is a {type(client).__name__}, and not a configuration: give ClientConfig({example}) of coranto.client or "
-            "ClientConfig.from_environment(…), which takes tokens and TLS from the environment, too",
-            field="client",
-        )
-
-
 def client_options(config: ClientConfig) -> dict[str, str]:
     """Return the options that are equivalent to a client's configuration."""
     options = {"endpoint": config.endpoint, "patience": str(config.patience)}

@@ -37,6 +37,7 @@ except ModuleNotFoundError as error:
     raise explained(error) from error
 
 from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.config import require_client
 from coranto.client.retry import JOB_SECONDS, RetryPolicy
 from coranto.client.routes import KnownRoute
 from coranto.errors import JournalRecreated, OffsetJump
@@ -46,7 +47,6 @@ from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
 from coranto_consumers.spark.application import Application, DeclaresSql, Outputs, checked_outputs
-from coranto_consumers.spark.client_options import require_client
 from coranto_consumers.spark.committing import acknowledge
 from coranto_consumers.spark.comparing import compare_tables
 from coranto_consumers.spark.consumer_options import (

@@ -30,6 +30,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.config import require_client
 from coranto.errors import BatchChanged, CorruptData, InvalidInput
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto_consumers.outputs.identity import IdentityCheck, checked_codes
@@ -41,7 +42,6 @@ from coranto_consumers.spark.batch_content import (
     difference,
     ends_of,
 )
-from coranto_consumers.spark.client_options import require_client
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.output_stores import OutputStore, output_store
 from coranto_consumers.spark.outputs import publish_journal_outputs

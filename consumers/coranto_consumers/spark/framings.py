@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from coranto.errors import InvalidInput
-from coranto.messages.framing import DEFAULT_UUID_POINTER, JsonLines
+from coranto.messages.framing import DEFAULT_UUID_POINTER, MARK, JsonLines
 from coranto_consumers.spark.discovery import JournalLabels
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ _OF_FRAMING: Final = {
 class AnyLines(JsonLines):
     """Lines of any text. They have no UUIDs, so each counts as committed."""
 
+    has_objects = False
+
     def __init__(self, *, tolerant: bool = False) -> None:
         super().__init__(None, tolerant=tolerant)
 
@@ -72,8 +74,8 @@ class CsvRecords:
         return CsvRows(TextRows(self.columns - (self.uuid_column is not None)), uuid_column=self.uuid_column)
 
     def payload_of(self, content: bytes) -> bytes:
-        """Return the payload of a malformed row: all but its newline."""
-        return content.removesuffix(b"\n")
+        """Return the payload of a malformed row: all but its newline, and a byte order mark before it."""
+        return content.removesuffix(b"\n").removeprefix(MARK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
+from coranto.client.config import require_client
 from coranto_consumers.spark.application import Application, NamesMessageType
-from coranto_consumers.spark.client_options import require_client
 from coranto_consumers.spark.consumer_options import ConsumerOptions
 from coranto_consumers.spark.dead_letters import policy_of
 from coranto_consumers.spark.discovery import JournalLabels, list_journals

@@ -14,10 +14,10 @@ from coranto.client import Chunk
 from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s, producer_number
 from coranto.messages.framing import DEFAULT_LINE_BYTES, Decoder, JsonLines
+from coranto.messages.special_lines import read_block
 from coranto.messages.uuids import ZERO_UUID, UuidParts
 from coranto_consumers.spark.framings import ReadFraming, Records
 from coranto_consumers.spark.ranges import Range
-from coranto_consumers.spark.special_lines import read_block
 
 BLOCK_BYTES = 4 << 20
 OVERRUN_BYTES = 4 << 10

@@ -16,14 +16,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
-from sqlalchemy import Connection, Table, delete
-from sqlalchemy.exc import SQLAlchemyError
+from coranto.extras import explained
+
+try:
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
+    from sqlalchemy import Connection, Table, delete
+    from sqlalchemy.exc import SQLAlchemyError
+except ModuleNotFoundError as error:
+    raise explained(error) from error
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import JOB_SECONDS, RetryPolicy
-from coranto.errors import CorruptData, InvalidInput, RejectedRow
+from coranto.errors import CorruptData, Fenced, InvalidInput, RejectedRow
 from coranto.fragments.windows import Window, find, positions
 from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
@@ -119,7 +124,7 @@ class WindowConsumer:
             )
         self._misfits = misfits
         self._retry_timeout = retry_timeout
-        self._name = name
+        self.name = name
         self._application = application
         self._config = client
         self._hooks = hooks or Hooks()
@@ -128,8 +133,18 @@ class WindowConsumer:
         self._identity = IdentityCheck(name, accept_changes)
         self._recorded = Identity()
 
+    def window(self, name: str) -> Window:
+        """Return the window of a name, or the larger one that it was merged into.
+
+        Raises InvalidInput for an unknown window, and SqlStoreError.
+        """
+        return find([each.window for each in self.log.load()], name)
+
     def materialise(self, name: str) -> WindowReport:
         """Read the window of a name, and replace its rows. A name that was merged leads to the larger window.
+
+        If two runs of a window overlap, the later one replaces its rows and the earlier one raises Fenced. Dagster's
+        assets let the later one wait instead.
 
         Raises
 
@@ -145,7 +160,7 @@ class WindowConsumer:
         def materialise() -> WindowReport:
             return self._materialise(name, fences)
 
-        outages = Outages(self._name, RetryPolicy(self._retry_timeout), self._hooks, lambda progress: None)
+        outages = Outages(self.name, RetryPolicy(self._retry_timeout), self._hooks, lambda progress: None)
         report = outages.run(materialise, lambda: NOTHING)
         assert report is not None  # Nothing stops it.
         return report
@@ -155,7 +170,28 @@ class WindowConsumer:
         known = self.log.load()
         window = find([each.window for each in known], name)
         self._compare(known)
-        shard = shard_of(self._name, window)
+        try:
+            return self._replace_rows(known, window, fences)
+        except Fenced as error:
+            if self.log.identity() != self._recorded:
+                raise  # Another process has changed the consumer's record. That error says so.
+            raise self._overtaken(window) from error
+
+    def _overtaken(self, window: Window) -> Fenced:
+        """Return the error of a run that another run of its window, or a merge, has overtaken."""
+        now = self.window(window.name)
+        if now.name != window.name:
+            return Fenced(
+                f"window {window.name} of {self.name} was merged into {now.name} while this run read it. This run has "
+                "committed nothing; materialise the larger one"
+            )
+        return Fenced(
+            f"another run of window {window.name} of {self.name} started after this one and replaces its rows. This "
+            "run has committed nothing; wait for the other run, and materialise the window again only if that one fails"
+        )
+
+    def _replace_rows(self, known: Sequence[KnownWindow], window: Window, fences: dict[str, int]) -> WindowReport:
+        shard = shard_of(self.name, window)
         if shard in fences:
             fence, checkpoint = fences[shard], self._store.resume(shard, fences[shard])
         else:
@@ -290,7 +326,7 @@ class WindowConsumer:
         try:
             with self._store.engine.begin() as connection:
                 delete_stale(self._store, connection, shard, fence)
-                delete_shards(self._store, connection, lambda found: is_merged(self._name, found, windows))
+                delete_shards(self._store, connection, lambda found: is_merged(self.name, found, windows))
         except SQLAlchemyError as error:
             raise self._store.failure("stale staged rows could not be deleted", error) from error
 

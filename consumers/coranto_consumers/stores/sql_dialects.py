@@ -17,6 +17,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from coranto.errors import InvalidInput
+from coranto.extras import explained
 from coranto_consumers.stores.sql_text import STAGE, filled, pieces
 
 _PARSERS: Final = {"sqlite": "sqlite", "postgresql": "postgres", "mysql": "mysql"}
@@ -89,8 +90,11 @@ def _for_parser(text: str, names: dict[str, str], rows: str) -> str:
 
 
 def _parsed(code: str, dialect: str, field: str) -> Any:
-    import sqlglot
-    from sqlglot.errors import SqlglotError
+    try:
+        import sqlglot
+        from sqlglot.errors import SqlglotError
+    except ModuleNotFoundError as error:
+        raise explained(error) from error
 
     logger = logging.getLogger("sqlglot")
     level = logger.level

@@ -75,7 +75,7 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
             raise refuse(f"quotes the placeholder {piece}: leave the quotes out, names are quoted where that is needed")
         if kind == "placeholder" and piece[1:-1] not in (STAGE, *tables):
             known = ", ".join(f"{{{name}}}" for name in (STAGE, *sorted(tables)))
-            raise refuse(f"has the placeholder {piece}, and there are {known}: give the table, or mend the name")
+            raise refuse(f"has the placeholder {piece}, and there are {known}: give the table, or correct the name")
         ended = ended or kind == "end"
         piece = "''" if kind == "literal" else "" if kind == "end" else piece
         code, unnamed = code + piece, unnamed + ('""' if kind == "name" else piece)

@@ -24,6 +24,7 @@ from dagster_coranto.translation.options import AssetOptions, SpecOptions, fille
 from dagster_coranto.translation.sql_tables import table_facts
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 from dagster_coranto.translation.vectors import keep_vector
+from dagster_coranto.windows.turns import materialise_in_turn, turns_of
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.windows import WindowReport
@@ -65,6 +66,9 @@ def build_windowed_consumer(
     `settings` is as of `build_spark_consumer_assets`. The application returns tables only, each with the column
     `coranto_window` (BIGINT NOT NULL, part of its key), which is filled in. Its name and its selector play no part.
 
+    Runs of one window take turns, however they were launched: a later one waits until the earlier one has ended, and
+    then replaces the rows again. They wait in pools of Dagster (`windows.turns`).
+
     `build_window_sensor` adds partitions as journals grow. A run of a partition that was merged meanwhile materialises
     the larger window. Metadata: WindowMetadataSet, and facts of the table. The data version is a digest of the
     window's offsets.
@@ -105,7 +109,7 @@ def build_windowed_consumer(
             **chosen.options.of_windows(),
         )
         try:
-            report = consumer.materialise(context.partition_key)
+            report = materialise_in_turn(consumer, context.partition_key, turns_of(context))
         except Fenced as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         window = report.window

@@ -138,7 +138,7 @@ class JournalsCheck:
                     Severity.ERROR,
                     subject,
                     "no journal matches, so nothing was examined. Check the selector and the token's scope; declare "
-                    "that it may be empty (--allow-empty) if that is right",
+                    "that it may be empty (allow_empty, or --allow-empty of coranto audit) if it may",
                 )
             )
         places = RecordPlaces(self._client, self._stores, self._options.memory, self._given)
@@ -231,7 +231,7 @@ class JournalsCheck:
                     Subject.journal(name),
                     f"it existed at the last audit and is gone now, or is no longer selected; it ended at "
                     f"{record.head}. Content that was not stored is in deleted/ of the brokers' data directories for a "
-                    "week. If it was deleted on purpose, accept that (--accept)",
+                    "week. If it was deleted on purpose, accept that (coranto audit --accept)",
                     facts,
                 )
             )

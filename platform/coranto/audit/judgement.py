@@ -78,7 +78,7 @@ class _Judgement(ComparedJournal):
             f"{before.create_revision} and is {info.create_revision}"
             + (f", and the cluster was {before.cluster} and is {self.present.cluster}" if moved else "")
             + f". It ended at {before.head} then. Content that was not stored is in deleted/ of the brokers' data "
-            "directories for a week; accept the journal as it is (--accept) when it is right",
+            "directories for a week; accept the journal as it is (coranto audit --accept) when it is right",
             {
                 "create_revision_before": before.create_revision,
                 "create_revision": info.create_revision,
@@ -178,7 +178,7 @@ class _Judgement(ComparedJournal):
         kind = Kind.CONTENT_LOST if was else Kind.CONTENT_MISSING
         advice = (
             "Restore the fragments from a copy of the store, or start the brokers that had them; if they are gone for "
-            "good, accept the loss (--accept)"
+            "good, accept the loss (coranto audit --accept)"
         )
         if not self.present.objects and any(url.startswith("file:") for url in self.spec.fragment.stores):
             advice = f"If brokers have their files in another folder, name it ($CORANTO_FILE_ROOT). {advice}"
@@ -205,7 +205,7 @@ class _Judgement(ComparedJournal):
             Severity.ERROR,
             f"it begins at {beginning} {why}, and no earlier audit knows why: [{first_offset(self.spec)}, {beginning}) "
             "may be lost. If that "
-            "content was removed on purpose, accept the journal as it is (--accept)",
+            "content was removed on purpose, accept the journal as it is (coranto audit --accept)",
             {"begin": beginning},
         )
 

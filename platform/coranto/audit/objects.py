@@ -67,7 +67,7 @@ def tell_replaced(journal: ComparedJournal) -> None:
                 Severity.ERROR,
                 f"[{begin}, {end}) had the SHA-1 {was} and is stored with {', '.join(sorted(found))}: content that "
                 "was there was replaced by other content. Restore the fragment from a copy of the store, or accept "
-                "it (--accept)",
+                "it (coranto audit --accept)",
                 {"span": [begin, end], "sum_before": was, "sums": sorted(found)},
             )
         elif len(found) > 1:

@@ -62,7 +62,10 @@ class RecordPlaces:
             try:
                 if place.memory is None:
                     if not url:
-                        place.problem = "it has no fragment store to keep records in; name a place (--memory)"
+                        place.problem = (
+                            "it has no fragment store to keep records in; name a place (memory, or --memory of coranto "
+                            "audit)"
+                        )
                         continue
                     witness = BrokerWitness(self._client, url, _NOTE)
                     place.memory = StoreMemory(self._stores.get(url), Seal.of(self._client.config.auth), witness)
@@ -160,6 +163,6 @@ def _contradicted(subject: Subject, broken: Sequence[str], weight: Severity) -> 
         f"the records of earlier audits contradict the brokers' note of them: {shown}. Somebody changed, removed or "
         "added files, or the store or etcd was restored from a backup. Later losses may be unknown, and nothing is "
         "recorded until the files are as they were: restore them from a copy. If there is none, accept all journals "
-        "that may have records there (--accept, without a selector or with one that selects all of them)",
+        "that may have records there (coranto audit --accept, without a selector or with one that selects all of them)",
         {"files": list(broken)},
     )

@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from coranto import labels
 from coranto.client import heads, kept_content, moments, notes
 from coranto.client.appender import Appender
-from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
+from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, require_client
 from coranto.client.connection import Connection
 from coranto.client.direct import DirectReader
 from coranto.client.disk_cache import DiskCache
@@ -120,6 +120,7 @@ class JournalClient:
 
     @classmethod
     def of(cls, config: ClientConfig) -> JournalClient:
+        require_client(config)
         return cls(
             config.endpoint,
             file_root=config.file_root,

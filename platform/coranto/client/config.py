@@ -185,3 +185,14 @@ def _tls_of(environment: Mapping[str, str], endpoint: str) -> ClientTls | None:
         Path(value) if (value := environment.get(f"CORANTO_TLS_{name}")) else None for name in ("CA", "CERT", "KEY")
     )
     return ClientTls(ca, cert, key) if ca or cert or key else None
+
+
+def require_client(client: object) -> None:
+    """Raise InvalidInput for a client that is no configuration, such as an endpoint."""
+    if not isinstance(client, ClientConfig):
+        example = repr(client) if isinstance(client, str) else "'127.0.0.1:8080'"
+        raise InvalidInput(
+            f"is a {type(client).__name__}, and not a configuration: give ClientConfig({example}) of coranto.client or "
+            "ClientConfig.from_environment(…), which takes tokens and TLS from the environment, too",
+            field="client",
+        )

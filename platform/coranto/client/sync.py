@@ -20,7 +20,7 @@ from coranto.client.append_service import (
 from coranto.client.append_spill import DEFAULT_SPILL_BYTES
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
-from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
+from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, require_client
 from coranto.client.disk_cache import DiskCache
 from coranto.client.generated.faces import AppenderFace, AppendServiceFace, JournalClientFace
 from coranto.client.handover import BoundedCalls, QueuedFace, read_ahead
@@ -68,6 +68,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
 
     @classmethod
     def of(cls, config: ClientConfig, *, timeout: float | None = None) -> SyncJournalClient:
+        require_client(config)
         return cls(
             config.endpoint,
             file_root=config.file_root,

@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.json
+from coranto.extras import explained
+
+try:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.json
+except ModuleNotFoundError as error:
+    raise explained(error) from error
 
 from coranto.errors import InvalidInput
 from coranto.messages.columnar import producer_number
-from coranto.messages.columnar_lines import read_json_lines
 from coranto.messages.framing import Envelope, JsonLines
+from coranto.messages.special_lines import read_block
 
 POSITION: Final = pa.schema(
     [
@@ -37,14 +42,14 @@ UNREADABLE: Final = "unreadable"
 
 
 def line_batch(framing: JsonLines, journal: str, content: bytes, begin_offset: int) -> tuple[pa.RecordBatch, int]:
-    """Return the whole lines of `content` as a batch of `LINES`, and their length in bytes.
+    """Return the whole lines of `content` as a batch of `LINES`, and their length in bytes, blank ones included.
 
     `content` must begin with the beginning of a line. The batch's column `content` holds the lines with their newlines,
     and refers to the given bytes without copying them. A tolerant framing adds the column `UNREADABLE`: true for lines
     whose UUID cannot be read, which count as messages without one. Raises CorruptMessage.
     """
-    lines = read_json_lines(framing, journal, content, begin_offset)
-    count = len(lines.starts)
+    found = read_block(framing, journal, content, begin_offset)
+    lines, count = found.lines, len(found.lines.starts)
     arrays = [
         pa.repeat(pa.scalar(journal), count),
         pa.array(lines.offsets(begin_offset)),
@@ -52,13 +57,14 @@ def line_batch(framing: JsonLines, journal: str, content: bytes, begin_offset: i
         pa.array(lines.uuids.producers),
         pa.array(lines.uuids.clocks),
         pa.array(lines.uuids.flags),
-        pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(lines.borders()), pa.py_buffer(lines.content)]),
+        found.content,
     ]
     batch = pa.RecordBatch.from_arrays(arrays, schema=LINES)
     if framing.tolerant:
-        unreadable = np.zeros(count, dtype=np.bool_)
-        unreadable[list(lines.unreadable)] = True
+        unreadable = np.zeros(count, dtype=np.bool_) if found.unreadable is None else found.unreadable
         batch = batch.append_column(UNREADABLE, pa.array(unreadable))
+    if found.blank is not None:
+        batch = batch.filter(pa.array(~found.blank))
     return batch, lines.consumed
 
 

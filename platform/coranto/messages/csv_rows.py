@@ -4,6 +4,9 @@ Rows are UTF-8 and end with a newline. Fields that hold a comma, a quote or a li
 journal has the same columns. A `RowType` converts the columns besides the UUID: `TextRows` leaves them as texts,
 `NamedRows` makes dicts of them, and `coranto.messages.models.ModelRows` makes pydantic models and dataclasses of them.
 
+As in Spark's reader of CSV, a line that is empty or white space is not a row, and a byte order mark at the beginning of
+a row is left out: a journal is made of what is appended, files among it.
+
 A malformed row is corrupt, and reading continues behind the next newline. An append that ended without a newline leaves
 a row that the next append continues. If UUIDs are in the first column, reading continues at the next whole row with a
 UUID in that line, and only what lies before is corrupt.
@@ -18,7 +21,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from coranto.errors import CorruptMessage, InvalidInput, TornMessage
-from coranto.messages.framing import Envelope, IncompleteTail
+from coranto.messages.framing import MARK, Envelope, IncompleteTail
 from coranto.messages.torn_lines import MAX_DIVIDED_BYTES
 from coranto.messages.uuids import ZERO_UUID, UuidParts, parse_uuid_text
 
@@ -36,7 +39,10 @@ _FIELDS: Final = re.compile(rb'(?:^|,)(?:"((?:[^"]++|"")*+)"|([^",]*+))')
 _UUID: Final = re.compile(rb'"?[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(?=["\r\n,])')
 _MAX_CANDIDATES: Final = 64
 """The most UUIDs of a malformed row that may begin the next row: each takes a look at the whole line."""
-_NEEDS_QUOTES: Final = re.compile(r'[",\r\n]|^ ')
+_NEEDS_QUOTES: Final = re.compile(r'[",\r\n]|^[\0- \ufeff]')
+"""Matches fields that need quotes: also those at whose beginning a row would look blank or marked."""
+_SPACE: Final = bytes(range(ord(" ") + 1))
+"""The characters that Spark trims."""
 
 
 class RowType(Protocol[M]):
@@ -210,19 +216,18 @@ class CsvDecoder(Generic[M]):
         try:
             while (newline := content.find(b"\n", at)) >= 0:
                 begin, at = at, newline + 1
-                if content.find(b'"', begin, newline) < 0:
-                    row = (
-                        content[begin : newline - 1]
-                        if content[newline - 1 : newline] == b"\r"
-                        else content[begin:newline]
-                    )
-                    if not row:
-                        continue  # An empty line is not a row.
+                start = begin
+                while content.startswith(MARK, start):
+                    start += len(MARK)
+                if content.find(b'"', start, newline) < 0:
+                    row = content[start:newline].removesuffix(b"\r")
+                    if row[:1] <= b" " and not row.strip(_SPACE):
+                        continue  # A blank line is not a row.
                 else:
-                    matched = _ROW.match(content, begin)
+                    matched = _ROW.match(content, start)
                     if matched is not None:
                         row, at = matched[1], matched.end()
-                    elif len(content) - begin <= framing.max_row_bytes and _BEGIN_OF_ROW.fullmatch(content, begin):
+                    elif len(content) - begin <= framing.max_row_bytes and _BEGIN_OF_ROW.fullmatch(content, start):
                         at = begin
                         return
                     else:

@@ -12,6 +12,7 @@ of CSV.
 
 from __future__ import annotations
 
+import codecs
 import json
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,10 +29,13 @@ M = TypeVar("M")
 JsonObject: TypeAlias = Mapping[str, Any]
 """A JSON message: a JSON object as `json.loads` returns it."""
 
-
 DEFAULT_UUID_POINTER: Final = "/_meta/uuid"
 DEFAULT_LINE_BYTES: Final = 256 << 20
 """The longest line in bytes. A longer one is corrupt: a reader must not collect endless content without a newline."""
+MARK: Final = codecs.BOM_UTF8
+"""The byte order mark, which editors put at the beginning of a file."""
+SPACE: Final = b" \t\r\n"
+"""The white space of JSON."""
 
 
 class Envelope(NamedTuple, Generic[M]):
@@ -159,12 +163,17 @@ class JsonLines:
     read for lines without one, and readers of columns mark them. A line that continues behind a torn piece is divided
     (torn_lines.py); the torn piece is corrupt.
 
+    As in Spark's reader of JSON, a line that is empty or white space is no message, and a byte order mark at the
+    beginning of a line is left out.
+
     Without a pointer (None) messages have no place for a UUID. All of them are delivered at least once, and there are
     no acknowledgements: readers take each message as committed, even if it was published in a transaction. No line is
     divided.
     """
 
     content_type: Final = "application/x-ndjson"
+    has_objects = True
+    """False: lines may hold any text, also none."""
 
     def __init__(
         self,
@@ -361,16 +370,22 @@ class JsonLinesDecoder(Generic[M]):
                 continue
             line = pending.pop()
             begin = self._offset
+            if line.startswith(MARK):
+                line = line.removeprefix(MARK)
+                self._offset += len(MARK)
+            if line[:1] <= b" " and not line.strip(SPACE) and lines.has_objects:
+                self._offset += len(line) + 1
+                continue
             try:
                 producer, clock, flags = lines.uuid_of(line)
             except InvalidInput as error:
                 if not self._divided(line, lines.divide(line)):
-                    self._offset = begin + len(line) + 1
+                    self._offset += len(line) + 1
                     yield self._corrupt(CorruptMessage(journal, begin, error.message), line)
                 continue
             if field and line.find(field, 2) > 0 and self._divided(line, lines.divide_if_torn(line)):
                 continue
-            self._offset = end = begin + len(line) + 1
+            self._offset = end = self._offset + len(line) + 1
             yield Envelope(journal, begin, end, producer, clock, flags, line, framing)
 
     def _divided(self, line: bytes, pieces: list[LinePiece]) -> bool:

@@ -53,6 +53,19 @@ class Rows:
         return Outputs()
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"tables": 1}, r"tables must be a list of TableOutput: give tables=\[TableOutput\(…\)\]"),
+        ({"journals": ["a/b"]}, "journals must be a list of JournalOutput"),
+        ({"sql": iter(())}, "sql must be a list of SqlOutput"),
+    ],
+)
+def test_outputs_of_another_form_are_refused_with_advice(given, problem):
+    with pytest.raises(InvalidInput, match=problem):
+        checked_outputs(Outputs(**given))
+
+
 @pytest.mark.parametrize(("made", "problem"), [(None, r"returned nothing \(None\)"), ([], "returned a list")])
 def test_anything_but_outputs_is_refused_with_advice(made, problem):
     with pytest.raises(InvalidInput, match=f"outputs: the function {problem}: return Outputs\\(tables="):

@@ -2,16 +2,13 @@
 
 import json
 
-import numpy as np
 import pytest
 from pyspark.sql.types import IntegerType, StructType
 
-from coranto.errors import CorruptMessage
-from coranto.messages.framing import JsonLines
+from coranto.messages.special_lines import read_block
 from coranto.messages.uuids import Flags, format_uuid
 from coranto_consumers.spark.framings import AnyLines
 from coranto_consumers.spark.source import JournalDataSource
-from coranto_consumers.spark.special_lines import read_block
 
 MARK = b"\xef\xbb\xbf"
 UUID = format_uuid(b"\1\2\3\4\5\6", 1 << 30, Flags.OUTSIDE_TXN)
@@ -25,30 +22,6 @@ LINES = [
     b'{"n":4}',
 ]
 BLOCK = b"".join(line + b"\n" for line in LINES)
-
-
-@pytest.mark.parametrize("tolerant", [False, True])
-@pytest.mark.parametrize("pointer", ["/_meta/uuid", None])
-def test_blank_lines_are_no_messages_and_marks_are_left_out(pointer, tolerant):
-    found = read_block(JsonLines(pointer, tolerant=tolerant), "a/b", BLOCK, 100)
-    assert found.blank is not None
-    assert np.flatnonzero(found.blank).tolist() == [0, 2, 4]
-    assert found.unreadable is None
-    texts = [text.as_py().removesuffix(b"\n") for text in found.content]
-    assert [text for row, text in enumerate(texts) if not found.blank[row]] == [
-        line.removeprefix(MARK) for line in LINES if b"{" in line
-    ]
-    if pointer is not None:
-        assert found.lines.uuids.clocks.tolist() == [0, 1 << 30, 0, 1 << 30, 0, 0, 0]
-
-
-def test_other_lines_that_are_no_messages_are_errors_or_unreadable_as_before():
-    block = b"\n" + MARK + b"nonsense\n" + b"nonsense\n"
-    with pytest.raises(CorruptMessage, match="offset 11"):
-        read_block(JsonLines(), "a/b", block, 10)
-    found = read_block(JsonLines(tolerant=True), "a/b", block, 10)
-    assert found.unreadable is not None
-    assert found.unreadable.tolist() == [False, True, True]
 
 
 def test_any_lines_stay_as_they_are():

@@ -271,10 +271,10 @@ def test_a_run_that_another_or_a_merge_overtakes_commits_nothing(spark, world, s
         made.materialise(name)
 
     overtaken = Interrupted(Step.STAGED, lambda: made.materialise(names[0]))
-    with pytest.raises(Fenced, match="was raised by a later owner"):
+    with pytest.raises(Fenced, match=f"another run of window {names[0]} of by-window started after this one"):
         consumer(spark, world, sqlite_url, hooks=overtaken).materialise(names[0])
     merging = Interrupted(Step.STAGED, lambda: grown(made, world, max_windows=2))
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match="was merged into 00000001-"):
         consumer(spark, world, sqlite_url, hooks=merging).materialise(names[0])
     made.materialise(names[0])
     check(sqlite_url, world)

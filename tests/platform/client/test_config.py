@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.config import ChannelTarget, ClientConfig, parse_endpoint
 from coranto.errors import InvalidInput
 from coranto.security.tls import ClientTls
@@ -70,3 +73,10 @@ def test_the_zone_comes_from_the_environment() -> None:
 def test_a_configuration_travels() -> None:
     config = ClientConfig("127.0.0.1:1", Path("/data"), 3.0, zone="eu-1", route_cache=7)
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize("make", [JournalClient.of, SyncJournalClient.of])
+def test_an_endpoint_is_no_configuration(make: Callable[[ClientConfig], object]) -> None:
+    given: Any = "127.0.0.1:8080"
+    with pytest.raises(InvalidInput, match=r"client: is a str, .* give ClientConfig\('127\.0\.0\.1:8080'\)"):
+        make(given)

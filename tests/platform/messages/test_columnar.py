@@ -15,6 +15,7 @@ from coranto.messages.checkpoints import ProducerState
 from coranto.messages.columnar import ALWAYS, DROPPED, ClockReset, CommittedWindows, RowSegment
 from coranto.messages.columnar_lines import LineColumns, read_json_lines
 from coranto.messages.framing import JsonLines, iter_messages
+from coranto.messages.special_lines import read_block
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
 
 A = ProducerId(b"\x01AAAAA")
@@ -193,14 +194,20 @@ def test_content_is_read_like_line_by_line(lines: list[bytes], begin: int, tail:
     assert read.consumed == len(whole)
 
 
-@given(st.lists(any_lines | st.sampled_from([b"oops\n", b"\n", b"[]\n"]) | usual_lines.map(lambda line: line[5:])))
+@given(
+    st.lists(
+        any_lines
+        | st.sampled_from([b"oops\n", b"\n", b" \r\n", b"\xef\xbb\xbf\n", b"\xef\xbb\xbf[]\n", b"[]\n"])
+        | usual_lines.map(lambda line: line[5:])
+    )
+)
 def test_corrupt_content_is_named_like_line_by_line(lines: list[bytes]) -> None:
     content = b"".join(lines)
 
     def offset_of_failure(framing: JsonLines, columns: bool) -> int | None:
         try:
             if columns:
-                read_json_lines(framing, "j", content, 1000)
+                read_block(framing, "j", content, 1000)
             else:
                 list(iter_messages(framing, "j", [content], 1000))
         except CorruptMessage as error:

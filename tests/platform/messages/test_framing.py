@@ -141,7 +141,6 @@ def test_a_line_without_a_uuid_counts_as_zero_clock_unless_one_is_required(line:
 @pytest.mark.parametrize(
     "line",
     [
-        "",
         "nonsense",
         "[1,2]",
         '"text"',

@@ -1,12 +1,12 @@
-"""Lines of JSON that Spark's reader of files treats specially: blank ones, and those behind a byte order mark.
+"""Blocks of lines of JSON, with those that Spark's reader of files treats specially: blank and marked ones.
 
 `spark.read.json` makes no row of a line that is empty or white space, and leaves out the mark at the beginning of a
 file. A journal is made of what is appended, files among it, so a mark may be at the beginning of any line.
+`JsonLinesDecoder` does the same for single messages. Needs pyarrow (the `consumers` extra).
 """
 
 from __future__ import annotations
 
-import codecs
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,11 +19,8 @@ import pyarrow.compute as pc
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.columnar import Mask
 from coranto.messages.columnar_lines import LineColumns, read_json_lines
-from coranto.messages.framing import JsonLines
-from coranto_consumers.spark.framings import AnyLines
+from coranto.messages.framing import MARK, SPACE, JsonLines
 
-_MARK: Final = codecs.BOM_UTF8
-_SPACE: Final = b" \t\r\n"
 _SPACE_BYTE: Final = ord(" ")
 """The largest byte of white space."""
 
@@ -56,8 +53,8 @@ def read_block(framing: JsonLines, journal: str, block: bytes, offset: int) -> J
     texts = []
     for row in _doubtful(framing, lines):
         line = content[lines.starts[row] : lines.ends[row]]
-        text = line.removeprefix(_MARK)
-        if not text.strip(_SPACE):
+        text = line.removeprefix(MARK)
+        if not text.strip(SPACE):
             blank[row] = True
             continue
         problem = "its UUID cannot be read"
@@ -86,9 +83,9 @@ def read_block(framing: JsonLines, journal: str, block: bytes, offset: int) -> J
 
 def _doubtful(framing: JsonLines, lines: LineColumns) -> Iterable[int]:
     """Return the lines that may be special by their first byte, or have no UUID that can be read."""
-    if isinstance(framing, AnyLines) or not len(lines.starts):
+    if not framing.has_objects or not len(lines.starts):
         return ()
     first = np.frombuffer(lines.content, dtype=np.uint8)[lines.starts]
-    doubtful: Mask = (first <= _SPACE_BYTE) | (first == _MARK[0])
+    doubtful: Mask = (first <= _SPACE_BYTE) | (first == MARK[0])
     doubtful[list(lines.unreadable)] = True
     return np.flatnonzero(doubtful).tolist()

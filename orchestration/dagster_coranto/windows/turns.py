@@ -1,0 +1,57 @@
+"""Turns of the runs of a window: one at a time replaces its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Final
+
+import dagster as dg
+
+from coranto.errors import Fenced
+from coranto.fragments.windows import Window
+from dagster_coranto.instance.one_at_a_time import OneAtATime
+
+if TYPE_CHECKING:
+    from coranto_consumers.spark.windows import WindowConsumer, WindowReport
+
+POOLS: Final = 17
+"""The number of pools of a consumer, and so of its windows that are materialised side by side.
+
+Dagster cannot remove a pool while a run may claim it, so there is none for each window: windows whose first numbers
+differ by a multiple of this share a pool. It is a prime, because first numbers of merged windows are far apart.
+"""
+
+
+def pool_of(consumer: str, window: Window) -> str:
+    """Return the name of the pool where the runs of a window take turns. Dagster shows it."""
+    return f"coranto_{consumer}_windows_{window.first % POOLS:02}"
+
+
+def turns_of(context: dg.AssetExecutionContext) -> Callable[[str], OneAtATime]:
+    """Return what makes a run's turn in a pool of a name."""
+    return lambda pool: OneAtATime(context.instance, context.run.run_id, pool, context.log.info)
+
+
+def materialise_in_turn(
+    consumer: WindowConsumer, name: str, turn: Callable[[str], AbstractContextManager[object]]
+) -> WindowReport:
+    """Materialise a window when no other run of it does. `turn` waits for a place in a pool and holds it.
+
+    A window that is merged meanwhile leads to the turn of the larger one. Raises what `WindowConsumer.materialise`
+    raises: Fenced too, for a run outside Dagster, or one that was presumed dead.
+    """
+    window = consumer.window(name)
+    while True:
+        pool = pool_of(consumer.name, window)
+        with turn(pool):
+            window = consumer.window(name)
+            if pool_of(consumer.name, window) != pool:
+                continue
+            try:
+                return consumer.materialise(window.name)
+            except Fenced:
+                merged = consumer.window(name)
+                if merged.name == window.name:
+                    raise
+                window = merged
