@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from coranto.coordination.layout import MemberId
 from coranto.coordination.planning import PlanAssignment, PlanItem, PlanMember, Planner, can_drain, plan
-from coranto.testing.allocation import AllocationWorld
+from tests.platform.coordination.allocation import AllocationWorld
 
 
 def members(count: int, *, zones: int = 1, limit: int = 1000) -> list[PlanMember]:

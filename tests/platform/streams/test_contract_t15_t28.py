@@ -55,8 +55,8 @@ from coranto.streams.writer.units import CommitResult
 from coranto.testing.fake_broker import CallPoint, FakeBroker
 from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.loop import simulated
-from coranto.testing.stream_world import STREAM, CutPoint, StreamWorld, VirtualClock, lose_records, stream_world
 from coranto.wire import protocol_pb2 as pb
+from tests.platform.streams.stream_world import STREAM, CutPoint, StreamWorld, VirtualClock, lose_records, stream_world
 
 from .full_counts import come_and_go
 

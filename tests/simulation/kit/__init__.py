@@ -1,0 +1,1 @@
+"""The checks of simulated journals, and a twin of TCP."""
