@@ -20,11 +20,18 @@ from coranto.coordination.planning import (
     PlanAssignment,
     PlanItem,
     PlanMember,
+    Planner,
     RemoveAssignment,
-    plan,
 )
 
 Planning = Callable[[Iterable[PlanItem], Iterable[PlanMember], Iterable[PlanAssignment]], AllocationPlan]
+
+
+def plan(
+    items: Iterable[PlanItem], members: Iterable[PlanMember], assignments: Iterable[PlanAssignment]
+) -> AllocationPlan:
+    """Return the changes that a planner without memory makes."""
+    return Planner().plan(items, members, assignments)
 
 
 @dataclass(slots=True)
