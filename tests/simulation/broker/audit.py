@@ -115,9 +115,10 @@ def _held(world: World, machine: BrokerHost, journal: str, offset: int, wanted: 
 def _holds(machine: BrokerHost, folder: Path, offset: int, wanted: bytes, *, durable: bool) -> bool:
     # The commit log says how much content counts. There may be an empty log, of a roll that a full disk refused.
     ends: dict[int, int] = {}
+    read = machine.disk.durable if durable else machine.disk.content
     for name in machine.disk.names(folder):
         if name.endswith(".commits"):
-            log = machine.disk.content(folder / name, durable=durable)
+            log = read(folder / name)
             last = commit_log.decode(log).last if log is not None else None
             if last is not None:
                 begin = int(name[:16], 16)
@@ -125,7 +126,7 @@ def _holds(machine: BrokerHost, folder: Path, offset: int, wanted: bytes, *, dur
     begin = max((each for each in ends if each <= offset), default=-1)
     if begin < 0 or ends[begin] < offset + len(wanted):
         return False
-    content = machine.disk.content(folder / f"{begin:016x}.content", durable=durable)
+    content = read(folder / f"{begin:016x}.content")
     position = offset - begin
     return content is not None and content[position : position + len(wanted)] == wanted
 

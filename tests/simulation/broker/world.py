@@ -26,7 +26,6 @@ from coranto.fragments.fragment import Fragment, sum_of
 from coranto.labels import label_set
 from coranto.specs.validation import effective_replication, routes_equivalent
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
 from coranto.testing.sim.history import History
 from coranto.testing.sim.loop import SimLoop
@@ -51,6 +50,7 @@ from coranto_broker.spool.in_sync import Judgement
 from tests.simulation.broker.options import DEMANDS, Options
 from tests.simulation.kit.checker import Anomaly
 from tests.simulation.kit.coverage import PathCoverage
+from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.tcp import SimTcp
 
 STORE_URL = "s3://fragments/sim/"

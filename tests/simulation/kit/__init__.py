@@ -1,1 +1,1 @@
-"""The checks of simulated journals, and a twin of TCP."""
+"""The checks of simulated journals, and twins of TCP and of disks that fail."""

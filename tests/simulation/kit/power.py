@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from coranto.testing.sim.disk import FileContent
+
 SECTOR_BYTES = 512
 """The unit of bytes that a disk writes as a whole or not at all."""
 
@@ -70,10 +72,9 @@ class PowerLoss:
 
 
 @dataclass(slots=True, eq=False)
-class Inode:
+class Inode(FileContent):
     """A file's content: `data` as processes see it, `durable` as it is on the disk."""
 
-    data: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
     changes: list[FileChange] = field(default_factory=list)
     """The changes since the last sync."""
@@ -82,10 +83,9 @@ class Inode:
     def __post_init__(self) -> None:
         self._base = bytes(self.data)
 
-    def change(self, number: int, position: int, content: bytes, *, remember: bool) -> None:
+    def change(self, number: int, position: int, content: bytes) -> None:
         """Cut the content to `position`, and append `content`."""
-        if remember:
-            self.changes.append(FileChange(number, position, content))
+        self.changes.append(FileChange(number, position, content))
         del self.data[position:]
         self.data += content
 
