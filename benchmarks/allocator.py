@@ -29,9 +29,9 @@ from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.flow_network import FlowNetwork
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
-from coranto.coordination.planning import AllocationPlan, PlanAssignment, PlanItem, PlanMember, Planner, plan
-from coranto.testing.allocation import AllocationWorld, Effort
+from coranto.coordination.planning import AllocationPlan, PlanAssignment, PlanItem, PlanMember, Planner
 from coranto.wire import protocol_pb2 as pb
+from tests.platform.coordination.allocation import AllocationWorld, Effort, plan
 
 SIZES = (1_000, 10_000, 100_000)
 ITEMS = 10_000

@@ -35,7 +35,7 @@ from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.runtime.transaction import DeferToNextTransaction
 from coranto_consumers.stores import SqlShardStore, SqlStore
-from coranto_consumers.testing import MariadbServer, PostgresServer
+from tests.servers.sql import MariadbServer, PostgresServer
 
 PER_TRANSACTION = 10_000
 COLUMNS = SCHEMA.names

@@ -27,7 +27,7 @@ from coranto.cluster import EmbeddedCluster
 from coranto_consumers.spark import Outputs, Replace, SparkConsumer, TableOutput
 from coranto_consumers.spark.session import new_session
 from coranto_consumers.stores import SqlStore
-from coranto_consumers.testing import PostgresServer
+from tests.servers.sql import PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

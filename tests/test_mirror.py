@@ -26,8 +26,8 @@ MIRRORS: Final = {
     "orchestration/dagster_coranto": "tests/orchestration",
     "orchestration/airflow_coranto": "tests/orchestration/airflow/installed",
 }
-OWN_TOOLS: Final = {"testing", "testing_chain", "simulation", "contract", "contracts", "generated", "wire"}
-"""Rooms of what tests are made of; simulations have tests in `tests/simulation`, and the others in their users'."""
+OWN_TOOLS: Final = {"testing", "contract", "contracts", "generated", "wire"}
+"""Rooms of what tests are made of; they have their tests in their users'."""
 SMALL: Final = 60
 DECISIONS: Final = (
     ast.If,

@@ -15,7 +15,7 @@ from coranto.cluster import EtcdServer, processes
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, running_broker
+from tests.broker.running import RawClient, running_broker
 
 _prefixes = itertools.count()
 

@@ -20,7 +20,7 @@ from coranto.specs.validation import MAX_LABELS, MAX_SELECTOR_LABELS, MAX_SIGNAT
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient
+from tests.broker.running import RawClient
 
 pytestmark = pytest.mark.integration
 

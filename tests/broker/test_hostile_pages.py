@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import create, running_broker
+from tests.broker.running import create, running_broker
 
 KEY = base64.b64encode(bytes([1]) * 32).decode()
 HERE = ("127.0.0.1", "localhost", "LOCALHOST:1234", "127.1.2.3:80", "[::1]:80", "broker.example:80", "Broker.Example")

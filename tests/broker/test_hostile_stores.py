@@ -32,7 +32,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments import store_probe
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, running_broker
+from tests.broker.running import RawClient, running_broker
 
 MakeSpec = Callable[..., pb.JournalSpec]
 Metadata = tuple[tuple[str, str], ...]

@@ -25,7 +25,7 @@ from coranto.fragments.postfix import MAX_DEPTH, MAX_TEMPLATE_BYTES, MAX_WIDTH, 
 from coranto.security.tokens import Capability, Claims, Keys, sign
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.process import BrokerChild
+from tests.broker.process import BrokerChild
 
 MakeSpec = Callable[..., pb.JournalSpec]
 KEY = base64.b64encode(bytes([1]) * 32).decode()

@@ -15,7 +15,7 @@ from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.streams.model.stream import Segment, spec_of
 from coranto.testing.fake_broker import FakeBroker
 from coranto.wire import protocol_pb2 as pb
-from coranto_consumers.testing import MariadbServer, PostgresServer, why_no_mariadb
+from tests.servers.sql import MariadbServer, PostgresServer, why_no_mariadb
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, event, make_url
 
 from coranto.client.loop import LoopThread
 from coranto.effects import SystemClock
-from coranto.testing.faults.links import ProxiedLink, Proxy
 from coranto_consumers.stores.sql import SqlStore
+from tests.faults.links import ProxiedLink, Proxy
 
 RETRIES = 3
 

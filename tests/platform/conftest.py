@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from coranto.testing.command_line import CommandLine, RemoteBroker
-from coranto.testing.s3_server import S3Server
+from tests.servers.s3 import S3Server
 
 
 @pytest.fixture

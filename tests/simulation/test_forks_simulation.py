@@ -13,7 +13,7 @@ import pytest
 from coranto.forks import choosing
 from coranto.fragments.forks import Share
 from coranto.fragments.fragment import MAX_OFFSET
-from coranto_broker.simulation.forks import options_for, run
+from tests.simulation.broker.forks import options_for, run
 
 SEEDS = 6
 INTERESTING = {

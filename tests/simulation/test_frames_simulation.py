@@ -24,8 +24,8 @@ from coranto_broker.append import fast_path
 from coranto_broker.replication.peers import PeerStream
 from coranto_broker.replication.pipeline import Extension, Pipeline
 from coranto_broker.server.frames import FrameContext
-from coranto_broker.simulation.options import FRAME_FAULTS, frames_of, options_of
-from coranto_broker.simulation.run import RunReport, run
+from tests.simulation.broker.options import FRAME_FAULTS, frames_of, options_of
+from tests.simulation.broker.run import RunReport, run
 
 from .coverage import missing, seeds_until
 
@@ -80,7 +80,7 @@ def test_a_run_with_frames_is_the_same_again_and_a_failure_says_how_to_repeat_it
     assert (first.digest, first.steps) == (second.digest, second.steps)
     assert first.coverage["tcp: a reader was paused"] == second.coverage["tcp: a reader was paused"]
     failed = run(options_of(seed), prepare=lambda world: world.problems.append("made up"))
-    assert f"python -m coranto_broker.simulation --seed {seed}" in str(failed)
+    assert f"python -m tests.simulation.broker --seed {seed}" in str(failed)
     assert "frame_read_bytes=" in str(failed)
 
 

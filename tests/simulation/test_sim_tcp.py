@@ -11,8 +11,8 @@ import pytest
 
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.testing.sim.network import Network
-from coranto.testing.sim.tcp import SimTcp
 from coranto.testing.sim.timeline import Process
+from tests.simulation.kit.tcp import SimTcp
 
 PORT = 7
 

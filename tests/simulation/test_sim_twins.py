@@ -16,7 +16,6 @@ from coranto.coordination.etcd import Delete, Put, WatchBatch, absent, unmodifie
 from coranto.errors import FragmentNotFound, StoreError, TxnOutcomeUnknown, Unavailable, WatchReset
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.testing.sim.network import Delays, Lane, Network
@@ -25,6 +24,7 @@ from coranto.testing.sim.rpc import Rpc
 from coranto.testing.sim.timeline import Killed, Process
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
+from tests.simulation.kit.disk import SimDisk
 
 FILE = Path("/data/file")
 
@@ -128,7 +128,7 @@ def test_names_outlive_a_crash_once_their_folders_are_synced() -> None:
         file.sync()
         for folder in synced:
             files.sync_folder(folder)
-        assert (disk.content(FILE, durable=True) is not None) == (len(synced) == 2)
+        assert (disk.durable(FILE) is not None) == (len(synced) == 2)
         disk.crash("nothing" if len(synced) == 2 else "all")
         assert (disk.content(FILE) is not None) == (len(synced) == 2)
         loop.close()

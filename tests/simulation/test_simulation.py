@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -42,9 +43,6 @@ from coranto_broker.recovery.adoption import Adoption
 from coranto_broker.recovery.identity import ClusterIdentity
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.replication.pipeline import Pipeline
-from coranto_broker.simulation.options import DEMANDS, FAULTS, options_of
-from coranto_broker.simulation.run import RunReport, run
-from coranto_broker.simulation.world import LAYOUT, World
 from coranto_broker.spool import commit_check, in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder
 from coranto_broker.spool.flush import Flusher
@@ -52,6 +50,9 @@ from coranto_broker.spool.in_sync import Judgement, Takeover
 from coranto_broker.spool.recovery import Recovered
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import ProposalDecision, ProposalEffect, Spool
+from tests.simulation.broker.options import DEMANDS, FAULTS, options_of
+from tests.simulation.broker.run import RunReport, run
+from tests.simulation.broker.world import LAYOUT, World
 
 from .coverage import missing, seeds_until
 
@@ -165,8 +166,8 @@ def test_the_seeds_go_where_it_is_interesting() -> None:
 
 def test_a_run_is_the_same_in_another_process() -> None:
     code = (
-        "from coranto_broker.simulation.options import options_of\n"
-        "from coranto_broker.simulation.run import run\n"
+        "from tests.simulation.broker.options import options_of\n"
+        "from tests.simulation.broker.run import run\n"
         "report = run(options_of(7))\n"
         "print(report.digest, report.steps)\n"
     )
@@ -174,6 +175,7 @@ def test_a_run_is_the_same_in_another_process() -> None:
         subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[2],
             check=True,
             capture_output=True,
             text=True,
@@ -188,7 +190,7 @@ def test_a_run_is_the_same_in_another_process() -> None:
 def test_a_failure_says_how_to_repeat_it() -> None:
     report = run(options_of(3), prepare=lambda world: world.problems.append("made up"))
     assert not report.sound
-    assert "python -m coranto_broker.simulation --seed 3" in str(report)
+    assert "python -m tests.simulation.broker --seed 3" in str(report)
     assert "fragment_length=" in str(report)
 
 

@@ -16,7 +16,7 @@ from coranto.streams.groups.group_reader import GroupReader
 from coranto.streams.groups.group_state import CheckpointPassed, GroupState, Positions, Released
 from coranto.streams.model import lanes
 from coranto.streams.model.frontier import Completion, Frontier
-from coranto.streams.model.lanes import LaneChange, LaneStep, LaneUse
+from coranto.streams.model.lanes import LaneChange, LaneStep
 from coranto.streams.model.positions import SegmentPosition
 from coranto.streams.model.stream import Stream
 from coranto.streams.writer.multi_key.writer import MultiKeyWriter
@@ -79,11 +79,9 @@ def test_what_is_planted_below_is_not_there_otherwise(options: dict[str, Any]) -
 
 
 def test_decisions_that_ask_for_no_open_gate_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def decide(
-        self: Decisions, use: LaneUse, acks: Mapping[str, bytes], token: str, done: Iterable[str] = ()
-    ) -> None:
+    async def decide(self: Decisions, txn: str, acks: Mapping[str, bytes], token: str, **options: Any) -> None:
         gate = await self.gate()
-        await right(self, use, acks, gate.token or token, done)
+        await right(self, txn, acks, gate.token or token, **options)
 
     right = Decisions.decide
     monkeypatch.setattr(Decisions, "decide", decide)

@@ -20,8 +20,8 @@ from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import JsonLines, ProducerClock, Sequencer, TransactionBuilder, iter_messages, new_producer_id
 from coranto.messages import read_committed as committed_of
-from coranto.testing.applying import apply_specs
 from coranto.wire import protocol_pb2 as pb
+from tests.servers.applying import apply_specs
 
 PATIENCE_S = 180
 LEASE_S = 60

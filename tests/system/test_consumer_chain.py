@@ -1,6 +1,6 @@
 """Three consumers in a chain, over real processes, come to exact sums while those are killed all the time.
 
-`python -m coranto_consumers.testing_chain --minutes 30` does it for as long as is wanted.
+`python -m tests.chain --minutes 30` does it for as long as is wanted.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from coranto_consumers.testing_chain.chain import ChainOptions
-from coranto_consumers.testing_chain.model import ExpectedStream, of_stream
-from coranto_consumers.testing_chain.nemesis import HANDS
-from coranto_consumers.testing_chain.run import run_chain
-from coranto_consumers.testing_chain.verdict import differences
+from tests.chain.chain import ChainOptions
+from tests.chain.model import ExpectedStream, of_stream
+from tests.chain.nemesis import HANDS
+from tests.chain.run import run_chain
+from tests.chain.verdict import differences
 
 SECONDS = 5
 KILLS = 5

@@ -20,7 +20,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy import text
 
 from coranto_consumers.stores import SqlStore
-from coranto_consumers.testing import MariadbServer, PostgresServer, why_no_mariadb
+from tests.servers.sql import MariadbServer, PostgresServer, why_no_mariadb
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 needs_mariadb = pytest.mark.skipif(bool(why_no_mariadb()), reason=why_no_mariadb())

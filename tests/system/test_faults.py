@@ -1,6 +1,6 @@
 """Real brokers in two zones, a real etcd and an S3 server, under load: every fault, and what several leave behind.
 
-`python -m coranto.testing.faults --minutes 30` does them all in any order for as long as is wanted.
+`python -m tests.faults --minutes 30` does them all in any order for as long as is wanted.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from coranto.testing.faults import nemesis
-from coranto.testing.faults.run import FaultRun, RunOptions
-from coranto.testing.s3_server import S3Server
+from tests.faults import nemesis
+from tests.faults.run import FaultRun, RunOptions
+from tests.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.system, pytest.mark.integration, pytest.mark.timeout(900)]
 

@@ -14,13 +14,13 @@ from rich.console import Console
 
 from coranto.audit.signing import verify_report
 from coranto.security.tokens import Keys
-from coranto_consumers.testing import PostgresServer
 from coranto_flights.data import load_flights
 from coranto_flights.proof import prove, prove_alerts, prove_table
 from coranto_flights.signed_audit import KEY, REPORT, audit_and_sign
 from dagster_coranto.flights.materialize import consumer_name, materialize
 from dagster_coranto.flights.run import FIRST, SECOND, Demo, _total_bytes
 from dagster_coranto.instance.home import dagster_environment
+from tests.servers.sql import PostgresServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500), pytest.mark.usefixtures("spark")]
 

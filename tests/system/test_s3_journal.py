@@ -13,8 +13,8 @@ from coranto.client import ClientConfig, JournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import StoreUnhealthy
 from coranto.fragments.stores import StoreRegistry
-from coranto.testing.s3_server import ANY_KEY, S3Server
 from coranto.wire import protocol_pb2 as pb
+from tests.servers.s3 import ANY_KEY, S3Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.system, pytest.mark.timeout(900)]
 

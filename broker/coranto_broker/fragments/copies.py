@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-import structlog
-
 from coranto.fragments.fragment import Fragment
 from coranto_broker.spool.durable_spool import FETCHED, Sealed
 from coranto_broker.spool.shared_file import SharedFile
-
-_log = structlog.get_logger(__name__)
 
 
 class Copies(Protocol):

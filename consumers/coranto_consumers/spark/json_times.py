@@ -109,11 +109,6 @@ def zone_of(name: str) -> tzinfo | None:
     return _zone(_SHORT_NAMES.get(name, name))
 
 
-def is_utc(zone: tzinfo | None) -> bool:
-    """Return True if a zone is known to be UTC."""
-    return zone is UTC or (isinstance(zone, ZoneInfo) and zone.key in ("UTC", "Etc/UTC"))
-
-
 @functools.lru_cache(maxsize=256)
 def _zone(name: str) -> tzinfo | None:
     if name == "Z":

@@ -37,7 +37,6 @@ from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.ranges import NumberedRange
 from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
 
-ALWAYS_PIECE: Final = ALWAYS
 SUMMARY_PIECE: Final = -3
 _SEGMENT_BITS: Final = 32
 _NO_BOUND: Final = (1 << 63) - 1

@@ -29,7 +29,6 @@ _PIECES: Final = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-_KINDS: Final = ("comment", "literal", "name", "placeholder", "stray", "end", "code")
 _TARGET: Final = re.compile(
     r"\b(?:(?:INSERT|REPLACE|MERGE)\b(?:\s+(?:OR\s+\w+|IGNORE|LOW_PRIORITY|HIGH_PRIORITY|DELAYED))*\s+INTO|DELETE\s+FROM)"
     r"\s+(?:ONLY\s+)?([^\s()]+|\()|(?:\A|[()])\s*UPDATE\s+(?:OR\s+\w+\s+|ONLY\s+|IGNORE\s+|LOW_PRIORITY\s+)*([^\s()]+|\()",

@@ -49,17 +49,9 @@ __all__ = [
     "Planner",
     "RemoveAssignment",
     "can_drain",
-    "plan",
 ]
 
 _by_id = attrgetter("id")
-
-
-def plan(
-    items: Iterable[PlanItem], members: Iterable[PlanMember], assignments: Iterable[PlanAssignment]
-) -> AllocationPlan:
-    """Return the changes to make now. The same input in any order gives the same plan."""
-    return Planner().plan(items, members, assignments)
 
 
 class Planner:

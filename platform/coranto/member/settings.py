@@ -78,19 +78,3 @@ class MemberSettings(BaseSettings):
     def variable(cls, name: str) -> str:
         """Return the environment variable of a setting."""
         return f"{cls.model_config['env_prefix']}{name.upper()}"
-
-    @classmethod
-    def markdown_table(cls) -> str:
-        """Return the table of settings for the docs."""
-        lines = ["| setting | default | |", "|---|---|---|"]
-        for name, field in cls.model_fields.items():
-            default = field.get_default()
-            shown = "" if default is None or name in cls.secrets() or default == "" else f"`{_plain(default)}`"
-            lines.append(f"| `{name}` | {shown} | {field.description} |")
-        return "\n".join(lines)
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))

@@ -5,8 +5,7 @@ Needs pyarrow (the `consumers` extra).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from coranto.extras import explained
 
@@ -18,8 +17,7 @@ except ModuleNotFoundError as error:
     raise explained(error) from error
 
 from coranto.errors import InvalidInput
-from coranto.messages.columnar import producer_number
-from coranto.messages.framing import Envelope, JsonLines
+from coranto.messages.framing import JsonLines
 from coranto.messages.special_lines import read_block
 
 POSITION: Final = pa.schema(
@@ -35,7 +33,7 @@ POSITION: Final = pa.schema(
 """The columns that sequencing needs. `journal` may be dictionary-encoded."""
 
 LINES: Final = pa.schema([*POSITION, pa.field("content", pa.binary(), nullable=False)])
-"""The columns of the batches that `line_batch` and `envelope_batch` return."""
+"""The columns of the batches that `line_batch` returns."""
 
 UNREADABLE: Final = "unreadable"
 """The further column of batches of a tolerant framing."""
@@ -66,23 +64,6 @@ def line_batch(framing: JsonLines, journal: str, content: bytes, begin_offset: i
     if found.blank is not None:
         batch = batch.filter(pa.array(~found.blank))
     return batch, lines.consumed
-
-
-def envelope_batch(envelopes: Iterable[Envelope[Any]]) -> pa.RecordBatch:
-    """Return messages of any framing as a batch of `LINES`, with their payloads as `content`."""
-    rows = list(envelopes)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([row.journal for row in rows], pa.string()),
-            pa.array([row.begin for row in rows], pa.int64()),
-            pa.array([row.end for row in rows], pa.int64()),
-            pa.array([producer_number(row.producer) for row in rows], pa.uint64()),
-            pa.array([row.clock for row in rows], pa.uint64()),
-            pa.array([row.flags for row in rows], pa.uint16()),
-            pa.array([row.content for row in rows], pa.binary()),
-        ],
-        schema=LINES,
-    )
 
 
 def parse_lines(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.Table:

@@ -11,8 +11,7 @@ let workers read parts of one journal at the same time:
     segment gets a window of clocks, and each producer its next state.
 3.  The workers apply the windows: a row is committed when its clock lies within its segment's window.
 
-Scanning is a fold: `merge(scan(x), scan(y))` equals the segments of `scan(x + y)`, and `merge` is associative. So a
-range may be scanned in batches of any size (`RangeScanner`), and scanning again yields the same segment numbers.
+A range may be scanned in batches of any size (`RangeScanner`), and scanning again yields the same segment numbers.
 
 **Replay.** Messages that were pending at the checkpoint are below its `read_through`. They are needed only when an
 acknowledgement commits them: `SequencingResult.replay` then names their producers. Scan the journal from the least of
@@ -228,20 +227,6 @@ class RangeScanner:
                 strict=True,
             )
         ]
-
-
-def merge(first: Sequence[RowSegment], second: Sequence[RowSegment]) -> list[RowSegment]:
-    """Return the segments of two adjacent ranges as of one range. Associative; an empty list is its identity."""
-    merged = list(first)
-    last_of = {segment.producer: index for index, segment in enumerate(first)}
-    for segment in second:
-        index = last_of.pop(segment.producer, None)  # Only a producer's first segment can join.
-        if index is not None and segment.flags is merged[index].flags and segment.flags is not Flags.ACK_TXN:
-            last_clock = max(merged[index].last_clock, segment.last_clock)
-            merged[index] = merged[index]._replace(last_clock=last_clock)
-        else:
-            merged.append(segment)
-    return merged
 
 
 def resolve(

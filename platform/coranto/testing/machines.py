@@ -19,7 +19,7 @@ from coranto.testing.in_process import BrokerEffects, BrokerPlace, RunBroker
 from coranto.testing.sim import etcd as sim_etcd
 from coranto.testing.sim import object_store
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.disk import SimDisk
+from coranto.testing.sim.disk import MemoryDisk
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
 from coranto.testing.sim.network import Delays, Network
 from coranto.testing.sim.object_store import SimObjectStore, SimStores
@@ -111,7 +111,7 @@ class Machine:
     def __init__(self, world: RunningCluster, place: BrokerPlace, run_broker: RunBroker, rng: random.Random) -> None:
         self.place = place
         self.endpoint = place.endpoint
-        self.disk = SimDisk(world.timeline, rng, loses_power=False)
+        self.disk = MemoryDisk()
         self._world = world
         self._run_broker = run_broker
         self._life: _Life | None = None

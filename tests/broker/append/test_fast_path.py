@@ -18,7 +18,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import fast_path
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import FaultyDisk, RawClient, create, eventually, running_broker
+from tests.broker.running import FaultyDisk, RawClient, create, eventually, running_broker
 
 pytestmark = pytest.mark.integration
 

@@ -38,7 +38,7 @@ from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import Epoch, InSyncRecord, Stamp
 from coranto_broker.spool.spool import empty_at
-from coranto_broker.testing.running import FaultyDisk, ManualClock, eventually
+from tests.broker.running import FaultyDisk, ManualClock, eventually
 
 JOURNAL = "a/journal"
 IN_SYNC = Layout("/cluster").in_sync_key(JOURNAL)

@@ -18,7 +18,7 @@ from coranto_broker.replication.peers import PeerStream
 from coranto_broker.replication.replica import Replica
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, create, eventually, running_broker
+from tests.broker.running import RawClient, create, eventually, running_broker
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,7 @@ from coranto_broker.append.states import Way
 from coranto_broker.broker import Broker
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, create, eventually, running_broker
+from tests.broker.running import RawClient, create, eventually, running_broker
 
 J = "test/journal"
 TORN = b'{"customer":"torn"}'

@@ -8,7 +8,7 @@ import pytest
 
 from coranto_broker.fragments.backlog import FAILING_ATTEMPTS, PATIENCE_SECONDS, Backlog
 from coranto_broker.ownership import Invalidated, Signal
-from coranto_broker.testing.running import ManualClock
+from tests.broker.running import ManualClock
 
 A, B, C = "journal/a", "journal/b", "journal/c"
 URL, OTHER = "s3://bucket/", "s3://other/"

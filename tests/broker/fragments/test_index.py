@@ -17,7 +17,7 @@ from coranto_broker.fragments.index import AT_ONCE, JUMP_AGE_SECONDS, FragmentIn
 from coranto_broker.handlers.fragments import select
 from coranto_broker.spool.durable_spool import Sealed
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.testing.running import ManualClock
+from tests.broker.running import ManualClock
 
 NOW = 1_700_000_000.0
 OLD = int(NOW) - JUMP_AGE_SECONDS - 1

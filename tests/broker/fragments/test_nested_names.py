@@ -26,7 +26,7 @@ from coranto.security.tokens import BearerToken, Capability, Claims, Keys, Secre
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, eventually, stored_files
+from tests.broker.running import RawClient, eventually, stored_files
 
 pytestmark = pytest.mark.integration
 

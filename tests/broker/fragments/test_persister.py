@@ -23,7 +23,7 @@ from coranto_broker.metrics import Metrics
 from coranto_broker.spool.durable_spool import Sealed
 from coranto_broker.spool.in_sync import Judgement
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.testing.running import ManualClock, eventually
+from tests.broker.running import ManualClock, eventually
 
 JOURNAL = "a/journal"
 

@@ -19,8 +19,8 @@ from coranto.fragments.stores import FragmentStore
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.process import BrokerChild
-from coranto_broker.testing.running import RawClient, create, eventually, running_broker, stored_files
+from tests.broker.process import BrokerChild
+from tests.broker.running import RawClient, create, eventually, running_broker, stored_files
 
 pytestmark = pytest.mark.integration
 

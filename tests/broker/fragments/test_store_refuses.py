@@ -21,7 +21,7 @@ from coranto_broker.fragments import persister
 from coranto_broker.fragments.backlog import FAILING_ATTEMPTS
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, create, eventually, running_broker, stored_files
+from tests.broker.running import RawClient, create, eventually, running_broker, stored_files
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ import pytest
 
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
-from coranto_broker.testing.running import RawClient
+from tests.broker.running import RawClient
 
 MakeSpec = Callable[..., pb.JournalSpec]
 Running = tuple[BrokerProcess, RawClient]

@@ -12,7 +12,7 @@ from coranto_broker.fast_counters import FastCounter
 from coranto_broker.handlers.admission import LOG_SECONDS, Admission
 from coranto_broker.metrics import UnderWay
 from coranto_broker.rpc.rolled_back import TooManyAppends
-from coranto_broker.testing.running import ManualClock
+from tests.broker.running import ManualClock
 
 
 def counter() -> FastCounter:

@@ -13,8 +13,8 @@ from coranto.effects import SystemClock
 from coranto.fragments.fragment import sum_from_wire, sum_of
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.testing.running import RawClient, create
 from tests.broker.handlers.rpcs import MakeSpec, Running, failure
+from tests.broker.running import RawClient, create
 
 pytestmark = pytest.mark.integration
 

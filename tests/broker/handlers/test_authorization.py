@@ -46,7 +46,7 @@ from coranto_broker.rpc.first_write import WholeFirstWrite
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.server.service import SERVICES, JournalService
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import ManualClock, eventually
+from tests.broker.running import ManualClock, eventually
 
 J = "team-a/journal"
 OTHER = "team-b/journal"

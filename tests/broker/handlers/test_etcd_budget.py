@@ -16,8 +16,8 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import NoteRequest
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import running_broker
 from tests.broker.handlers.test_authorization import KEY, STORE
+from tests.broker.running import running_broker
 
 pytestmark = pytest.mark.integration
 

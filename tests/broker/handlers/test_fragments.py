@@ -15,8 +15,8 @@ from coranto.fragments.fragment import Codec
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, create, eventually, stored_files
 from tests.broker.handlers.rpcs import MakeSpec, Running, failure
+from tests.broker.running import RawClient, create, eventually, stored_files
 
 pytestmark = pytest.mark.integration
 

@@ -24,8 +24,8 @@ from coranto.errors import InvalidInput
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.process import BrokerChild
-from coranto_broker.testing.running import RawClient, create, eventually
+from tests.broker.process import BrokerChild
+from tests.broker.running import RawClient, create, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.integration]
 

@@ -25,7 +25,7 @@ from coranto_broker.replication.replica import Replica
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import Sealed
-from coranto_broker.testing.running import ManualClock, RawClient, create, eventually, running_broker
+from tests.broker.running import ManualClock, RawClient, create, eventually, running_broker
 
 J = "test/journal"
 STORE = "file:///frags/"

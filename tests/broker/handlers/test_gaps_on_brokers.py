@@ -11,7 +11,7 @@ import pytest
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import folder_of
-from coranto_broker.testing.process import BrokerChild
+from tests.broker.process import BrokerChild
 
 pytestmark = [pytest.mark.system, pytest.mark.integration]
 

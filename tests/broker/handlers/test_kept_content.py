@@ -15,8 +15,8 @@ from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.security.tokens import Capability, Claims, Keys, sign
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, create, eventually, running_broker, stored_files
 from tests.broker.handlers.rpcs import MakeSpec
+from tests.broker.running import RawClient, create, eventually, running_broker, stored_files
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,8 @@ import pytest
 from coranto import labels
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.testing.running import RawClient
 from tests.broker.handlers.rpcs import MakeSpec, failure
+from tests.broker.running import RawClient
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ from coranto_broker.handlers import first_message
 from coranto_broker.replication import resolver
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, create, eventually, running_broker
+from tests.broker.running import RawClient, create, eventually, running_broker
 
 pytestmark = pytest.mark.integration
 

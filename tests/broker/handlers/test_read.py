@@ -13,8 +13,8 @@ from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import SET_ASIDE
-from coranto_broker.testing.running import RawClient, create
 from tests.broker.handlers.rpcs import MakeSpec, failure
+from tests.broker.running import RawClient, create
 
 pytestmark = pytest.mark.integration
 

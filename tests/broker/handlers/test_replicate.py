@@ -17,7 +17,7 @@ from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments import index
 from coranto_broker.server.process import BrokerProcess
-from coranto_broker.testing.running import RawClient, eventually
+from tests.broker.running import RawClient, eventually
 
 pytestmark = pytest.mark.integration
 

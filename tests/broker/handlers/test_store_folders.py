@@ -22,7 +22,7 @@ from coranto.testing.sim.network import Delays, Network
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.store_folders import folder_conflict, folder_guards
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, create, running_broker
+from tests.broker.running import RawClient, create, running_broker
 
 LAYOUT = Layout("/cluster")
 MakeSpec = Callable[..., pb.JournalSpec]

@@ -9,7 +9,7 @@ import pytest
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient
+from tests.broker.running import RawClient
 
 pytestmark = pytest.mark.integration
 

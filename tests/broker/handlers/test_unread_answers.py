@@ -22,7 +22,7 @@ from coranto.wire.frames_pb2 import FrameOpening
 from coranto_broker.append import stream_bounds
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import eventually
+from tests.broker.running import eventually
 
 pytestmark = pytest.mark.integration
 

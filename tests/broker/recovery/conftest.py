@@ -10,7 +10,7 @@ import pytest
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.recovery import orphaned_spools
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.process import BrokerChild
+from tests.broker.process import BrokerChild
 
 MakeSpec = Callable[..., pb.JournalSpec]
 

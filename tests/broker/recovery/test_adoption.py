@@ -20,9 +20,9 @@ from coranto.labels import label_set
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.recovery.identity import DirectoryUse, encode
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.process import BrokerChild
-from coranto_broker.testing.running import RawClient, create, eventually, running_broker
+from tests.broker.process import BrokerChild
 from tests.broker.recovery.wrong_etcds import CONTENT, MINE, refusal, write
+from tests.broker.running import RawClient, create, eventually, running_broker
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("short_pauses")]
 MakeSpec = Callable[..., pb.JournalSpec]

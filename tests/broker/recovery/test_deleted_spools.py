@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coranto.effects import LocalDisk
 from coranto_broker.recovery.deleted_spools import FOLDER, NOTE, DeletedSpools
-from coranto_broker.testing.running import ManualClock
+from tests.broker.running import ManualClock
 
 J = "test/journal"
 

@@ -20,8 +20,8 @@ from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import Fsync, Sealed, SpoolFolder
 from coranto_broker.spool.recovery import recover
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.testing.process import BrokerChild
-from coranto_broker.testing.running import RawClient, eventually
+from tests.broker.process import BrokerChild
+from tests.broker.running import RawClient, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.integration]
 

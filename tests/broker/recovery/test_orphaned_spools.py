@@ -31,7 +31,7 @@ from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import Epoch, InSyncRecord
 from coranto_broker.spool.spool import empty_at
-from coranto_broker.testing.running import eventually
+from tests.broker.running import eventually
 
 J = "test/journal"
 ME, OTHER = "local#me", "local#other"

@@ -9,11 +9,11 @@ from random import Random
 import pytest
 
 from coranto.errors import InvalidInput
-from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.loop import simulated
 from coranto.testing.sim.timeline import Process
 from coranto_broker.recovery.saved_records import SavedRecord, SavedRecords
 from coranto_broker.spool.in_sync import Epoch, InSyncRecord
+from tests.simulation.kit.disk import SimDisk
 
 DATA = Path("/data")
 RECORD = InSyncRecord(7, ("local#me",), (Epoch(40, 0),), written=41)

@@ -21,7 +21,7 @@ from coranto_broker.server.cli import app
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
 from coranto_broker.spool.recovery import recover
-from coranto_broker.testing.running import ManualClock, RawClient, running_broker
+from tests.broker.running import ManualClock, RawClient, running_broker
 from tests.broker.spool.test_durable_spool import Observer, append
 
 J = "test/journal"

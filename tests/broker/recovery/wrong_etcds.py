@@ -9,8 +9,8 @@ from coranto.labels import label_set
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.process import BrokerChild
-from coranto_broker.testing.running import create
+from tests.broker.process import BrokerChild
+from tests.broker.running import create
 
 CONTENT = b"x" * 10_001
 MINE = label_set(author="me")

@@ -13,7 +13,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers import append_commit
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.rpc.rolled_back import AppendUnderflow
-from coranto_broker.testing.running import ManualClock
+from tests.broker.running import ManualClock
 
 KIB = 1024
 

@@ -18,7 +18,7 @@ from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import empty_at
-from coranto_broker.testing.running import FaultyDisk, ManualClock
+from tests.broker.running import FaultyDisk, ManualClock
 
 JOURNAL = "a/journal"
 NONE = pb.LabelSet()

@@ -25,7 +25,7 @@ from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, Spoo
 from coranto_broker.spool.recovery import recover
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import empty_at
-from coranto_broker.testing.running import ManualClock, RawClient, create, running_broker
+from tests.broker.running import ManualClock, RawClient, create, running_broker
 
 J = "test/journal"
 NONE = pb.LabelSet()

@@ -27,8 +27,8 @@ from coranto_broker.ownership import Signal
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.replication.replica import PulseFailed, Replica
 from coranto_broker.spool.durable_spool import Fsync, SpoolFolder
-from coranto_broker.testing.running import eventually
 from coranto_broker.turns import Turns
+from tests.broker.running import eventually
 
 J = "test/journal"
 

@@ -18,7 +18,7 @@ from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, eventually, running_broker
+from tests.broker.running import RawClient, eventually, running_broker
 
 pytestmark = pytest.mark.integration
 

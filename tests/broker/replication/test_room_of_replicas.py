@@ -14,7 +14,7 @@ import pytest
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool import disk_room
-from coranto_broker.testing.running import FaultyDisk, RawClient, create, eventually, running_broker
+from tests.broker.running import FaultyDisk, RawClient, create, eventually, running_broker
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ import pytest
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.rpc.blocking_reads import BlockingReads, TooManyReads
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import create, eventually, running_broker
+from tests.broker.running import create, eventually, running_broker
 
 J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]

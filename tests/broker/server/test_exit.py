@@ -15,8 +15,8 @@ from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.lease import LeaseRecord
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.process import BrokerChild
-from coranto_broker.testing.running import eventually
+from tests.broker.process import BrokerChild
+from tests.broker.running import eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.integration]
 

@@ -32,8 +32,8 @@ from coranto_broker.server import process as of_process
 from coranto_broker.server.frame_listener import SocketListener
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.process import BrokerChild
-from coranto_broker.testing.running import GRACE_SECONDS, eventually
+from tests.broker.process import BrokerChild
+from tests.broker.running import GRACE_SECONDS, eventually
 from tests.platform.security.files import Files, authority
 
 pytestmark = pytest.mark.integration

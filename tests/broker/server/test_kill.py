@@ -18,8 +18,8 @@ from coranto.fragments.fragment import parse_content_path
 from coranto.fragments.stores import open_store
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.process import BrokerChild
-from coranto_broker.testing.running import RawClient, eventually
+from tests.broker.process import BrokerChild
+from tests.broker.running import RawClient, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.integration]
 

@@ -13,7 +13,7 @@ import yaml
 
 from coranto_broker.append.stream_bounds import REASONS
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import running_broker
+from tests.broker.running import running_broker
 
 ROOT = Path(__file__).parents[3]
 ALERTS: list[dict[str, Any]] = [

@@ -21,8 +21,8 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.heads import VERSION
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, create, eventually, running_broker
 from coranto_broker.turns import Turns
+from tests.broker.running import RawClient, create, eventually, running_broker
 
 pytestmark = pytest.mark.integration
 

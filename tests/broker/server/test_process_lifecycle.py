@@ -20,7 +20,7 @@ from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import RawClient, create, eventually, running_broker, stored_files
+from tests.broker.running import RawClient, create, eventually, running_broker, stored_files
 
 pytestmark = pytest.mark.integration
 

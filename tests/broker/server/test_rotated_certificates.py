@@ -16,7 +16,7 @@ from coranto.errors import Unavailable
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing.running import eventually
+from tests.broker.running import eventually
 from tests.platform.security.files import Files, authority
 
 MakeSpec = Callable[..., pb.JournalSpec]

@@ -13,7 +13,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import ProposalDecision, empty_at
-from coranto_broker.testing.running import FaultyDisk, ManualClock
+from tests.broker.running import FaultyDisk, ManualClock
 
 JOURNAL = "a/journal"
 

@@ -25,7 +25,6 @@ import typer
 from coranto import labels
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
@@ -34,6 +33,7 @@ from coranto_broker.spool.durable_spool import Fsync, Sealed, SpoolFolder, folde
 from coranto_broker.spool.recovery import Recovered, recover
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import empty_at
+from tests.simulation.kit.disk import SimDisk
 
 JOURNAL = "a/journal"
 LIVES = 6

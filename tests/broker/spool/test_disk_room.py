@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coranto_broker.spool.disk_room import LOOK_SECONDS, DiskRoom
-from coranto_broker.testing.running import ManualClock
+from tests.broker.running import ManualClock
 
 
 def test_room_is_short_below_the_reserve() -> None:

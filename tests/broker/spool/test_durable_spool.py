@@ -23,7 +23,7 @@ from coranto_broker.spool.flush import DiskFailed, Flusher
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.recovery import recover
 from coranto_broker.spool.spool import ProposalEffect, empty_at
-from coranto_broker.testing.running import FaultyDisk, ManualClock
+from tests.broker.running import FaultyDisk, ManualClock
 from tests.broker.spool.conftest import JOURNAL, MINE, Observer, append, content_of, names, roll
 
 NONE = pb.LabelSet()

@@ -13,7 +13,7 @@ from coranto.errors import Unavailable
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import Fsync
-from coranto_broker.testing.running import FaultyDisk, RawClient, create, eventually, running_broker
+from tests.broker.running import FaultyDisk, RawClient, create, eventually, running_broker
 
 pytestmark = pytest.mark.integration
 

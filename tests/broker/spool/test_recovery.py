@@ -16,7 +16,7 @@ from coranto.fragments.fragment import Codec, sum_of
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import UNSTAMPED
 from coranto_broker.spool.recovery import Recovered, recover
-from coranto_broker.testing.running import FaultyDisk, ManualClock
+from tests.broker.running import FaultyDisk, ManualClock
 from tests.broker.spool.conftest import JOURNAL, MINE, Observer, append, content_of, names, roll
 
 # -------------------------------------------------------------------------------------------------------- recovery

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
 from coranto.messages import Envelope, Flags, JsonLines, ProducerId, Source
-from coranto.messages.batches import envelope_batch
 from coranto_consumers.runtime import column_intake, intake
 from coranto_consumers.runtime.column_intake import ColumnIntake
 from coranto_consumers.runtime.intake import Intake
+from tests.platform.messages.envelope_batches import envelope_batch
 
 JOURNAL = "a/journal"
 SIZE = 10

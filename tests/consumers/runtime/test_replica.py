@@ -35,9 +35,9 @@ from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.replica import ShardReplica
 from coranto_consumers.runtime.testing import shard_spec
 from coranto_consumers.stores.sql import SqlStore
-from coranto_consumers.testing import PostgresServer, PostgresStandby
 from tests.consumers.outages import Outage, OutageClock, ProxiedStore
 from tests.consumers.runtime.conftest import Sums
+from tests.servers.sql import PostgresServer, PostgresStandby
 
 ME = MemberId("zone", "me")
 

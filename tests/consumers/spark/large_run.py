@@ -29,9 +29,9 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import Add, Hooks, JournalOutput, Outputs, SparkConsumer, Step, TableOutput
 from coranto_consumers.spark.session import new_session
 from coranto_consumers.stores import SqlStore
-from coranto_consumers.testing import PostgresServer
 from tests.consumers.spark.large_history import History
 from tests.consumers.spark.large_truth import Truth
+from tests.servers.sql import PostgresServer
 
 IN, OUT = "large/in/", "large/out/"
 SINKS = tuple(f"{OUT}{n}" for n in range(4))

@@ -20,9 +20,9 @@ from coranto_consumers.spark.outages import Outages, RunCommits
 from coranto_consumers.spark.output_stores import SqlOutputs
 from coranto_consumers.spark.progress import NOTHING, ConsumeReport
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
-from coranto_consumers.testing import PostgresServer, PostgresStandby
 from tests.consumers.outages import Outage, ProxiedStore
 from tests.consumers.spark.test_consumer import LoggedDelays, World, check_logged
+from tests.servers.sql import PostgresServer, PostgresStandby
 
 
 class Waiting(Hooks):

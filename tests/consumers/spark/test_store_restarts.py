@@ -6,8 +6,8 @@ import pytest
 
 from coranto_consumers.spark import Hooks, SparkConsumer, Step
 from coranto_consumers.spark import outputs as spark_outputs
-from coranto_consumers.testing import PostgresServer
 from tests.consumers.spark.test_consumer import LoggedDelays, World, check_logged
+from tests.servers.sql import PostgresServer
 
 pytestmark = pytest.mark.integration
 

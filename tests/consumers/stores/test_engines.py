@@ -37,7 +37,7 @@ from coranto_consumers.stores.durability import RELAXED
 from coranto_consumers.stores.engines import is_transient, prepare_nothing
 from coranto_consumers.stores.merge import plan_merge
 from coranto_consumers.stores.staging import StageWriter, stage_of
-from coranto_consumers.testing import PostgresServer, PostgresStandby
+from tests.servers.sql import PostgresServer, PostgresStandby
 
 NUMBERS = Table("numbers", MetaData(), Column("n", Integer, primary_key=True))
 

@@ -36,7 +36,7 @@ from coranto_consumers.stores import Add, SqlShardStore, SqlStore
 from coranto_consumers.stores.merge import merge_staged, plan_merge
 from coranto_consumers.stores.mysql import code_of
 from coranto_consumers.stores.staging import StageWriter, delete_staged, stage_of
-from coranto_consumers.testing import MariadbServer, why_no_mariadb
+from tests.servers.sql import MariadbServer, why_no_mariadb
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_no_mariadb()), reason=why_no_mariadb())]
 

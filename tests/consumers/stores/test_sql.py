@@ -23,7 +23,7 @@ from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInp
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.sql import CHECKPOINTS
-from coranto_consumers.testing import PostgresServer
+from tests.servers.sql import PostgresServer
 
 NUMBERS = Table("numbers", MetaData(), Column("n", Integer, primary_key=True))
 

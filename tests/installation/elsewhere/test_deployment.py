@@ -28,8 +28,8 @@ import yaml
 from coranto.cluster.etcd_program import find_etcd
 from coranto.cluster.etcd_server import is_healthy
 from coranto.cluster.processes import ChildProcess, free_port, stop_all
-from coranto.testing.s3_server import AwsKey, S3Server
 from tests.installation.elsewhere.environments import ROOT
+from tests.servers.s3 import AwsKey, S3Server
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 

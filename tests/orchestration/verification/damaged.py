@@ -22,13 +22,13 @@ from coranto.cluster import EmbeddedCluster
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import FragmentStore, StoreRegistry
 from coranto.recovery import JournalsRecovery, MoreDoctors, NotApproved
-from coranto.testing.faults.links import ProxiedLink, Proxy
-from coranto.testing.s3_server import S3Server
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_journal_recovery, build_verification
 from dagster_coranto.verification.checks import MoreChecks, as_result
 from dagster_coranto.verification.recovery import plan_metadata, recovery_metadata
+from tests.faults.links import ProxiedLink, Proxy
 from tests.orchestration.metadata import own
+from tests.servers.s3 import S3Server
 
 BROKERS: Final = 3
 BUCKET: Final = "damage"

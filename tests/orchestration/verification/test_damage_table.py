@@ -21,8 +21,6 @@ from coranto.fragments.fragment import Fragment, sum_of
 from coranto.fragments.store_endpoints import VARIABLE
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import Checkpoint, Source
-from coranto.testing.faults.links import ProxiedLink, Proxy
-from coranto.testing.s3_server import ANY_KEY, S3Server
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
 from coranto_consumers.recovery import MendedDatabase, StoreDoctor
@@ -30,7 +28,9 @@ from coranto_consumers.stores.merge import Replace, plan_merge
 from coranto_consumers.stores.staging import StageWriter, stage_of
 from tests.consumers.audit.conftest import EXPECTATIONS, ORDERS, Scene
 from tests.consumers.recovery.test_stores import write_checkpoint
+from tests.faults.links import ProxiedLink, Proxy
 from tests.orchestration.verification.damaged import BROKERS, BUCKET, SIZE, STORED, Checked, Place, Row, until
+from tests.servers.s3 import ANY_KEY, S3Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

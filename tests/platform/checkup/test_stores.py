@@ -9,7 +9,7 @@ import pytest
 
 from coranto.checkup import Condition
 from coranto.checkup.stores import store
-from coranto.testing.s3_server import AwsKey, S3Server
+from tests.servers.s3 import AwsKey, S3Server
 
 pytestmark = pytest.mark.integration
 

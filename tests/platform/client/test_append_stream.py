@@ -23,7 +23,7 @@ from coranto.transport.frames import FrameKind
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch
 from coranto.wire.frames_pb2 import FrameEnd, FramePort
-from coranto_broker.testing.running import eventually
+from tests.broker.running import eventually
 
 
 class FakeCall:

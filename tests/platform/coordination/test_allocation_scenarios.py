@@ -16,7 +16,7 @@ from coranto.coordination.planning import (
     Planner,
     RemoveAssignment,
 )
-from coranto.testing.allocation import AllocationWorld
+from tests.platform.coordination.allocation import AllocationWorld
 
 
 def member_id(name: str) -> MemberId:

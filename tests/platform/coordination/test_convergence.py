@@ -17,7 +17,7 @@ from coranto.coordination.planning import (
     Planner,
     RemoveAssignment,
 )
-from coranto.testing.allocation import AllocationWorld
+from tests.platform.coordination.allocation import AllocationWorld
 
 A, B, C, D = (MemberId("zone", name) for name in ("m-a", "m-b", "m-c", "m-d"))
 ALL = (A, B, C, D)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coranto.coordination.flow_network import Cost, FlowNetwork
-from coranto.testing.allocation import least_cost
+from tests.platform.coordination.allocation import least_cost
 
 
 @st.composite

@@ -26,7 +26,7 @@ from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import CoordinationError, Unavailable, WatchReset
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.testing.running import eventually
+from tests.broker.running import eventually
 
 pytestmark = pytest.mark.integration
 

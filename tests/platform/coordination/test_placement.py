@@ -13,7 +13,7 @@ from coranto.coordination.flow_network import FlowNetwork
 from coranto.coordination.layout import MemberId
 from coranto.coordination.placement import Placement, choose_placement
 from coranto.coordination.planning import PlanItem, PlanMember
-from coranto.testing.allocation import AllocationWorld, least_cost
+from tests.platform.coordination.allocation import AllocationWorld, least_cost
 
 
 def members(*zones: str, limit: int = 1000) -> list[PlanMember]:

@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from coranto.coordination.layout import MemberId
-from coranto.coordination.planning import PlanAssignment, PlanItem, PlanMember, Planner, can_drain, plan
-from coranto.testing.allocation import AllocationWorld
+from coranto.coordination.planning import PlanAssignment, PlanItem, PlanMember, Planner, can_drain
+from tests.platform.coordination.allocation import AllocationWorld, plan
 
 
 def members(count: int, *, zones: int = 1, limit: int = 1000) -> list[PlanMember]:

@@ -20,7 +20,7 @@ from coranto.fragments.codecs import compress
 from coranto.fragments.fragment import Codec
 from coranto.fragments.stores import open_store
 from coranto.testing.fragments import CONTENT, fragment_of, listed, put, read_directly
-from coranto.testing.s3_server import ANY_KEY, REGION, AwsKey, S3Server
+from tests.servers.s3 import ANY_KEY, REGION, AwsKey, S3Server
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ import pytest
 
 from coranto.fragments.stores import FragmentStore, open_store
 from coranto.testing.contracts.fragment_store import FragmentStoreContract
-from coranto.testing.s3_server import ANY_KEY, S3Server
+from tests.servers.s3 import ANY_KEY, S3Server
 
 pytestmark = pytest.mark.integration
 

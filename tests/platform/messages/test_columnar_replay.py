@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
 from coranto.messages import Envelope, Flags, JsonLines, ProducerId, ReplayRange, Sequencer, Source
-from coranto.messages.batches import envelope_batch
 from coranto.messages.checkpoints import ProducerState
 from coranto.messages.columnar_replay import ReplayedRows
+from tests.platform.messages.envelope_batches import envelope_batch
 
 PRODUCERS = [ProducerId(bytes([1, 0, 0, 0, 0, number])) for number in range(2)]
 PLACES = st.tuples(st.integers(0, 1), st.integers(0, 12), st.sampled_from(list(Flags)[:2]))

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from coranto.errors import CorruptMessage, InvalidInput, Unavailable
-from coranto.messages.batches import LINES, envelope_batch, line_batch, parse_lines
+from coranto.messages.batches import LINES, line_batch, parse_lines
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto.messages.columnar_sequencer import ColumnarSequencer, sequence_ranges
 from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
 from coranto.messages.pruning import Pruning
 from coranto.messages.sequencer import ReplayRange, Sequencer, read_committed
 from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, clock_to_ns, format_uuid
+from tests.platform.messages.envelope_batches import envelope_batch
 
 A, B, C = (ProducerId(bytes([1, 0, 0, 0, 0, number])) for number in (7, 3, 200))
 CONTINUE, ACK, OUTSIDE = Flags.CONTINUE_TXN, Flags.ACK_TXN, Flags.OUTSIDE_TXN

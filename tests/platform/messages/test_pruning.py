@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
-from coranto.messages.batches import envelope_batch
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto.messages.columnar_sequencer import ColumnarSequencer
 from coranto.messages.framing import Envelope, JsonLines, JsonObject
@@ -22,6 +21,7 @@ from coranto.messages.pruning import DEFAULT_PRUNE_DISTANCE, Pruning
 from coranto.messages.reading import ReadCommitted
 from coranto.messages.sequencer import ReplayRange, Sequencer, read_committed
 from coranto.messages.uuids import Flags, ProducerClock, ProducerId, clock_from_ns
+from tests.platform.messages.envelope_batches import envelope_batch
 
 LINES = JsonLines()
 HOUR = 3600

@@ -410,27 +410,3 @@ def test_a_scan_does_not_depend_on_batches(history: History, cuts: list[int]) ->
     assert scanner.segments() == segments
     assert np.concatenate(rows).tolist() == row_segment.tolist()
     assert [segment.first_offset for segment in segments] == sorted(segment.first_offset for segment in segments)
-
-
-@given(histories, st.integers(0, 50), st.integers(0, 50))
-def test_merging_is_associative_and_equals_scanning_all(history: History, first: int, second: int) -> None:
-    whole = columns_of(history.rows)
-    a, b, c = (columnar.scan(*piece).segments for piece in split(whole, [first, second]))
-    merged = columnar.merge(a, columnar.merge(b, c))
-    assert merged == columnar.merge(columnar.merge(a, b), c)
-    assert merged == columnar.scan(*whole).segments
-    assert columnar.merge([], a) == a == columnar.merge(a, [])
-
-
-@given(histories, st.integers(0, 50))
-def test_merged_segments_resolve_to_the_same_states(history: History, cut: int) -> None:
-    parts = [columnar.scan(*piece).segments for piece in split(columns_of(history.rows), [cut])]
-    apart = columnar.resolve(parts, {}, replayed=())
-    together = columnar.resolve([columnar.merge(*parts)], {}, replayed=())
-    for producer, state in apart.states.items():
-        assert together.states[producer].last_ack == state.last_ack
-        assert together.states[producer].is_pending == state.is_pending
-    assert together.resets == apart.resets
-    if history.is_well_formed:
-        assert together.states == apart.states
-        assert not apart.resets

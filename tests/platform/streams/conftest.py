@@ -9,7 +9,7 @@ import pytest
 from coranto.client import JournalClient
 from coranto.streams.control.lifecycle import Streams
 from coranto.testing import Cluster
-from coranto.testing.stream_world import StreamWorld, VirtualClock, stream_world
+from tests.platform.streams.stream_world import StreamWorld, VirtualClock, stream_world
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from coranto.streams.model.lanes import LanePool, LaneUse
 from coranto.streams.model.registers import Registers, WriterEntry, enter
 from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.streams.writer.units import CommitResult
-from coranto.testing.stream_world import STREAM, StreamWorld, stream_world
+from tests.platform.streams.stream_world import STREAM, StreamWorld, stream_world
 
 _ZONES = ("red", "green", "blue")
 _EVENTS = 3

@@ -1,6 +1,6 @@
 """The contract of transactions on one routing key, rows T1 to T14, each in its focused form.
 
-Cuts are placed exactly (`coranto.testing.stream_world`); the simulation holds the same rows against whatever happens.
+Cuts are placed exactly (`stream_world.py`); the simulation holds the same rows against whatever happens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from coranto.streams.writer.stream_writer import MAX_TRANSACTION_BYTES, StreamWr
 from coranto.streams.writer.transactions import Transaction, TransactionState
 from coranto.streams.writer.units import CommitResult
 from coranto.testing.sim.loop import simulated
-from coranto.testing.stream_world import STREAM, CutPoint, StreamWorld, VirtualClock, stream_world
+from tests.platform.streams.stream_world import STREAM, CutPoint, StreamWorld, VirtualClock, stream_world
 
 from .full_counts import cut_bytes, read_back, reading_everywhere
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import statistics
 import sys
 from collections.abc import AsyncIterator
@@ -53,10 +52,10 @@ from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.streams.writer.transactions import TransactionState
 from coranto.streams.writer.units import CommitResult
 from coranto.testing.fake_broker import CallPoint, FakeBroker
-from coranto.testing.sim.disk import SimDisk
+from coranto.testing.sim.disk import MemoryDisk
 from coranto.testing.sim.loop import simulated
-from coranto.testing.stream_world import STREAM, CutPoint, StreamWorld, VirtualClock, lose_records, stream_world
 from coranto.wire import protocol_pb2 as pb
+from tests.platform.streams.stream_world import STREAM, CutPoint, StreamWorld, VirtualClock, lose_records, stream_world
 
 from .full_counts import come_and_go
 
@@ -284,7 +283,7 @@ async def lose_everything(world: StreamWorld, *, specs: bool) -> None:
     cluster = world.cluster
     await cluster.stop(0)
     machine = cluster._machine(0)
-    machine.disk = SimDisk(cluster._world.timeline, random.Random(287), loses_power=False)
+    machine.disk = MemoryDisk()
     lose_records(cluster, JOURNAL, specs=specs)
     await cluster.start(0)
     if specs:

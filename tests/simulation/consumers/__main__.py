@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from coranto_broker.simulation.playing import First, Quiet, Seed, Seeds, play_seeds
+from tests.simulation.broker.playing import First, Quiet, Seed, Seeds, play_seeds
 
 from .options import options_of
 from .run import run

@@ -35,10 +35,10 @@ from typing import Any
 
 from coranto.messages import Envelope, Flags, JsonLines, Sequencer, iter_messages, read_committed
 from coranto.messages.checkpoints import Source
-from coranto.testing.sim.checker import Anomaly
 from coranto_consumers.spark.committed import CommittedReader
 from coranto_consumers.spark.ranges import Range, split
 from tests.consumers.spark.folding import Memory, transaction
+from tests.simulation.kit.checker import Anomaly
 
 from .application import output_of
 from .history import Fate, FinalShard, Owner, Record

@@ -10,8 +10,8 @@ import grpc.aio
 from coranto.coordination.etcd import Put
 from coranto.testing.sim import etcd
 from coranto.wire import consumer_pb2 as pc
-from coranto_broker.simulation.nemesis import Nemesis
-from coranto_broker.simulation.world import BrokerHost
+from tests.simulation.broker.nemesis import Nemesis
+from tests.simulation.broker.world import BrokerHost
 
 from . import database
 from .database import DatabaseFaults

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from coranto.errors import InvalidInput
-from coranto_broker.simulation.options import Options as BrokerOptions
-from coranto_broker.simulation.options import options_of as broker_options_of
+from tests.simulation.broker.options import Options as BrokerOptions
+from tests.simulation.broker.options import options_of as broker_options_of
 
 FAULTS = (
     "kill consumer",
@@ -27,7 +27,7 @@ FAULTS = (
     "move shard",
     "change shard",
 )
-"""Of consumers; those of brokers are in `coranto_broker.simulation.options`."""
+"""Of consumers; those of brokers are in `tests.simulation.broker.options`."""
 
 KINDS = ("sql", "tables", "json", "sqlite")
 """Of stores: a simulated database, `SqlShardStore` over a file, and the two of recovery logs."""

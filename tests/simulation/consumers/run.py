@@ -13,17 +13,17 @@ from pathlib import Path
 import grpc.aio
 
 from coranto.client import JournalClient
-from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import SimCoordinator
 from coranto.testing.sim.loop import simulated
 from coranto.testing.sim.timeline import Process
 from coranto.wire import consumer_pb2 as pc
-from coranto_broker.simulation import audit, playing
-from coranto_broker.simulation.playing import Tell, play
 from coranto_consumers.recoverylog import EtcdAuthority, HintKeys, HintStore, Player
 from coranto_consumers.stores.json_file import STATE_FILE, decode_state
 from coranto_consumers.stores.sqlite_file import DATABASE_FILE
+from tests.simulation.broker import audit, playing
+from tests.simulation.broker.playing import Tell, play
+from tests.simulation.kit.checker import Anomaly
 
 from . import tables
 from .application import load_book, read_database

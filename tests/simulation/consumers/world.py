@@ -28,7 +28,6 @@ from coranto.testing.sim.timeline import Process
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.simulation.world import Host, World, WorldConnection
 from coranto_consumers.runtime.application import Shard
 from coranto_consumers.runtime.consumer import Consumer
 from coranto_consumers.runtime.metrics import ConsumerMetrics
@@ -37,6 +36,7 @@ from coranto_consumers.runtime.service import ShardService
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from coranto_consumers.runtime.specs import ShardEntities
 from coranto_consumers.runtime.testing import shard_spec
+from tests.simulation.broker.world import Host, World, WorldConnection
 
 from . import tables
 from .application import AsyncTally, BookStore, JsonBook, SqlBook, SqliteBook, TablesBook, Tally

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coranto_broker.simulation.playing import First, Quiet, Seed, Seeds, play_seeds
+from tests.simulation.broker.playing import First, Quiet, Seed, Seeds, play_seeds
 
 from .options import lost_answers_options_of, options_of, shared_options_of
 from .run import run

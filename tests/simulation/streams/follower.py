@@ -11,7 +11,7 @@ from coranto.streams.model.positions import StreamPosition
 from coranto.streams.reader.stream_reader import StreamReader
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.timeline import Process
-from coranto_broker.simulation.world import Host
+from tests.simulation.broker.world import Host
 
 from .anomalies import Anomaly
 from .checker import Place, stands_of

@@ -15,7 +15,7 @@ from coranto.streams.groups.reader_groups import ReaderGroup
 from coranto.streams.model.positions import StreamPosition
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.timeline import Process
-from coranto_broker.simulation.world import Host
+from tests.simulation.broker.world import Host
 
 from .follower import parts_of
 from .ledger import Ledger

@@ -12,7 +12,7 @@ from coranto.streams.writer.multi_key.transaction import MultiKeyResult
 from coranto.streams.writer.multi_key.writer import MultiKeyWriter
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.timeline import Process
-from coranto_broker.simulation.world import Host
+from tests.simulation.broker.world import Host
 
 from .history import Attempt, Unit, UnitOutcome
 from .segments import parse

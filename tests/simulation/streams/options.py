@@ -9,9 +9,9 @@ from typing import Any
 
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Codec
-from coranto_broker.simulation.options import Options as BrokerOptions
-from coranto_broker.simulation.options import shares_streams
 from coranto_broker.spool.durable_spool import Fsync
+from tests.simulation.broker.options import Options as BrokerOptions
+from tests.simulation.broker.options import shares_streams
 
 FAULTS = (
     "kill",

@@ -12,9 +12,9 @@ from coranto.streams.control.lifecycle import Streams
 from coranto.streams.model.events import BytesEvents, JsonEvents
 from coranto.streams.model.stream import readers_journal, transactions_journal
 from coranto.testing.sim.loop import simulated
-from coranto_broker.simulation import playing
-from coranto_broker.simulation.nemesis import Nemesis
-from coranto_broker.simulation.playing import Tell, play
+from tests.simulation.broker import playing
+from tests.simulation.broker.nemesis import Nemesis
+from tests.simulation.broker.playing import Tell, play
 
 from .anomalies import Anomaly
 from .boundaries import Boundaries

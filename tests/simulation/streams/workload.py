@@ -16,7 +16,7 @@ from coranto.streams.writer.transactions import Transaction, TransactionState
 from coranto.streams.writer.units import CommitResult, EventPosition
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.timeline import Process
-from coranto_broker.simulation.world import Host
+from tests.simulation.broker.world import Host
 
 from .history import Attempt, Unit, UnitOutcome
 from .segments import parse

@@ -15,7 +15,7 @@ from coranto.testing.sim.connection import SimConnection
 from coranto.testing.sim.loop import SimLoop
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.simulation.world import World
+from tests.simulation.broker.world import World
 
 from .history import History
 from .options import Options

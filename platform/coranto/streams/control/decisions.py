@@ -195,21 +195,41 @@ class Decisions:
 
     # -- Decisions -------------------------------------------------------------------------------------------------
 
-    async def decide(self, use: LaneUse, acks: Mapping[str, bytes], token: str, done: Iterable[str] = ()) -> None:
-        """Commit the transaction that uses a lane, if the gate still has this `token`.
+    async def decide(
+        self,
+        txn: str,
+        acks: Mapping[str, bytes],
+        token: str,
+        *,
+        use: LaneUse | None = None,
+        done: Iterable[str] = (),
+        before: Mapping[str, str] | None = None,
+        after: Mapping[str, str] | None = None,
+    ) -> None:
+        """Commit a transaction with these acknowledgements, by journal, if the gate still has this `token`.
 
-        Transactions that wait together share an append.
-
-        `done` are earlier transactions whose acknowledgements are in their segments. Raises RegisterMismatch if nothing
-        was decided. Raises AppendOutcomeUnknown if that is not known; then call `was_decided`.
+        `use` is its lane. `done` are earlier transactions whose acknowledgements are in their segments. `before` are
+        registers that must have these values too ("" if they must be missing), and `after` their next values. Without
+        them, transactions that wait together share an append. Raises RegisterMismatch if nothing was decided. Raises
+        AppendOutcomeUnknown if that is not known; then call `was_decided`.
         """
-        decision = {**decision_of(use.txn, acks), "lane": [use.producer.hex(), use.begin]}
-        records: list[Mapping[str, object]] = [decision, *({"done": each} for each in done)]
+        encoded = {journal: base64.b64encode(ack).decode() for journal, ack in acks.items()}
+        lane = {} if use is None else {"lane": [use.producer.hex(), use.begin]}
+        records: list[Mapping[str, object]] = [{"decided": txn, "acks": encoded, **lane}]
+        records += [{"done": each} for each in done]
+        content = b"".join(map(_line, records))
+        required, append = {GATE_LABEL: token, **(before or {})}, self._client.append
+        check = labels.label_selector(
+            include={HELD_LABEL: "", **{name: value for name, value in required.items() if value}},
+            exclude={name: "" for name, value in required.items() if not value},
+        )
+        if before:
+            union = labels.label_set(after or {})
+            await append(self.journal, content, check_registers=check, union_registers=union)
+            return
         if self._batches is None or self._batches[0] != token:
-            check = labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: token})
-            append = self._client.append
             self._batches = token, Batches(lambda each, _: append(self.journal, each, check_registers=check))
-        await self._batches[1].append(b"".join(map(_line, records)), None)
+        await self._batches[1].append(content, None)
 
     async def was_decided(self, txn: str, begin: int) -> bool:
         """Return True if a transaction was decided. If it was not, it never will be.
@@ -291,11 +311,6 @@ class Decisions:
                 at += len(line) + 1
             if lines.partial_bytes > MAX_RECORD_BYTES:
                 raise CorruptData(f"journal {self.journal}: content at offset {at} is not a decision: it does not end")
-
-
-def decision_of(txn: str, acks: Mapping[str, bytes]) -> dict[str, object]:
-    """Return the record that decides a transaction with these acknowledgements, by journal."""
-    return {"decided": txn, "acks": {journal: base64.b64encode(ack).decode() for journal, ack in acks.items()}}
 
 
 def _line(record: Mapping[str, object]) -> bytes:

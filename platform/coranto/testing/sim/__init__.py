@@ -2,7 +2,7 @@
 
 * `loop`: the event loop, and `Process`es that can be killed and paused.
 * `disk`, `etcd`, `network`, `rpc`, `object_store`, `clocks`: twins of the outside world, with its faults.
-* `history`, `checker`, `linearizability`: clients' observations, and the check that a correct journal allows them.
+* `history`: the calls and observations of clients, for a check that a correct journal allows them.
 
-Of brokers it knows only the wire protocol. `coranto_broker.simulation` runs real brokers in it.
+Of brokers it knows only the wire protocol. `coranto.testing.Cluster` runs real brokers in it.
 """

@@ -32,7 +32,7 @@ from coranto.streams.model.frontier import Frontier, ancestors, earliest, fronti
 from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.positions import SegmentPosition, StreamPosition
 from coranto.streams.model.stream import Stream
-from coranto.testing.streams import random_stream, segment
+from tests.platform.streams.random_streams import random_stream, segment
 
 UPDATES: TypeAdapter[GroupUpdate] = TypeAdapter(GroupUpdate)
 STATES = TypeAdapter(GroupState)

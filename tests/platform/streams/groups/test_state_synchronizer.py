@@ -20,7 +20,7 @@ from coranto.streams.model.stream import HELD_LABEL
 from coranto.testing import Cluster
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop, simulated
-from coranto.testing.stream_world import lose_records
+from tests.platform.streams.stream_world import lose_records
 
 JOURNAL = "s/readers/group"
 

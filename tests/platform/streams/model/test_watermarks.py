@@ -17,8 +17,8 @@ from coranto.streams.model.stream import Stream, marks_journal
 from coranto.streams.model.watermarks import TimeMark, TimeWindow, Watermark, Watermarks, passed
 from coranto.streams.reader.stream_reader import StreamReader
 from coranto.streams.writer.stream_writer import StreamWriter
-from coranto.testing.stream_world import STREAM, StreamWorld
-from coranto.testing.streams import random_stream, segment
+from tests.platform.streams.random_streams import random_stream, segment
+from tests.platform.streams.stream_world import STREAM, StreamWorld
 
 ONE = graph_of(Stream("s", {0: segment(0, KeyRange.FULL)}))
 

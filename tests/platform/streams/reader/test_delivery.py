@@ -19,7 +19,7 @@ from coranto.streams.model.positions import SegmentPosition
 from coranto.streams.model.stream import Segment
 from coranto.streams.reader.delivery import SegmentPool, SegmentSource, StreamTransaction
 from coranto.testing.memory_journals import MemoryJournals
-from coranto.testing.streams import segment
+from tests.platform.streams.random_streams import segment
 
 FORMAT = JsonEvents()
 

@@ -14,7 +14,7 @@ from coranto.streams.model.keys import KeyRange, key_hash
 from coranto.streams.writer.attempt_queue import AttemptQueue
 from coranto.streams.writer.gaps import Gaps
 from coranto.streams.writer.units import WriteUnit
-from coranto.testing.stream_world import STREAM, CutPoint, StreamWorld, stream_world
+from tests.platform.streams.stream_world import STREAM, CutPoint, StreamWorld, stream_world
 
 LOW, HIGH = KeyRange.FULL.split(2)
 

@@ -18,7 +18,7 @@ from coranto.labels import label_selector
 from coranto.specs.validation import validate
 from coranto.streams import JsonEvents, Split, StreamWriter
 from coranto.streams.model.registers import Advances, WriterEntry, advance
-from coranto.testing.stream_world import STREAM, CutPoint, stream_world
+from tests.platform.streams.stream_world import STREAM, CutPoint, stream_world
 
 LABEL = "coranto.dev/writer-010203040506"
 NUMBERS = st.integers(0, (1 << 63) - 1)

@@ -35,22 +35,18 @@ import structlog
 from coranto import labels
 from coranto.client.client import JournalClient
 from coranto.client.retry import Retry
-from coranto.effects import Clock, Entropy, SystemClock
+from coranto.effects import Clock, Entropy
 from coranto.errors import (
     AppendOutcomeUnknown,
-    CommitUnknown,
     CorantoError,
     CorruptData,
     InvalidInput,
-    JournalNotFound,
     NotAllowed,
     RegisterMismatch,
     StreamChanged,
     StreamSealed,
 )
 from coranto.messages.uuids import ProducerClock
-from coranto.streams.control.decisions import GATE_LABEL, Decisions, decision_of
-from coranto.streams.control.lifecycle import Streams
 from coranto.streams.model.batch_content import (
     BATCH_REGISTER,
     content_register,
@@ -59,10 +55,10 @@ from coranto.streams.model.batch_content import (
     require_same_content,
 )
 from coranto.streams.model.events import JsonEvents, format_of
-from coranto.streams.model.stream import HELD_LABEL, Stream, validate_stream
+from coranto.streams.model.stream import HELD_LABEL, Stream
 from coranto.streams.writer.handshake import ensure_held
 from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, PartMover, acknowledgements, roll_back
-from coranto.streams.writer.multi_key.snapshot import StreamSnapshot, take_snapshot
+from coranto.streams.writer.multi_key.decision_log import DecisionLog, StreamSnapshot
 
 DEFAULT_PATIENCE: Final = 60.0
 _NONE_YET: Final = "0.0.done"
@@ -110,14 +106,12 @@ class BulkCommitter:
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
-        self.stream = validate_stream(stream)
+        self._log = DecisionLog(client, stream, patience=patience, clock=clock, entropy=entropy)
+        self.stream = self._log.stream
         self._client = client
-        self._clock: Clock = clock or SystemClock()
-        self._entropy = entropy
+        self._clock, self._ticks = self._log.clock, self._log.ticks
         self._patience = patience
-        self._streams = Streams(client, clock=self._clock, entropy=entropy)
-        self._decisions = Decisions(client, stream, entropy)
-        self._ticks = ProducerClock(lambda: int(self._clock.now() * 1e9))
+        self._decisions = self._log.decisions
         self._mover = PartMover(client, self._ticks, patience, entropy)
         self.last_batches: Mapping[str, int] = {}
         """The last batch of each writer, when the stream was prepared."""
@@ -128,7 +122,7 @@ class BulkCommitter:
         Raises StreamNotFound, StreamSealed, InvalidInput for a stream whose events are not lines of JSON, and errors of
         the client.
         """
-        snapshot = await self._snapshot()
+        snapshot = await self._log.snapshot()
         stream, self.last_batches = snapshot.stream, last_batches(snapshot.gate.registers)
         if not isinstance(format_of(stream.content_type), JsonEvents):
             raise InvalidInput(f"the events of {self.stream} are {stream.content_type}, not lines of JSON")
@@ -189,10 +183,7 @@ class BulkCommitter:
             mine = await self._decided(placed, doubt, writer, batch, accept_loss, kept, digest, planned_behind)
         except CorantoError as error:
             if doubt.reason is not None:  # A rollback would drop what may be decided.
-                raise CommitUnknown(
-                    f"a transaction on stream {self.stream} may be committed or not: {doubt.reason} Nothing told "
-                    f"since: {error}"
-                ) from error
+                raise self._log.unknown(doubt.reason, error) from error
             given = {each.producer for each in parts} if doubt.of_earlier else set()
             await roll_back(self._client, [each for each in placed if each.producer not in given])
             raise
@@ -212,10 +203,10 @@ class BulkCommitter:
         planned_behind: int | None,
     ) -> bool:
         """Decide, and acknowledge. Returns False if the batch was committed before. Moved parts replace others."""
-        txn, retry = self._entropy(12).hex(), Retry(self._patience)
+        txn, retry = self._log.new_transaction(), Retry(self._patience)
         while True:
             doubt.of_earlier = bool(writer)
-            snapshot = await self._snapshot()
+            snapshot = await self._log.snapshot()
             value = labels.value_of(snapshot.gate.registers, BATCH_REGISTER + writer) if writer else ""
             known = _parsed(value) if value else None
             if known is not None and known.batch > batch and kept is None:
@@ -258,13 +249,10 @@ class BulkCommitter:
                         raise
                     continue  # The register tells the outcome, and the condition on it prevents a second one.
                 if not await self._decisions.was_decided(txn, snapshot.gate.end):
-                    txn, doubt.reason = self._entropy(12).hex(), None
+                    txn, doubt.reason = self._log.new_transaction(), None
                     continue
             await self._acknowledge(txn, parts, writer, f"{batch}.{txn}")
             return True
-
-    async def _snapshot(self) -> StreamSnapshot:
-        return await take_snapshot(self.stream, self._streams, self._decisions, self._clock)
 
     async def _place(self, parts: list[BulkPart], stream: Stream) -> None:
         """Replace the parts of sealed segments by what is moved to active ones. They keep their order."""
@@ -285,12 +273,11 @@ class BulkCommitter:
         value: str,
         digest: str,
     ) -> None:
-        include, exclude, union = [(HELD_LABEL, ""), (GATE_LABEL, snapshot.token)], list[tuple[str, str]](), {}
+        before, after = dict[str, str](), dict[str, str]()
         if writer:
-            (include if value else exclude).append((BATCH_REGISTER + writer, value))
-            union = {BATCH_REGISTER + writer: f"{batch}.{txn}", **content_register(writer, batch, digest)}
-        check = labels.label_selector(include=include, exclude=exclude)
-        await self._decisions.record(decision_of(txn, acknowledgements(parts)), check=check, union=union)
+            before = {BATCH_REGISTER + writer: value}
+            after = {BATCH_REGISTER + writer: f"{batch}.{txn}", **content_register(writer, batch, digest)}
+        await self._decisions.decide(txn, acknowledgements(parts), snapshot.token, before=before, after=after)
 
     async def _acknowledge(self, txn: str, parts: Sequence[BulkPart], writer: str, value: str) -> None:
         """Make decided events visible. What fails here is done by the next writer, or when the segment is sealed."""
@@ -299,16 +286,10 @@ class BulkCommitter:
 
         async def append(journal: str) -> None:
             async with at_once:
-                try:
-                    await self._client.append(journal, contents[journal], retry_unknown=True, patience=self._patience)
-                except (NotAllowed, JournalNotFound):
-                    return  # Who sealed the segment did this before.
+                await self._client.append(journal, contents[journal], retry_unknown=True, patience=self._patience)
 
-        outcomes = await asyncio.gather(*map(append, contents), return_exceptions=True)
-        if failures := [each for each in outcomes if isinstance(each, BaseException)]:
-            for each in failures:
-                if not isinstance(each, CorantoError):
-                    raise each
+        outcomes = await asyncio.gather(*(self._log.acknowledge(append(journal)) for journal in contents))
+        if failures := [each for each in outcomes if each is not None]:
             _log.warning("bulk_transaction.not_visible_yet", stream=self.stream, error=str(failures[0]))
             return
         check, union = None, None

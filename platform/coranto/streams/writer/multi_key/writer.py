@@ -34,10 +34,9 @@ import structlog
 
 from coranto.client.client import JournalClient
 from coranto.client.retry import Retry
-from coranto.effects import Clock, Entropy, SystemClock
+from coranto.effects import Clock, Entropy
 from coranto.errors import (
     AppendOutcomeUnknown,
-    CommitUnknown,
     CorantoError,
     InvalidInput,
     JournalNotFound,
@@ -48,10 +47,8 @@ from coranto.errors import (
     TransactionTimeout,
     Unavailable,
 )
-from coranto.messages.uuids import Flags, ProducerClock, build_uuid, new_producer_id
+from coranto.messages.uuids import Flags, build_uuid, new_producer_id
 from coranto.streams.control.batches import Batches, ContentRange
-from coranto.streams.control.decisions import Decisions
-from coranto.streams.control.lifecycle import Streams
 from coranto.streams.control.transaction_ends import LaneEnd, drop_transaction, dropping, end_transactions, open_lanes
 from coranto.streams.model.events import EventFormat, format_of
 from coranto.streams.model.lanes import (
@@ -65,9 +62,9 @@ from coranto.streams.model.lanes import (
     lanes_in,
     parameters,
 )
-from coranto.streams.model.stream import Segment, Stream, validate_stream
+from coranto.streams.model.stream import Segment, Stream
 from coranto.streams.writer.handshake import ensure_held
-from coranto.streams.writer.multi_key.snapshot import StreamSnapshot, take_snapshot
+from coranto.streams.writer.multi_key.decision_log import DecisionLog, StreamSnapshot
 from coranto.streams.writer.multi_key.transaction import MultiKeyPosition, MultiKeyResult, MultiKeyTransaction
 
 E = TypeVar("E")
@@ -124,16 +121,11 @@ class MultiKeyWriter(Generic[E]):
             raise InvalidInput(
                 "the limit of transactions must be a positive number of bytes", field="max_transaction_bytes"
             )
-        self.stream = validate_stream(stream)
+        self._log = DecisionLog(client, stream, patience=patience, clock=clock, entropy=entropy)
+        self.stream = self._log.stream
         self.max_transaction_bytes = max_transaction_bytes
         self._client = client
-        self._clock: Clock = clock or SystemClock()
-        self._entropy = entropy
-        self._patience = patience
         self._format = format
-        self._streams = Streams(client, clock=self._clock, entropy=entropy)
-        self._decisions = Decisions(client, stream, entropy)
-        self._ticks = ProducerClock(lambda: int(self._clock.now() * 1e9))
         self._cached_snapshot: StreamSnapshot | None = None
         self._held: set[str] = set()
         self._batches: dict[str, Batches[LaneChange]] = {}
@@ -154,16 +146,16 @@ class MultiKeyWriter(Generic[E]):
 
     async def open(self) -> None:
         """Open the writer, and carry out what other writers decided but did not finish. Raises StreamNotFound."""
-        stream = await self._streams.describe(self.stream)
+        stream = await self._log.streams.describe(self.stream)
         if self._format is None:
             self._format = cast("EventFormat[E]", format_of(stream.content_type))
-        await self._decisions.finish(await self._decisions.gate())
+        await self._log.decisions.finish(await self._log.decisions.gate())
 
     async def close(self) -> None:
         """Record which transactions are carried out. Open transactions stay open, but can no longer be committed."""
         self._closed = True
         with self._housekeeping():
-            await self._decisions.done(each.txn for each in self._lanes.to_record())
+            await self._log.decisions.done(each.txn for each in self._lanes.to_record())
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT) -> MultiKeyTransaction[E]:
         """Return a transaction: `async with writer.transaction() as txn: txn.write(key, event)`.
@@ -172,7 +164,7 @@ class MultiKeyWriter(Generic[E]):
         """
         if not timeout > 0:
             raise InvalidInput(f"{timeout!r} is not a time to be open; give seconds above 0", field="timeout")
-        return MultiKeyTransaction(self._encode, self._commit, self._clock, timeout)
+        return MultiKeyTransaction(self._encode, self._commit, self._log.clock, timeout)
 
     # -- For transactions ----------------------------------------------------------------------------------------------
 
@@ -198,7 +190,7 @@ class MultiKeyWriter(Generic[E]):
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
     async def _attempts(self, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
-        retry = Retry(self._patience)
+        retry = Retry(self._log.patience)
         while True:
             snapshot = await self._snapshot()
             try:
@@ -206,23 +198,23 @@ class MultiKeyWriter(Generic[E]):
             except _StartAgain as error:
                 if self._cached_snapshot is snapshot and isinstance(error, _SegmentsChanged):
                     self._cached_snapshot = None
-                delay = retry.failed(self._clock.monotonic())
+                delay = retry.failed(self._log.clock.monotonic())
                 if delay is None and not isinstance(error, _SegmentsChanged):
                     raise Unavailable(
                         f"a transaction on stream {self.stream} was not committed: {error.__cause__}"
                     ) from error.__cause__
                 if delay is None:
                     raise TransactionTimeout(
-                        f"stream {self.stream} was being changed for all of {self._patience:g} s; nothing was "
+                        f"stream {self.stream} was being changed for all of {self._log.patience:g} s; nothing was "
                         "committed. Try again"
                     ) from None
-                await self._clock.sleep(delay)
+                await self._log.clock.sleep(delay)
 
     async def _snapshot(self) -> StreamSnapshot:
         """Return the state to depend on. It is cached until an attempt finds that it has changed."""
         if self._cached_snapshot is not None:
             return self._cached_snapshot
-        snapshot = await take_snapshot(self.stream, self._streams, self._decisions, self._clock)
+        snapshot = await self._log.snapshot()
         there = {segment.journal for segment in snapshot.stream.segments.values()}
         self._held &= there
         self._batches = {journal: batches for journal, batches in self._batches.items() if journal in there}
@@ -231,7 +223,7 @@ class MultiKeyWriter(Generic[E]):
 
     async def _attempt(self, snapshot: StreamSnapshot, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
         """Make one attempt. Its lane is used again only if the transaction is committed and ends everywhere."""
-        use = LaneUse(self._lanes.take(), self._entropy(12).hex(), self._ticks.tick())
+        use = LaneUse(self._lanes.take(), self._log.new_transaction(), self._log.ticks.tick())
         parts = self._parts(snapshot.stream, use, events)
         outcomes = await asyncio.gather(*map(self._append, parts), return_exceptions=True)
         failures = [each for each in outcomes if isinstance(each, BaseException)]
@@ -241,11 +233,15 @@ class MultiKeyWriter(Generic[E]):
         done = self._lanes.to_record()
         acks = {each.segment.journal: each.ack for each in parts}
         try:
-            await self._decisions.decide(use, acks, snapshot.token, [each.txn for each in done])
+            await self._log.decisions.decide(use.txn, acks, snapshot.token, use=use, done=[each.txn for each in done])
             self._lanes.recorded(done)
         except AppendOutcomeUnknown as error:
             self._lanes.ended(*done)
-            if not await self._was_decided(use.txn, snapshot.gate.end, error):
+            try:
+                was_decided = await self._log.decisions.was_decided(use.txn, snapshot.gate.end)
+            except CorantoError as problem:
+                raise self._log.unknown(error, problem) from error
+            if not was_decided:
                 await self._roll_back(parts)
                 raise _SegmentsChanged from None
         except CorantoError as error:
@@ -259,7 +255,7 @@ class MultiKeyWriter(Generic[E]):
         self._committed += 1
         if self._committed % _FINISH_EVERY == 0:
             with self._housekeeping():
-                await self._decisions.finish(await self._decisions.gate())
+                await self._log.decisions.finish(await self._log.decisions.gate())
         return MultiKeyResult(use.txn, tuple(positions), all(acknowledged))
 
     def _parts(self, stream: Stream, use: LaneUse, events: Sequence[tuple[int, bytes]]) -> list[_Part]:
@@ -275,9 +271,10 @@ class MultiKeyWriter(Generic[E]):
     def _part(self, segment: Segment, use: LaneUse, events: Sequence[bytes]) -> _Part:
         format: Any = self._format
         content = b"".join(
-            format.stamp(event, build_uuid(use.producer, self._ticks.tick(), Flags.CONTINUE_TXN)) for event in events
+            format.stamp(event, build_uuid(use.producer, self._log.ticks.tick(), Flags.CONTINUE_TXN))
+            for event in events
         )
-        ack = format.acknowledgement(build_uuid(use.producer, self._ticks.tick(), Flags.ACK_TXN))
+        ack = format.acknowledgement(build_uuid(use.producer, self._log.ticks.tick(), Flags.ACK_TXN))
         return _Part(segment, use, content, ack, dropping(format, use, ack))
 
     async def _append(self, part: _Part) -> MultiKeyPosition:
@@ -293,7 +290,7 @@ class MultiKeyWriter(Generic[E]):
     async def _send(self, part: _Part, content: bytes, step: LaneStep) -> ContentRange:
         """Append a step of a transaction, batched with those of others that wait. Lost answers are not repeated."""
         journal, change = part.segment.journal, LaneChange(step, part.use)
-        append, patience = self._client.append, self._patience
+        append, patience = self._client.append, self._log.patience
         batches = self._batches.get(journal)
         if batches is None:
             batches = self._batches[journal] = Batches(
@@ -310,15 +307,15 @@ class MultiKeyWriter(Generic[E]):
         if journal in self._held:
             return
         format: Any = self._format
-        registers = await ensure_held(self._client, journal, format, self._ticks, self._patience)
+        registers = await ensure_held(self._client, journal, format, self._log.ticks, self._log.patience)
         if self._is_crowded(lanes_in(registers)):
             async with self._dropping:
-                if self._is_crowded(await open_lanes(self._client, journal, patience=self._patience)):
-                    await self._streams.drop_lanes(self.stream, self._format)
+                if self._is_crowded(await open_lanes(self._client, journal, patience=self._log.patience)):
+                    await self._log.streams.drop_lanes(self.stream, self._format)
         self._held.add(journal)
 
     def _is_crowded(self, uses: Sequence[LaneUse]) -> bool:
-        now = self._ticks.tick()
+        now = self._log.ticks.tick()
         return sum(is_abandoned(use, now) for use in uses) >= CROWDED_LANES
 
     @contextlib.contextmanager
@@ -329,42 +326,28 @@ class MultiKeyWriter(Generic[E]):
         except CorantoError as error:
             _log.info("multi_key_writer.not_recorded_as_done", stream=self.stream, error=str(error))
 
-    async def _was_decided(self, txn: str, begin: int, error: AppendOutcomeUnknown) -> bool:
-        """Return True if a transaction was decided, and make sure that it cannot be decided later.
-
-        Raises CommitUnknown if that is not possible.
-        """
-        try:
-            return await self._decisions.was_decided(txn, begin)
-        except CorantoError as problem:
-            raise CommitUnknown(
-                f"a transaction on stream {self.stream} may be committed or not: {error} Nothing told since: {problem}"
-            ) from error
-
     async def _acknowledge(self, part: _Part) -> bool:
         """Make the events of a segment visible to readers. Returns False if that failed."""
-        try:
-            await self._end(part)
-        except (NotAllowed, JournalNotFound):
-            return True  # The process that sealed the segment did this before.
-        except CorantoError as error:
+        error = await self._log.acknowledge(self._end(part))
+        if error is not None:
             _log.warning("multi_key_writer.not_visible_yet", stream=self.stream, error=str(error))
-            return False
-        return True
+        return error is None
 
     async def _end(self, part: _Part) -> None:
         try:
             await self._send(part, part.ack, LaneStep.END)
         except (AppendOutcomeUnknown, RegisterMismatch):
             end = LaneEnd(part.use, part.ack)
-            await end_transactions(self._client, part.segment.journal, [end], patience=self._patience)
+            await end_transactions(self._client, part.segment.journal, [end], patience=self._log.patience)
 
     async def _roll_back(self, parts: Sequence[_Part]) -> None:
         """Make readers drop events that were not decided. Failures are ignored, because no reader waits for this."""
 
         async def drop(part: _Part) -> None:
             with contextlib.suppress(CorantoError):
-                await drop_transaction(self._client, part.segment.journal, part.use, part.drop, patience=self._patience)
+                await drop_transaction(
+                    self._client, part.segment.journal, part.use, part.drop, patience=self._log.patience
+                )
 
         await asyncio.gather(*map(drop, parts))
 

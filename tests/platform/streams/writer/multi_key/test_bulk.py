@@ -12,17 +12,16 @@ import pytest
 
 from coranto import labels
 from coranto.client import JournalClient
-from coranto.effects import SystemClock
 from coranto.errors import AppendOutcomeUnknown, CommitUnknown, CorruptData, Fenced, InvalidInput, Unavailable
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerClock, build_uuid, new_producer_id
-from coranto.streams.control.decisions import REVISION_LABEL, Decisions
+from coranto.streams.control.decisions import REVISION_LABEL
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.control.scaling import Split
 from coranto.streams.model.events import BytesEvents
 from coranto.streams.model.keys import key_hash
 from coranto.streams.model.stream import transactions_journal
 from coranto.streams.reader.stream_reader import StreamReader
-from coranto.streams.writer.multi_key import snapshot
+from coranto.streams.writer.multi_key import decision_log
 from coranto.streams.writer.multi_key.bulk import BulkCommitter
 from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart
 from coranto.testing.cluster import STORE_URL
@@ -65,7 +64,7 @@ class Lossy:
         return getattr(self._client, name)
 
     async def append(self, journal: str, content: Any, **options: Any) -> Any:
-        if self.lost or not isinstance(content, bytes) or self._word not in content:
+        if self.lost or self._word not in (content if isinstance(content, bytes) else b"".join(content)):
             return await self._client.append(journal, content, **options)
         self.lost += 1
         if self._applied:
@@ -201,21 +200,21 @@ async def test_a_listing_of_a_restored_etcd_need_not_have_the_revision_of_anothe
 ) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
     scaled = await streams.scale("orders", [Split(0)])
-    decisions, clock = Decisions(client, "orders", os.urandom), SystemClock()
-    opened = await decisions.gate()
+    log = decision_log.DecisionLog(client, "orders", patience=5.0, clock=None, entropy=os.urandom)
+    opened = await log.decisions.gate()
     assert (opened.revision, opened.cluster) == (
         max(each.mod_revision for each in scaled.segments.values()),
         scaled.cluster,
     )
     union = labels.label_set({REVISION_LABEL: register.format(own=scaled.cluster)})
-    await client.append(decisions.journal, b"{}\n", union_registers=union)
-    monkeypatch.setattr(snapshot, "_LISTING_SECONDS", 0.0)
+    await client.append(log.decisions.journal, b"{}\n", union_registers=union)
+    monkeypatch.setattr(decision_log, "_LISTING_SECONDS", 0.0)
 
     if register.startswith("1."):
-        assert (await snapshot.take_snapshot("orders", streams, decisions, clock)).stream == scaled
+        assert (await log.snapshot()).stream == scaled
     else:
         with pytest.raises(Unavailable, match="stream orders changed at etcd revision 9999999"):
-            await snapshot.take_snapshot("orders", streams, decisions, clock)
+            await log.snapshot()
 
 
 async def test_what_is_no_batch_of_a_writer_is_refused(streams: Streams, client: JournalClient) -> None:

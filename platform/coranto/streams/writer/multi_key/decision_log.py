@@ -1,0 +1,105 @@
+"""The decisions of a stream as a writer of transactions on several segments uses them.
+
+`MultiKeyWriter` and `BulkCommitter` commit in the same steps. They look at the stream (`snapshot`), append their events
+in their own ways, decide, and append the acknowledgements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from coranto.client.client import JournalClient
+from coranto.effects import Clock, Entropy, SystemClock
+from coranto.errors import AppendOutcomeUnknown, CommitUnknown, CorantoError, JournalNotFound, NotAllowed, Unavailable
+from coranto.messages.uuids import ProducerClock
+from coranto.streams.control.decisions import Decisions, Gate
+from coranto.streams.control.lifecycle import Streams
+from coranto.streams.model.stream import Stream, validate_stream
+
+_GATE_SECONDS: Final = 5.0
+"""Seconds to wait at a closed gate before the process that closed it is taken for dead."""
+_POLL_SECONDS: Final = 0.05
+_LISTING_SECONDS: Final = 60.0
+"""Seconds for which a broker may list what was there before the last change."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSnapshot:
+    """The gate, which is open and was read first, and the segments then or later."""
+
+    token: str
+    gate: Gate
+    stream: Stream
+
+
+class DecisionLog:
+    """The decisions of one stream, and the clocks of a writer that decides. `patience` is in seconds."""
+
+    def __init__(
+        self, client: JournalClient, stream: str, *, patience: float, clock: Clock | None, entropy: Entropy
+    ) -> None:
+        self.stream = validate_stream(stream)
+        self.patience = patience
+        self.clock: Clock = clock or SystemClock()
+        self.entropy = entropy
+        self.ticks = ProducerClock(lambda: int(self.clock.now() * 1e9))
+        self.streams = Streams(client, clock=self.clock, entropy=entropy)
+        self.decisions = Decisions(client, stream, entropy)
+
+    def new_transaction(self) -> str:
+        return self.entropy(12).hex()
+
+    async def snapshot(self) -> StreamSnapshot:
+        """Return the state of the stream, once its gate is open.
+
+        If the gate stays closed, finishes the change of segments of the process that closed it. Raises what
+        `Streams.resume` and `Streams.describe` raise.
+        """
+        gate = await self.decisions.gate()
+        since = self.clock.monotonic()
+        while not gate.is_open:
+            if gate.token is None:
+                await self.decisions.open(None)
+            elif self.clock.monotonic() - since < _GATE_SECONDS:
+                await self.clock.sleep(_POLL_SECONDS)
+            else:
+                _log.warning("multi_key_writer.scaling_unfinished", stream=self.stream)
+                await self.streams.resume(self.stream)
+                since = self.clock.monotonic()
+            gate = await self.decisions.gate()
+        assert gate.token is not None
+        # Who opened the gate had changed the segments before. Not all brokers may know that yet.
+        deadline = self.clock.monotonic() + _LISTING_SECONDS
+        while not gate.is_before(stream := await self.streams.describe(self.stream)):
+            if self.clock.monotonic() > deadline:
+                raise Unavailable(
+                    f"stream {self.stream} changed at etcd revision {gate.revision}, and the broker that lists it "
+                    f"knows only revision {stream.revision}: look at its connection to etcd, or name another broker"
+                )
+            await self.clock.sleep(_POLL_SECONDS)
+        return StreamSnapshot(gate.token, gate, stream)
+
+    def unknown(self, doubt: AppendOutcomeUnknown, problem: CorantoError) -> CommitUnknown:
+        """Return the error for a transaction in doubt, whose outcome cannot be read because of `problem`."""
+        return CommitUnknown(
+            f"a transaction on stream {self.stream} may be committed or not: {doubt} Nothing told since: {problem}"
+        )
+
+    async def acknowledge(self, appending: Awaitable[object]) -> CorantoError | None:
+        """Await the append of a decided transaction's acknowledgement. Returns the error if it failed.
+
+        Then the next process that opens the stream appends it, or the one that seals the segment.
+        """
+        try:
+            await appending
+        except (NotAllowed, JournalNotFound):
+            return None  # The process that sealed the segment did this before.
+        except CorantoError as error:
+            return error
+        return None

@@ -1,1 +1,0 @@
-"""Experiments on real processes: start them, apply faults and wait for the effect. Shared by all fault runs."""

@@ -1,0 +1,248 @@
+"""Clients of the cluster, which append in several ways and read all the time. The history records all their calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+
+from coranto.client import AppendService, ClientConfig, JournalClient
+from coranto.client.append_service import Appended
+from coranto.client.values import AppendResult
+from coranto.errors import CorantoError, CorruptData, OffsetJump
+from coranto.labels import label_set
+from coranto.testing.sim.history import History, Observation, Operation, OperationKind, OperationOutcome, unique_content
+from coranto.wire import protocol_pb2 as pb
+from tests.faults.cluster import FaultyCluster
+from tests.servers.processes import until
+
+PATIENCE_SECONDS = 60.0
+_OUTSTANDING = 6
+_OWNERS = ("ada", "bob", "cleo")
+
+
+class FaultWorkload:
+    """Writers and readers in each of `zones`. They run from `start` to `stop`."""
+
+    def __init__(
+        self, cluster: FaultyCluster, journals: Sequence[str], zones: Sequence[str], rng: random.Random, pace: float
+    ) -> None:
+        """Prepare a workload. `pace` is the number of seconds that a writer waits between appends, on average."""
+        self.history = History()
+        self.problems: list[str] = []
+        self.acknowledged: Counter[str] = Counter()
+        """The number of acknowledged appends, by journal."""
+        self.read_to: dict[tuple[str, str], int] = {}
+        """The offset of each following reader, by its name and journal."""
+        self.seen: dict[str, bytearray] = {journal: bytearray() for journal in journals}
+        """The content that a reader got first, from offset zero on, by journal."""
+        self._cluster = cluster
+        self._journals = journals
+        self._zones = zones
+        self._rng = rng
+        self._pace = pace
+        self._stopping = False
+        self._known_end: dict[str, int] = {}
+        self._writers: list[asyncio.Task[None]] = []
+        self._readers: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        endpoint = self._cluster.endpoint
+        for zone in self._zones:
+            config = ClientConfig(endpoint, patience=PATIENCE_SECONDS, zone=zone)
+            self._writers.append(asyncio.create_task(self._batches(f"batches-{zone}", config)))
+            self._writers.append(asyncio.create_task(self._calls(f"calls-{zone}", config)))
+            for journal in self._journals:
+                self._readers.append(asyncio.create_task(self._follow(f"follower-{zone}", config, journal)))
+            self._readers.append(asyncio.create_task(self._from_zero(f"rereader-{zone}", config)))
+
+    async def progress(self, appends: int = 20) -> None:
+        """Wait until `appends` more appends were acknowledged of every journal."""
+        goal = {journal: self.acknowledged[journal] + appends for journal in self._journals}
+
+        def reached() -> bool:
+            self.check_alive()
+            return all(self.acknowledged[journal] >= goal[journal] for journal in self._journals)
+
+        await until(reached, f"appends go on; {self._cluster.state_of(self._journals)}")
+
+    def check_alive(self) -> None:
+        """Raise the exception that ended a writer or reader, if any."""
+        for task in (*self._writers, *self._readers):
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def finish_writing(self) -> None:
+        """Stop the writers, and return once each has the answer to its last call."""
+        self._stopping = True
+        await asyncio.gather(*self._writers)
+
+    async def stop(self) -> None:
+        """End all writers and readers. The outcome of calls in progress is unknown."""
+        for task in (*self._writers, *self._readers):
+            task.cancel()
+        await asyncio.gather(*self._writers, *self._readers, return_exceptions=True)
+
+    async def append_plainly(self, name: str, client: JournalClient, journal: str) -> Operation:
+        """Make one append, and record it like those of the writers."""
+        operation = self._begin_append(name, journal, 20, 100)
+        await self._finish(operation, self._applied(operation, client.append(journal, operation.content)))
+        return operation
+
+    # -- Writers -----------------------------------------------------------------------------------------------------
+
+    async def _batches(self, name: str, config: ClientConfig) -> None:
+        """Append through the append service, with several appends in flight."""
+        room = asyncio.Semaphore(_OUTSTANDING)
+        waiting: set[asyncio.Task[None]] = set()
+        async with JournalClient.of(config) as client:
+            service = AppendService(client, retry_unknown=False, patience=PATIENCE_SECONDS)
+            while not self._stopping:
+                await room.acquire()
+                operation = self._begin_append(name, self._rng.choice(self._journals), 20, 2000)
+                done = service.append_nowait(operation.journal, operation.content)
+                task = asyncio.create_task(self._resolve(operation, done, service, room))
+                waiting.add(task)
+                task.add_done_callback(waiting.discard)
+                await asyncio.sleep(self._rng.uniform(0, 2 * self._pace))
+            await asyncio.gather(*waiting)
+
+    async def _resolve(
+        self, operation: Operation, done: asyncio.Future[Appended], service: AppendService, room: asyncio.Semaphore
+    ) -> None:
+        async def work() -> None:
+            piece = await done
+            self._took(operation, piece.begin, piece.end, piece.batch.registers)
+
+        await self._finish(operation, work())
+        if operation.outcome is not OperationOutcome.OK:
+            service.reset(operation.journal)
+        room.release()
+
+    async def _calls(self, name: str, config: ClientConfig) -> None:
+        """Make appends of all kinds, one after the other: guarded by registers, at an offset, in pieces, or empty."""
+        rng = self._rng
+        async with JournalClient.of(config) as client:
+            while not self._stopping:
+                journal = rng.choice(self._journals)
+                kind = rng.random()
+                if kind < 0.1:
+                    operation = self.history.begin(name, OperationKind.BARRIER, journal, self._now())
+                    work = self._applied(operation, client.append(journal, b""))
+                elif kind < 0.18:
+                    operation = self._begin_append(name, journal, 20_000, 60_000)
+                    work = self._in_pieces(operation, client)
+                else:
+                    operation = self._begin_append(name, journal, 20, 500)
+                    self._guard(operation)
+                    work = self._applied(operation, self._guarded(operation, client))
+                await self._finish(operation, work)
+                await asyncio.sleep(rng.uniform(0, 2 * self._pace))
+
+    def _guard(self, operation: Operation) -> None:
+        rng = self._rng
+        owner = rng.choice(_OWNERS)
+        operation.union = label_set(owner=owner)
+        if rng.random() < 0.6:
+            operation.check = pb.LabelSelector(include=label_set(owner=rng.choice(_OWNERS)))
+        if rng.random() < 0.2:
+            operation.subtract = label_set(owner=rng.choice(_OWNERS))
+        if rng.random() < 0.2:
+            operation.offset = self._known_end.get(operation.journal, 0)
+
+    def _guarded(self, operation: Operation, client: JournalClient) -> Awaitable[AppendResult]:
+        return client.append(
+            operation.journal,
+            operation.content,
+            offset=operation.offset,
+            check_registers=operation.check,
+            union_registers=operation.union,
+            subtract_registers=operation.subtract,
+        )
+
+    async def _in_pieces(self, operation: Operation, client: JournalClient) -> None:
+        content = operation.content
+        async with client.appender(operation.journal) as append:
+            for begin in range(0, len(content), 16_000):
+                await append.write(content[begin : begin + 16_000])
+            if self._rng.random() < 0.2:
+                operation.outcome, operation.error = OperationOutcome.FAIL, "aborted"
+                return
+            await self._applied(operation, append.commit())
+
+    # -- Readers -----------------------------------------------------------------------------------------------------
+
+    async def _follow(self, name: str, config: ClientConfig, journal: str) -> None:
+        """Read a journal from its beginning, and then follow the writers."""
+        self.read_to[name, journal] = 0
+        async with JournalClient.of(config) as client:
+            while True:
+                await self._read(name, client, journal, block=True, direct=True)
+
+    async def _from_zero(self, name: str, config: ClientConfig) -> None:
+        """Read all content of a journal repeatedly, each time with a new client: from brokers, or from the store."""
+        while True:
+            journal, direct = self._rng.choice(self._journals), self._rng.random() < 0.5
+            goal = self.acknowledged[journal] + 10
+            async with JournalClient.of(config) as client:
+                await self._read(name, client, journal, block=False, direct=direct)
+            await until(lambda: self.acknowledged[journal] >= goal, "appends go on", math.inf)  # noqa: B023
+
+    async def _read(self, name: str, client: JournalClient, journal: str, *, block: bool, direct: bool) -> None:
+        offset = self.read_to[name, journal] if block else 0
+        try:
+            chunks = client.read(journal, offset, block=block, direct=direct, fail_on_jump=True)
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    self._saw(name, journal, chunk.offset, chunk.content)
+                    if block:
+                        self.read_to[name, journal] = chunk.end
+        except (OffsetJump, CorruptData) as error:
+            self.problems.append(f"{name} of {journal}: {error}")
+            raise
+        except CorantoError:
+            # Brokers could not serve for the client's whole patience. The next client goes on.
+            await asyncio.sleep(0.2)
+
+    def _saw(self, name: str, journal: str, offset: int, content: bytes) -> None:
+        seen = self.seen[journal]
+        known = seen[offset : offset + len(content)]
+        if len(known) == len(content) and known == content:
+            return  # Recorded already.
+        self.history.observations.append(Observation(name, journal, offset, content, self._now()))
+        if known == content[: len(known)]:
+            seen += content[len(known) :]
+
+    # -- History -----------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _begin_append(self, name: str, journal: str, low: int, high: int) -> Operation:
+        operation = self.history.begin(name, OperationKind.APPEND, journal, self._now())
+        operation.content = unique_content(operation.number, self._rng, low, high)
+        return operation
+
+    async def _applied(self, operation: Operation, work: Awaitable[AppendResult]) -> None:
+        result = await work
+        self._took(operation, result.begin, result.end, result.registers)
+
+    def _took(self, operation: Operation, begin: int, end: int, registers: pb.LabelSet) -> None:
+        operation.begin, operation.end, operation.registers = begin, end, registers
+        operation.outcome = OperationOutcome.OK
+        journal = operation.journal
+        self._known_end[journal] = max(self._known_end.get(journal, 0), end)
+        self.acknowledged[journal] += 1
+
+    async def _finish(self, operation: Operation, work: Awaitable[None]) -> None:
+        """Await an operation and record its outcome."""
+        try:
+            await work
+        except CorantoError as error:
+            operation.failed(error)
+            if isinstance(error, CorruptData):
+                self.problems.append(f"{operation}: {error}")
+        operation.returned = self._now()

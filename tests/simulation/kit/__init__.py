@@ -1,0 +1,1 @@
+"""The checks of simulated journals, and twins of TCP and of disks that fail."""
