@@ -61,7 +61,6 @@ ELSEWHERE: Final = {
     "coranto.lake.listing": ("platform/lake/test_manifest.py", "a manifest is what it lists"),
     "coranto.security.documents": ("platform/audit/test_signing.py", "reports and manifests are signed by it"),
     "coranto.cluster.foreground": ("platform/cli/test_with_cluster.py", "it is `coranto up`, a process of its own"),
-    "coranto.messages.batches": ("platform/messages/test_line_batches.py", "decoders make batches by it"),
     "coranto.member.health": MEMBER,
     "coranto.member.process": MEMBER,
     "coranto.security.server": (
