@@ -80,7 +80,7 @@ class Flusher:
         self._folder = folder
         self._current = current
         self._on_flushed = on_flushed
-        self._retired = list(retired)
+        self._retired = dict.fromkeys(retired)
         self._superseded: list[SharedFile] = []
         # Folders with new names that are not on the disk yet, each with the number of its last change. At first the
         # folders above may be new, too. The last of them is the one that holds the data directory's name.
@@ -108,7 +108,8 @@ class Flusher:
 
     def retire(self, *files: SharedFile) -> None:
         """Flush these files once more. They are no longer current."""
-        self._retired += files
+        # A spool that is never flushed must not keep all that it ever completed.
+        self._retired = {file: None for file in (*self._retired, *files) if not file.discarded}
 
     def supersede(self, log: SharedFile, *, in_turn: bool) -> None:
         """Remove this log after the next flush, because another log has replaced it.
@@ -213,7 +214,7 @@ class Flusher:
 
     def _flushed(self, pending: _FlushWork) -> None:
         """Note that everything in `pending` is on the disk."""
-        self._retired = [file for file in self._retired if file not in pending.retired]
+        self._retired = {file: None for file in self._retired if file not in pending.retired}
         self._folders_flushed(pending.folders)
         self.flushed_version = max(self.flushed_version, pending.version)
         self._on_flushed(pending.end)

@@ -319,6 +319,22 @@ async def test_a_local_spool_that_syncs_commits_says_that_it_has(tmp_path: Path,
         assert await pln.gather_ok(proposal) == survives
 
 
+async def test_an_acknowledgement_that_is_read_while_the_broker_exits_claims_only_what_is_on_the_disk(
+    spool: DurableSpool, disk: FaultyDisk
+) -> None:
+    """A broker that exits completes the fragment and flushes the spool. The acknowledgement is read after that."""
+    pln = Pipeline(HEADER, spool, [LocalStream(spool)], ["a#0"])
+    pln.write(0, b"d")
+    proposal = spool.next_fragment()
+    pln.propose(proposal, NONE, acknowledge=True)
+    content = spool.content_file.path.name
+    spool.propose(empty_at(spool.fragment, spool.end, Codec.NONE), spool.registers, primary=True)
+    await spool.flush()
+    found = await pln.gather_ok(proposal)
+    assert found == Durability(1, 1, 1, 1)
+    assert content in disk.syncs
+
+
 @pytest.mark.parametrize("unmet", ["refuse", "accept"])
 async def test_a_demand_that_the_replicas_cannot_meet_is_told_before_content(spool: DurableSpool, unmet: str) -> None:
     pln = Pipeline(HEADER, spool, [LocalStream(spool), Peer()], ["a#0", "a#1"])
