@@ -91,7 +91,8 @@ async def fork_journals(
     """
     await client.require_same({source: at or 0 for source, (_, at) in offsets.items()})
     times: Clock = clock or SystemClock()
-    wanted = list(offsets.items())
+    # Forks have ids of their own: from here on, the offsets are plain numbers, which hold for them, too.
+    wanted = [(source, (name, at if at is None else int(at))) for source, (name, at) in offsets.items()]
     made: list[Fork] = []
     for start in range(0, len(wanted), AT_ONCE):
         batch = _Batch(client, dict(wanted[start : start + AT_ONCE]), labels or {}, same_labels, times, progress)

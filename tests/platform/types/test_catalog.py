@@ -73,7 +73,6 @@ STRAYS = {
     "a long number": (b'{"registry": ' + b"9" * 5000 + b"}\n", "not JSON"),
     "another object": (b'{"order": 7}\n', "no record"),
     "a list": (b"[1]\n", "no record"),
-    "an empty line": (b"\n", "not JSON"),
     "no type": (record(type=None), "'' has 0 bytes"),
     "a type of a long name": (record(type="x" * 1000), "has 1000 bytes; it must have 1 to 256"),
     "a version too early": (record(version=1), "version 1 of shop.Order, where 2 is next"),
