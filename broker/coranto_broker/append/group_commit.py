@@ -133,9 +133,9 @@ def gather(
     """Take along the members that may follow the leader, and those that are refused because of what they follow.
 
     The leader's content has `size` bytes. Members must have the leader's journal spec and be invalidated by the same
-    signal. `whole_lines` is as in `is_torn`. A refusal may rest on what the group appends, so it is answered
-    only after the group has committed. Does not suspend: a member is taken along only if it commits with this very
-    proposal.
+    signal. `whole_lines` is as in `is_torn`. A refusal may depend on what the group appends, so it is
+    answered only after the group has committed. Does not suspend: a member is taken along only if it commits with this
+    very proposal.
     """
     members: list[WaitingAppend] = []
     refused: list[WaitingAppend] = []

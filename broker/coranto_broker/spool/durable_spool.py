@@ -635,7 +635,7 @@ class DurableSpool:
         else:
             old_content.seal()
             old_log.seal()
-            if self.fsync is not Fsync.COMMIT:  # A flush covers all commits, those of this fragment too.
+            if self.fsync is not Fsync.COMMIT:  # The next flush also covers the commits of this fragment.
                 flusher.retire(old_content, old_log)
             first, revision = before.first_append_time, self._folder.create_revision
             sealed = Sealed(

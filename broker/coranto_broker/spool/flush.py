@@ -108,7 +108,7 @@ class Flusher:
 
     def retire(self, *files: SharedFile) -> None:
         """Flush these files once more. They are no longer current."""
-        # A spool that is never flushed must not keep all that it ever completed.
+        # Drop discarded files: without a flush, the list would grow with every completed fragment.
         self._retired = {file: None for file in (*self._retired, *files) if not file.discarded}
 
     def supersede(self, log: SharedFile, *, in_turn: bool) -> None:

@@ -22,7 +22,7 @@ from coranto_consumers.recovery.proofs import Diagnosed, evident_fence, offsets_
 
 
 class StoreDoctor:
-    """Finds damage between a consumer's store and its journals, by its audit, and mends what can be mended.
+    """Finds damage between a consumer's store and its journals, by its audit, and repairs what can be repaired.
 
     Every change raises the fence first, so a process of the consumer that still runs cannot commit in between. That
     process stops or starts anew, as after any change of owner.
@@ -49,10 +49,10 @@ class StoreDoctor:
         if not restored and self._store.shows_present_tables:
             restored = taken(check, diagnosed, damaged)
         steps += restored
-        mended = {step.subject for step in restored}
+        repaired = {step.subject for step in restored}
         lost = [each for each in found if self._is_loss(each)]
         self._approved = [loss_of(each) for each in lost]
-        remaining = [each for each in lost if not self._is_mended(each, mended, damaged)]
+        remaining = [each for each in lost if not self._is_repaired(each, repaired, damaged)]
         for each in found:
             name = each.subject.name
             if each.kind is Kind.ROWS_LEFT_STAGED:
@@ -69,20 +69,20 @@ class StoreDoctor:
                 )
             elif each in remaining:
                 losses.append(loss_of(each))
-            elif each.is_error and each not in lost and not self._is_mended(each, mended, damaged):
+            elif each.is_error and each not in lost and not self._is_repaired(each, repaired, damaged):
                 remarks.append(Remark(name, each.message))
         # A step that raises a fence leaves all rows that are staged now below it.
         left = {(step.subject, step.facts["table"]) for step in steps if step.kind is StepKind.DELETE_STAGED_ROWS}
         steps += [
             _delete_step(name, each.table, each.fence, each.rows)
-            for name in sorted(mended)
+            for name in sorted(repaired)
             for each in check.staged.get(name, ())
             if (name, each.table) not in left
         ]
         takes = any(step.kind is StepKind.TAKE_CHECKPOINT for step in restored)
         if check.remembers and (takes or any(map(can_be_accepted, remaining))):
             steps.append(_accept_step(check.consumer, remaining))
-        if damaged - mended:
+        if damaged - repaired:
             remarks.append(_without_proof(check.consumer, remaining))
         return Diagnosis(steps, losses, remarks)
 
@@ -93,14 +93,14 @@ class StoreDoctor:
         return finding.is_error and finding.kind in LOSSES and not missing
 
     @staticmethod
-    def _is_mended(finding: Finding, mended: set[str], damaged: frozenset[str]) -> bool:
+    def _is_repaired(finding: Finding, repaired: set[str], damaged: frozenset[str]) -> bool:
         """Return True if restoring checkpoints also mends this finding."""
         if (
             finding.kind in (Kind.EXPECTATION_FAILED, Kind.NOT_EXAMINED)
             and finding.subject.kind is not SubjectKind.SHARD
         ):
-            return bool(mended) and damaged <= mended
-        return finding.kind in CHECKPOINT and finding.subject.name in mended
+            return bool(repaired) and damaged <= repaired
+        return finding.kind in CHECKPOINT and finding.subject.name in repaired
 
     async def act(self, step: RecoveryStep) -> str:
         match step.kind:

@@ -145,7 +145,7 @@ def begins_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
 
 
 def heads_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
-    """Return the offsets at which journals end, with the ids of the journals."""
+    """Return the end offsets of journals, with the journals' ids."""
     return {journal: JournalOffset(extent.head, extent.journal_id) for journal, extent in present.items()}
 
 

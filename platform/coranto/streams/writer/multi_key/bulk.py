@@ -169,7 +169,7 @@ class BulkCommitter:
         later batch of the writer is committed, raises BatchChanged if it was so when this one was planned
         (`planned_behind` is the writer's last batch then), and otherwise Fenced. Raises BatchChanged if this one is
         committed with a content of another `digest` (if both are known), and InvalidInput for a batch above 0 if none
-        is known, unless `accept_loss`: the stream, or all brokers of its decisions, are not those of before. A writer
+        is known, unless `accept_loss`: the stream was recreated, or all brokers of its decisions were lost. A writer
         whose batches are kept must be enlisted, and has batches above 0. Raises StreamChanged
         if a part cannot be moved to the successors of its segment, or the stream is changed for all of `patience`;
         StreamSealed, and errors of `kept` and the client. After these, this call has committed nothing. After

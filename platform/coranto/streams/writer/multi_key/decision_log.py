@@ -1,7 +1,7 @@
-"""The decisions of a stream as a writer of transactions on several segments uses them.
+"""The decisions of a stream for writers of transactions on several segments.
 
-`MultiKeyWriter` and `BulkCommitter` commit in the same steps. They look at the stream (`snapshot`), append their events
-in their own ways, decide, and append the acknowledgements.
+`MultiKeyWriter` and `BulkCommitter` commit in the same steps: read the stream's state (`snapshot`), append events,
+decide, append acknowledgements. Only the second step differs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _GATE_SECONDS: Final = 5.0
 """Seconds to wait at a closed gate before the process that closed it is taken for dead."""
 _POLL_SECONDS: Final = 0.05
 _LISTING_SECONDS: Final = 60.0
-"""Seconds for which a broker may list what was there before the last change."""
+"""Seconds for which a broker may list an earlier state of the stream."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSnapshot:
-    """The gate, which is open and was read first, and the segments then or later."""
+    """An open gate, and the stream's segments as read after the gate."""
 
     token: str
     gate: Gate
@@ -74,7 +74,7 @@ class DecisionLog:
                 since = self.clock.monotonic()
             gate = await self.decisions.gate()
         assert gate.token is not None
-        # Who opened the gate had changed the segments before. Not all brokers may know that yet.
+        # The segments changed before the gate was opened. A broker may not know the change yet.
         deadline = self.clock.monotonic() + _LISTING_SECONDS
         while not gate.is_before(stream := await self.streams.describe(self.stream)):
             if self.clock.monotonic() > deadline:
@@ -94,12 +94,12 @@ class DecisionLog:
     async def acknowledge(self, appending: Awaitable[object]) -> CorantoError | None:
         """Await the append of a decided transaction's acknowledgement. Returns the error if it failed.
 
-        Then the next process that opens the stream appends it, or the one that seals the segment.
+        After an error, the next process that opens the stream appends it, or the one that seals the segment.
         """
         try:
             await appending
         except (NotAllowed, JournalNotFound):
-            return None  # The process that sealed the segment did this before.
+            return None  # The process that sealed the segment has appended it.
         except CorantoError as error:
             return error
         return None
