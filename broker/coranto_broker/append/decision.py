@@ -130,14 +130,15 @@ def decide(
     found = _check(request, snapshot)
     # A strict check means that no acknowledged content may be missing, even where nothing can be written twice.
     lost = not snapshot.recorded and (may_write(spec) or of_registers.is_strict(request))
-    if lost and (not request.offset or isinstance(found, Refuse)):
+    is_at_head = request.offset or request.at_start
+    if lost and (not is_at_head or isinstance(found, Refuse)):
         # No replica is known to hold all acknowledged content, so the journal's head and registers are unknown.
         return Refuse(pb.INDEX_HAS_GREATER_OFFSET, present)
     if isinstance(found, Refuse):
         return found
     after = of_registers.after(request, present)
     if lost and not snapshot.loss_confirmed:
-        # By an empty append at an explicit offset, an operator confirms that no such replica need be waited for.
+        # By an empty append at an explicit offset, or at the start, an operator confirms that no such replica exists.
         return Refuse(pb.INDEX_HAS_GREATER_OFFSET, present) if length else Wait(Need.EMPTY_APPEND)
     if isinstance(found, Synchronize):
         return found

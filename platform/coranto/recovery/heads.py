@@ -32,7 +32,7 @@ async def reset_head(client: JournalClient, journal: str) -> str:
         except IndexHasGreaterOffset:
             head = await client.head(journal)
         try:
-            await client.append(journal, b"", offset=head, suspend=Suspend.KEEP)
+            await client.append(journal, b"", offset=head, at_start=not head, suspend=Suspend.KEEP)
             return f"reset to {head}"
         except (WrongAppendOffset, IndexHasGreaterOffset):
             continue

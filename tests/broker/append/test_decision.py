@@ -274,6 +274,14 @@ def test_a_loss_is_confirmed_by_an_empty_append_at_the_journals_end() -> None:
     assert found(0) == found(149) == found(150, 1) == refused
     assert found(150) == found(150, 0) == Wait(Need.EMPTY_APPEND)
     assert found(150, loss_confirmed=True) == Synchronize(150)
+
+    def at_start(end: int, **confirmed: bool) -> AppendDecision:
+        snapshot = JournalSnapshot(SPEC, committed(end, end), IndexSummary(), NOW, recorded=False, **confirmed)
+        return decide(pb.AppendRequest(journal="a/journal", at_start=True), snapshot)
+
+    assert at_start(0) == Wait(Need.EMPTY_APPEND)
+    assert at_start(0, loss_confirmed=True) == Wait(Need.RECORD)
+    assert at_start(5) == Refuse(pb.INDEX_HAS_GREATER_OFFSET, pb.LabelSet())
     synchronized = JournalSnapshot(SPEC, committed(150, 150), IndexSummary(0, 150, empty=False), NOW, recorded=False)
     assert decide(request(offset=150), replace(synchronized, loss_confirmed=True)) == Wait(Need.RECORD)
     assert isinstance(decide(request(offset=150), replace(synchronized, recorded=True)), Commit)

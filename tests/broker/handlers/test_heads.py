@@ -14,6 +14,7 @@ from coranto.client import JournalClient, Suspend
 from coranto.client.heads import JournalHead
 from coranto.errors import CorantoError, IndexHasGreaterOffset, InvalidInput, JournalSuspended
 from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.recovery.heads import reset_head
 from coranto.testing.cluster import STORE_URL, Cluster
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.testing.sim.object_store import StoredObject
@@ -166,6 +167,23 @@ def test_a_broker_that_waits_for_the_content_of_another_does_not_report_its_own_
                     break
                 await asyncio.sleep(1)
             assert (head.head, head.append_status, head.is_end) == (32, pb.OK, True)
+
+    virtually(main)
+
+
+def test_an_empty_journal_whose_disks_were_wiped_continues_after_a_reset() -> None:
+    async def main() -> None:
+        async with Cluster(brokers=1) as cluster:
+            await cluster.create(spec_of(J, 1))
+            client = cluster.client(patience=5)
+            await asyncio.sleep(5)
+            await cluster.kill(0, expire=True)
+            wipe(cluster, 0)
+            await cluster.start(0)
+            with pytest.raises(IndexHasGreaterOffset):
+                await client.append(J, b"refused", patience=1)
+            assert await reset_head(client, J) == "reset to 0"
+            assert (await client.append(J, b"more")).begin == 0
 
     virtually(main)
 
