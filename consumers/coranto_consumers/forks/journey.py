@@ -87,7 +87,8 @@ async def fork_consumer(
 
     Call it again after an interruption. Raises InvalidInput for a consumer without a checkpoint, a new one that has
     another one or was promoted, tables that cannot be copied, and a segment with `at_checkpoint`; JournalNotFound,
-    ContentGone, SqlStoreError and errors of the client. A cancelled call may have made some of it.
+    JournalRecreated for a source that was created again since the consumer read it, ContentGone, SqlStoreError and
+    errors of the client. A cancelled call may have made some of it.
     """
     if from_beginning and tables:
         raise InvalidInput(
@@ -101,6 +102,8 @@ async def fork_consumer(
     if name == new:
         raise InvalidInput(f"{new!r} is the name of the consumer itself; choose another one", field="--as")
     infos = await _journals(client, sorted({*found.checkpoint.sources, *journals}))
+    if not from_beginning:
+        await client.require_same(found.checkpoint.offsets)
     if not same_labels:
         _require_no_types(infos.values())
     streams = {

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, MetaData, String, Table, inspect, sel
 from coranto.client import JournalClient
 from coranto.coordination.etcd import EtcdHeader, KeyValue, TxnResult
 from coranto.effects import SystemClock
-from coranto.errors import InvalidInput, JournalNotFound
+from coranto.errors import InvalidInput, JournalNotFound, JournalRecreated
 from coranto.forks import drop_fork, fork_journal, forks_of
 from coranto.labels import CONTENT_TYPE, JSON_LINES, MESSAGE_TYPE
 from coranto.messages.checkpoints import Checkpoint
@@ -23,6 +23,7 @@ from coranto.streams import Streams, StreamWriter, default_template
 from coranto.testing import Cluster
 from coranto.testing.cluster import STORE_URL
 from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.comparison import TableOf, compare_tables
 from coranto_consumers.forks import drop_consumer, fork_consumer, fork_status, journey, promote_consumer
 from coranto_consumers.runtime.application import Application
@@ -283,6 +284,23 @@ async def test_a_source_that_was_created_anew_takes_no_fork_back(tmp_path: Path,
     with pytest.raises(InvalidInput, match=f"has read {ALERTS} besides its forks"):
         await drop_consumer(client, store, "sales-new")
     assert store.read("sales-new") == (found.fence, mixed)
+
+
+async def test_a_consumer_of_a_source_that_was_created_again_is_not_forked_at_its_checkpoint(
+    tmp_path: Path, client: JournalClient
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = SqlStore(url)
+    await client.append(SOURCES[0], line("ada", 5))
+    await run(Totals(url, "totals"), "totals-old", client, SOURCES)
+    (info,) = (await client.list(f"name={SOURCES[0]}")).journals
+    await client.apply([pb.ApplyRequest.Change(delete=SOURCES[0], expect_mod_revision=info.mod_revision)])
+    await client.apply([pb.ApplyRequest.Change(upsert=info.spec)])
+    await client.append(SOURCES[0], line("eve", 6) * 9)
+    with pytest.raises(JournalRecreated, match=SOURCES[0]):
+        await fork_consumer(client, store, "totals-old", "sales-new")
+    assert store.read("sales-new") is None
+    assert await fork_consumer(client, store, "totals-old", "sales-new", from_beginning=True)
 
 
 async def test_a_consumer_of_a_stream_is_forked_with_the_whole_stream(tmp_path: Path, client: JournalClient) -> None:
