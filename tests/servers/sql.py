@@ -68,6 +68,10 @@ class _DatabaseServer(ABC):
     ) -> None:
         self._stop()
 
+    @property
+    def port(self) -> int:
+        return self._port
+
     def new_database(self) -> str:
         """Create an empty database, and return its store URL. Nobody else uses the database.
 
@@ -132,10 +136,6 @@ class PostgresServer(_DatabaseServer):
     _name = "PostgreSQL"
     _stop_signal = signal.SIGINT  # A fast shutdown, which ends sessions.
     _not_yet = psycopg.OperationalError
-
-    @property
-    def port(self) -> int:
-        return self._port
 
     def stop(self) -> None:
         """Stop the server, which ends all sessions."""

@@ -77,7 +77,7 @@ def open_engine(url: URL) -> Engine:
         case "sqlite":
             return _sqlite_engine(url)
         case "mysql":
-            return mysql.mysql_engine(url)
+            return mysql.mysql_engine(url, display_url(url))
         case _:
             return _postgresql_engine(url)
 

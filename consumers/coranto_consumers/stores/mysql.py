@@ -9,6 +9,8 @@ Some behaviour of these servers would silently break exactly-once semantics:
 * Text is compared without regard to case and trailing spaces, values are cut or rounded to fit, and 0 in an
   AUTO_INCREMENT column means "the next number". Sessions are therefore strict, and tables are created with the
   collation and the sizes of the other databases.
+* These are settings of a session, and a proxy may give its clients sessions with other settings. Each transaction reads
+  the settings of its session, and fails if they differ.
 """
 
 from __future__ import annotations
@@ -57,9 +59,20 @@ NAME: Final = Text().with_variant(VARCHAR(512), "mysql")
 GUARDED: Final = "coranto_guarded"
 """The execution option of a connection whose transaction may only be committed by the store."""
 
+_ISOLATION: Final = "READ COMMITTED"
+_CHARSET: Final = "utf8mb4"
 _SESSION: Final = (
     f"SET SESSION sql_mode = 'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', wait_timeout = {IDLE_S}"
 )
+_MODES: Final = frozenset(
+    {
+        *("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES", "NO_ZERO_IN_DATE", "NO_ZERO_DATE", "ERROR_FOR_DIVISION_BY_ZERO"),
+        *("NO_ENGINE_SUBSTITUTION", "NO_AUTO_VALUE_ON_ZERO"),
+    }
+)
+"""The modes of `_SESSION`, as the server shows them."""
+_NAMES_OF_MODES: Final = frozenset({"TRADITIONAL", "NO_AUTO_CREATE_USER", ""})
+"""Shown as well, by some versions: a name for several modes, and one that concerns only GRANT."""
 _BEGIN: Final = "START TRANSACTION /* of a store */"
 _ENDS_TRANSACTION: Final = re.compile(
     # Not possessive: early releases of Python 3.11 do not match a possessive group within another.
@@ -97,17 +110,17 @@ _WITHOUT_TRANSACTIONS: Final = text(
 _EXISTS: Final = frozenset({ER.TABLE_EXISTS_ERROR, ER.DUP_KEYNAME})
 
 
-def mysql_engine(url: URL) -> Engine:
-    """Return an engine for a parsed store URL. It does not connect yet."""
+def mysql_engine(url: URL, name: str) -> Engine:
+    """Return an engine for a parsed store URL, which errors call `name`. It does not connect yet."""
     engine = create_engine(
         url,
         poolclass=NullPool,
         hide_parameters=True,
         # The default of PostgreSQL: readers lock nothing, and an update sees the last committed values. Under these
         # servers' default, merging staged rows would lock the rows that others are staging.
-        isolation_level="READ COMMITTED",
+        isolation_level=_ISOLATION,
         connect_args={
-            "charset": "utf8mb4",
+            "charset": _CHARSET,
             "autocommit": False,
             "connect_timeout": 10,
             "init_command": _SESSION,
@@ -119,7 +132,7 @@ def mysql_engine(url: URL) -> Engine:
     dialect.type_compiler_instance = dialect.type_compiler = _TypeCompiler(dialect)
     event.listen(engine, "do_connect", lambda _dialect, _record, arguments, options: _Connection(*arguments, **options))
     event.listen(engine, "connect", _keep_alive)
-    event.listen(engine, "begin", _begin)
+    event.listen(engine, "begin", functools.partial(_begin, name))
     event.listen(engine, "before_cursor_execute", _refuse_what_commits)
     event.listen(engine, "after_cursor_execute", _refuse_to_go_on)
     event.listen(engine, "handle_error", _give_up_what_was_rolled_back)
@@ -135,7 +148,7 @@ def create_tables(engine: Engine, tables: Sequence[Table]) -> None:
     """
     for table in tables:
         _check_keys(table, engine.dialect)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with engine.connect() as connection:
         for table in tables:
             parts: list[Table | Index] = [table, *sorted(table.indexes, key=lambda index: str(index.name))]
             for part in parts:
@@ -205,9 +218,39 @@ def _is_guarded(connection: Connection) -> bool:
     return bool(connection.get_execution_options().get(GUARDED, False))
 
 
-def _begin(connection: Connection) -> None:
-    if _is_guarded(connection):
-        connection.exec_driver_sql(_BEGIN)  # From now on, each answer tells if the transaction is still open.
+def _begin(name: str, connection: Connection) -> None:
+    connection.exec_driver_sql(_BEGIN)  # From now on, each answer says if it is open, and a proxy keeps its session.
+    _require_settings(name, connection)
+
+
+def _require_settings(name: str, connection: Connection) -> None:
+    """Raise InvalidInput if results would depend on other settings of the session than those that were made."""
+    settings = (
+        f"@@sql_mode, @@time_zone, @@character_set_client, @@character_set_connection, @@{_isolation(connection)}"
+    )
+    modes, zone, *found = (str(each) for each in connection.exec_driver_sql(f"SELECT {settings}").one())
+    differ = []
+    if set(modes.upper().split(",")) - _NAMES_OF_MODES != _MODES:
+        differ.append(f"sql_mode is {modes!r}")
+    if zone not in ("+00:00", "UTC"):
+        differ.append(f"time_zone is {zone}")
+    wanted = (_CHARSET, _CHARSET, _ISOLATION.replace(" ", "-"))
+    names = ("character_set_client", "character_set_connection", "the isolation level")
+    differ += [f"{what} is {value}" for what, value, want in zip(names, found, wanted, strict=True) if value != want]
+    if differ:
+        raise InvalidInput(
+            f"{name}: {' and '.join(differ)} in a session that was set up otherwise: a proxy there gives its clients "
+            "sessions of other clients, with other settings. Let the proxy keep a session for each client (ProxySQL: "
+            "multiplexing off), or name the server itself in the URL",
+            field="store_url",
+        )
+
+
+def _isolation(connection: Connection) -> str:
+    """Return the name of the variable that has the isolation level."""
+    dialect: Any = connection.dialect
+    is_older = dialect.is_mariadb or dialect.server_version_info < (5, 7, 20)
+    return "tx_isolation" if is_older else "transaction_isolation"
 
 
 def _refuse_what_commits(connection: Connection, _cursor: object, statement: str, *_: object) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import datetime as dt
 import socket
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from sqlalchemy import (
@@ -298,6 +299,87 @@ def test_the_sessions_are_strict_isolated_as_elsewhere_and_do_not_linger(store):
         *settings, modes = connection.exec_driver_sql(query).one()
     assert settings == ["READ-COMMITTED", 120, "+00:00", "utf8mb4", 0]
     assert {"STRICT_ALL_TABLES", "NO_AUTO_VALUE_ON_ZERO"} <= set(modes.split(","))
+
+
+class ForgetfulProxy(socketserver.BaseRequestHandler):
+    """Passes on all but one setting of a session, as a proxy that lets its clients share sessions."""
+
+    to: ClassVar[int]
+    kept: ClassVar[tuple[bytes, bytes]]
+
+    def handle(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.to)) as there:
+
+            def answer() -> None:
+                while found := there.recv(1 << 16):
+                    self.request.sendall(found)
+
+            answering = threading.Thread(target=answer, daemon=True)
+            answering.start()
+            sent, instead = self.kept
+            while found := self.request.recv(1 << 16):
+                there.sendall(found.replace(sent, instead.ljust(len(sent))))
+            there.shutdown(socket.SHUT_WR)
+            answering.join()
+
+
+SET_MODE = b"sql_mode = 'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO'"
+FORGOTTEN = {
+    "no modes": (SET_MODE, b"sql_mode = ''", "sql_mode is ''"),
+    "a mode more": (SET_MODE, b"sql_mode = CONCAT(@@sql_mode,',ANSI')", "sql_mode is '.*ANSI"),
+    "the zone": (b"time_zone = '+00:00'", b"time_zone = '-05:00'", "time_zone is -05:00 in a session"),
+    "the isolation": (b"ISOLATION LEVEL READ COMMITTED", b"ISOLATION LEVEL SERIALIZABLE", "is SERIALIZABLE in a"),
+    "nothing": (SET_MODE, SET_MODE, ""),
+    "the characters": (b"SET NAMES utf8mb4", b"SET NAMES latin1", "character_set_client is latin1 and"),
+}
+
+
+@pytest.fixture
+def forgetful(url: str, mariadb: MariadbServer) -> Iterator[Callable[[str], str]]:
+    """Returns the URL of the server through a proxy that loses a setting."""
+
+    def through(what: str) -> str:
+        ForgetfulProxy.to, ForgetfulProxy.kept = mariadb.port, FORGOTTEN[what][:2]
+        return url.replace(str(mariadb.port), str(proxy.server_address[1]))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), ForgetfulProxy) as proxy:
+        proxy.daemon_threads = True  # A failed test keeps its connection.
+        serving = threading.Thread(target=proxy.serve_forever)
+        serving.start()
+        try:
+            yield through
+        finally:
+            proxy.shutdown()
+            serving.join()
+
+
+@pytest.mark.parametrize("what", sorted(FORGOTTEN.keys() - {"nothing"}))
+def test_a_proxy_that_loses_settings_of_sessions_is_refused_with_advice(store, forgetful, what):
+    fence, _ = store.raise_fence("shard")
+    there = SqlStore(forgetful(what))
+
+    def change() -> None:
+        with there.transaction("shard", fence) as transaction:
+            insert(transaction.connection, 1)
+            transaction.commit(checkpoint(100))
+
+    works = (change, lambda: there.raise_fence("shard"), lambda: there.create_tables(NUMBERS), lambda: there.read("x"))
+    for work in works:
+        with pytest.raises(InvalidInput, match=FORGOTTEN[what][2]) as caught:
+            work()
+        assert caught.value.field == "store_url"
+        assert "ProxySQL: multiplexing off" in str(caught.value)
+        assert "secret" not in str(caught.value)
+    assert (numbers(store), store.read("shard")) == ([], (fence, Checkpoint()))
+
+
+def test_a_proxy_that_keeps_the_settings_is_used(store, forgetful):
+    there = SqlStore(forgetful("nothing"))
+    fence, _ = there.raise_fence("shard")
+    with there.transaction("shard", fence) as transaction:
+        insert(transaction.connection, 1)
+        transaction.commit(checkpoint(100))
+    assert numbers(store) == [1]
 
 
 def test_values_keep_their_size_and_precision(store):
