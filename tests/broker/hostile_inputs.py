@@ -27,7 +27,7 @@ from coranto.types import kinds, parsing, references, writing
 from coranto_broker.http.requests import append_request, read_request
 from coranto_consumers.runtime import batch_reading
 from coranto_consumers.spark import frames, json_values, parsers, task_errors
-from coranto_consumers.stores import engines, mysql, rejections, sql_dialects
+from coranto_consumers.stores import mysql, refusals, rejections, sql_dialects
 
 AT = datetime(2024, 1, 2, tzinfo=UTC)
 
@@ -56,7 +56,8 @@ def _value_of_a_type(text: str) -> None:
 
 
 def _rejected_row(text: str) -> None:
-    rejections._COPIED.search(text)
+    rejections._copied_column(text, f'COPY "t" ("a", "{text}") FROM STDIN')
+    rejections._copied_column(f"COPY t, line 1, column {text}", 'COPY "t" ("a") FROM STDIN')
     list(rejections._MYSQL_NAMES.finditer(text))
 
 
@@ -81,7 +82,7 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "statement": mysql._ENDS_TRANSACTION.match,
     "failure of a task": _failed_task,
     "rejected row": _rejected_row,
-    "refused connection": engines._REFUSED.search,
+    "refused connection": lambda text: refusals._STATE.findall(b"B\t1\tErrorResponse\t" + text.encode()),
     "torn line": _torn_line,
     "torn row": lambda text: csv_rows._UUID.search(text.encode()),
     "halves of surrogates": lambda text: batch_reading._ESCAPED.sub(b"?", text.encode()),

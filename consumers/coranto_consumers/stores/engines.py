@@ -7,7 +7,6 @@ transactions.
 from __future__ import annotations
 
 import datetime as dt
-import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from coranto.errors import InvalidInput
 from coranto_consumers.stores import mysql
+from coranto_consumers.stores.refusals import explain_refusals
 from coranto_consumers.stores.urls import display_url
 
 BUSY_TIMEOUT_MS = 60_000
@@ -46,14 +46,10 @@ _SQLITE_UNAVAILABLE = frozenset(
     }
 )
 _STANDBY = frozenset({"0A000", "55000"})
-_RECOVERY = re.compile(r"during recovery|recovery is in progress")
-"""The words of a standby for what it cannot do before it is promoted, such as reading a table without a log. It uses
-states that mean other things as well."""
-_REFUSED = re.compile(
-    r"password authentication failed|no password supplied|no pg_hba\.conf entry"
-    r"|(?:role|database) \".{0,200}\" does not exist|invalid (?:connection option|port number|sslmode)"
-)
-"""Words of PostgreSQL's client and server that refuse a connection for good. It tells no SQLSTATE there."""
+"""States of what a standby cannot do before it is promoted, such as reading a table without a log. They mean other
+things as well, on other servers."""
+_IN_RECOVERY = "coranto_in_recovery"
+"""The key in a connection's `info` that is True if the server of its transaction is a standby."""
 _INSUFFICIENT_PRIVILEGE = "42501"
 _CARDINALITY_VIOLATION = "21000"
 
@@ -65,10 +61,11 @@ IDLE_IN_TRANSACTION_MS = 120_000
 
 _LOCAL_SETTINGS = (
     "SELECT set_config('timezone', 'UTC', true), "
-    f"set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_MS}', true)"
+    f"set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_MS}', true), pg_is_in_recovery()"
 )
 """Settings of one transaction. Poolers do not pass on settings of sessions or options of connections."""
 _STATEMENT_POOLING = "statement pooling"
+"""Words of PgBouncer, which it does not translate. Their state means other things as well."""
 
 
 def open_engine(url: URL) -> Engine:
@@ -82,8 +79,11 @@ def open_engine(url: URL) -> Engine:
             return _postgresql_engine(url)
 
 
-def prepare_nothing(engine: Engine) -> None:
-    """Have connections of a PostgreSQL engine that others made prepare no statements, as poolers require."""
+def adapt(engine: Engine) -> None:
+    """Have a PostgreSQL engine that others made tell why a server refuses it, and prepare no statements.
+
+    Poolers require that.
+    """
     if engine.dialect.name != "postgresql":
         return
 
@@ -91,6 +91,7 @@ def prepare_nothing(engine: Engine) -> None:
     def connected(connection: Any, _record: Any) -> None:
         connection.prepare_threshold = None
 
+    explain_refusals(engine)
     engine.dispose()  # Connections of before prepare statements.
 
 
@@ -112,13 +113,14 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(original, sqlite3.Error):
         return getattr(original, "sqlite_errorcode", 0) & 0xFF in _SQLITE_UNAVAILABLE
     if state := _state(error):
-        if state in _STANDBY and _RECOVERY.search(str(original)):
-            return True
+        if state in _STANDBY:
+            return isinstance(error, DBAPIError) and error.connection_invalidated
         return state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE
     names = {kind.__name__ for kind in type(error).__mro__}
     is_driver_error = isinstance(error, DBAPIError) or type(error).__module__.partition(".")[0] == "psycopg"
     is_lost = bool(names & {"OperationalError", "InterfaceError"}) or getattr(error, "connection_invalidated", False)
-    return is_driver_error and is_lost and not _REFUSED.search(str(original))
+    lacks_password = getattr(getattr(original, "pgconn", None), "needs_password", False)
+    return is_driver_error and is_lost and not lacks_password
 
 
 def is_denied(error: DBAPIError) -> bool:
@@ -153,12 +155,17 @@ def _postgresql_engine(url: URL) -> Engine:
         },
     )
 
+    explain_refusals(engine)
+
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        connection.exec_driver_sql(_LOCAL_SETTINGS)
+        *_, connection.info[_IN_RECOVERY] = connection.exec_driver_sql(_LOCAL_SETTINGS).one()
 
     @event.listens_for(engine, "handle_error")
     def refuse(context: ExceptionContext) -> None:
+        if context.connection is not None and _state(context.original_exception) in _STANDBY:
+            # It may be promoted, or a new connection may find another server.
+            context.is_disconnect = bool(context.connection.info.get(_IN_RECOVERY))
         if _STATEMENT_POOLING in str(context.original_exception):
             raise InvalidInput(
                 f"{display_url(url)}: the connection pooler there runs each statement by itself, and consumers need "

@@ -62,7 +62,8 @@ GUARDED: Final = "coranto_guarded"
 _ISOLATION: Final = "READ COMMITTED"
 _CHARSET: Final = "utf8mb4"
 _SESSION: Final = (
-    f"SET SESSION sql_mode = 'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', wait_timeout = {IDLE_S}"
+    f"SET SESSION sql_mode = 'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', wait_timeout = {IDLE_S}, "
+    "lc_messages = 'en_US'"  # Names of columns and keys are taken from messages.
 )
 _MODES: Final = frozenset(
     {

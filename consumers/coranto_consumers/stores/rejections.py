@@ -63,7 +63,9 @@ _MYSQL: Final = {
     4025: "23514",
 }
 """Errors of MariaDB and MySQL, by their SQLSTATE in PostgreSQL. 1366 also means a character that is not kept."""
-_COPIED: Final = re.compile(r"^COPY .{1,200}?, line [0-9]{1,20}, column ([^:]{1,63}):", re.MULTILINE)
+_IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"')
+_BEFORE_NAME: Final = r"[^:0-9]{0,200}[0-9]{1,20}(?:[^:]{0,30}[\s,])?"
+_AFTER_NAME: Final = r"(?: \w{1,30})?\s?(?::|$)"
 _MYSQL_NAMES: Final = re.compile(
     r"for key '([^']+)'|(?:for column|Column|Field) (?:[`\w]*\.)*[`']?([^`'\s]+)[`']?|CONSTRAINT `([^`]+)`"
 )
@@ -100,7 +102,7 @@ def described(error: SQLAlchemyError, *, shows_values: bool = False) -> str:
 
 def _problem(error: BaseException, original: BaseException | None) -> str | None:
     if _is_postgresql(original):
-        return _of_postgresql(original)
+        return _of_postgresql(original, getattr(error, "statement", None) or "")
     match original:
         case sqlite3.IntegrityError():
             # Such as `UNIQUE constraint failed: orders.id`. A trigger's RAISE may have any text.
@@ -124,7 +126,7 @@ def _is_postgresql(error: BaseException | None) -> TypeGuard[Any]:
     return driver is not None and isinstance(error, driver.Error)
 
 
-def _of_postgresql(error: Any) -> str | None:
+def _of_postgresql(error: Any, statement: str) -> str | None:
     state = error.sqlstate or ""
     if not state and isinstance(error, sys.modules["psycopg"].DataError):
         return _KINDS["22021"]  # The driver itself refuses NUL.
@@ -134,7 +136,7 @@ def _of_postgresql(error: Any) -> str | None:
         f"{what} {name}"
         for what, name in (
             ("table", error.diag.table_name),
-            ("column", error.diag.column_name or _copied_column(error)),
+            ("column", error.diag.column_name or _copied_column(error.diag.context or "", statement)),
             ("constraint", error.diag.constraint_name),
         )
         if name
@@ -142,9 +144,21 @@ def _of_postgresql(error: Any) -> str | None:
     return f"{_KINDS.get(state, type(error).__name__)} ({', '.join([*names, f'SQLSTATE {state}'])})"
 
 
-def _copied_column(error: Any) -> str | None:
-    found = _COPIED.search(error.diag.context or "")
-    return found[1] if found else None
+def _copied_column(context: str, statement: str) -> str | None:
+    """Return the column of a value that a COPY could not convert. None if the context of the error names none.
+
+    The context is `COPY t, line 1, column a: "value"` in the server's language. So the statement's own names are looked
+    for, before the first colon that is not in a name: what follows is the value.
+    """
+    if not statement.startswith("COPY "):
+        return None
+    names: list[str] = [each.replace('""', '"') for each in _IDENTIFIER.findall(statement)]
+    for table in names[:2]:
+        _, _, place = context.partition(table)
+        for name in sorted(names, key=len, reverse=True):
+            if re.match(_BEFORE_NAME + re.escape(name) + _AFTER_NAME, place):
+                return name
+    return None
 
 
 def _of_mysql(error: Any, state: str = "") -> str:

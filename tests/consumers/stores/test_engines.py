@@ -34,7 +34,7 @@ from coranto.errors import InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.durability import RELAXED
-from coranto_consumers.stores.engines import is_transient, prepare_nothing
+from coranto_consumers.stores.engines import adapt, is_transient
 from coranto_consumers.stores.merge import plan_merge
 from coranto_consumers.stores.staging import StageWriter, stage_of
 from tests.servers.sql import PostgresServer, PostgresStandby
@@ -119,18 +119,17 @@ def test_a_mistake_in_a_file_of_sqlite_does_not_pass_and_a_lock_does(tmp_path: P
 
 
 @pytest.mark.integration
-def test_which_failures_to_connect_to_postgresql_pass(postgres: PostgresServer):
+def test_which_failures_of_an_application_to_connect_to_postgresql_pass(postgres: PostgresServer):
     def failure(**changed: Any) -> Exception:
         parts = {"host": "127.0.0.1", "port": postgres.port, "user": "postgres", "password": "secret", **changed}
-        with pytest.raises(psycopg.OperationalError) as caught:
+        with pytest.raises(psycopg.Error) as caught:
             psycopg.connect(**{"dbname": "postgres", **parts})
         return caught.value
 
     assert is_transient(failure(port=1))
     assert is_transient(failure(host="no-such-host.invalid"))
-    assert not is_transient(failure(password="wrong"))
-    assert not is_transient(failure(dbname="no_such_database"))
-    assert not is_transient(failure(sslmode="nonsense"))
+    assert not is_transient(failure(password=""))
+    assert not is_transient(failure(colour="red"))
 
 
 @pytest.mark.integration
@@ -168,17 +167,17 @@ def test_a_mistake_of_an_application_does_not_pass(postgres: PostgresServer):
         assert isinstance(caught.value.__cause__, ProgrammingError | None)
 
 
-def test_a_standby_passes_and_what_it_will_never_do_does_not():
-    class Unsupported(OfServer):
-        def __str__(self) -> str:
-            return self.words
+RAISES = "DO $$ BEGIN RAISE EXCEPTION '{}' USING ERRCODE = '{}'; END $$"
 
-    for words in ("cannot access temporary or unlogged relations during recovery", "recovery is in progress"):
-        error = Unsupported("0A000")
-        error.words = words
-        assert is_transient(DBAPIError("SELECT", {}, error))
-    error.words = "cross-database references are not implemented"
-    assert not is_transient(DBAPIError("SELECT", {}, error))
+
+@pytest.mark.integration
+def test_what_a_server_never_does_does_not_pass_whatever_its_words(postgres: PostgresServer):
+    store = SqlStore(postgres.new_database())
+    for words, state in (("during recovery", "0A000"), ("recovery is in progress", "55000")):
+        fence, _ = store.raise_fence("shard")
+        with pytest.raises(SqlStoreError, match=words) as caught, store.transaction("shard", fence) as transaction:
+            transaction.connection.execute(text(RAISES.format(words, state)))
+        assert not caught.value.retriable
 
 
 @pytest.mark.integration
@@ -187,6 +186,8 @@ def test_a_standby_is_waited_for_until_it_is_promoted():
         store = SqlStore(primary.new_database())
         store.create_tables(NUMBERS)
         fence, _ = store.raise_fence("shard")
+        with store.engine.begin() as connection:
+            connection.execute(text("CREATE UNLOGGED TABLE unlogged (n INTEGER)"))
         there = SqlStore(store.url.replace(str(primary.port), str(standby.port)))
 
         def change() -> None:
@@ -199,6 +200,13 @@ def test_a_standby_is_waited_for_until_it_is_promoted():
             with pytest.raises(SqlStoreError, match="read-only transaction") as caught:
                 work()
             assert caught.value.retriable
+        for statement in (
+            "SELECT * FROM unlogged",
+            *(RAISES.format("im Standby", each) for each in ("0A000", "55000")),
+        ):
+            with pytest.raises(SqlStoreError) as caught, there.transaction("shard", fence) as transaction:
+                transaction.connection.execute(text(statement))
+            assert caught.value.retriable, statement
         standby.promote()
         change()
         assert there.resume("shard", fence) == Checkpoint({"a/journal": Source(7)})
@@ -273,15 +281,16 @@ def test_the_connections_of_a_catalog_prepare_nothing(postgres: PostgresServer):
             return found
 
     assert prepared() > 0, "as drivers do by default"
-    prepare_nothing(engine)
+    adapt(engine)
     assert prepared() == 0
     engine.dispose()
 
 
-class StatementPooler(socketserver.BaseRequestHandler):
-    """Answers as PgBouncer does with `pool_mode = statement`."""
+class FakePostgres(socketserver.BaseRequestHandler):
+    """Answers the beginning of a session, or refuses it, or answers its first statement with an error."""
 
-    answer: ClassVar[bytes] = b"SFATAL\0C08P01\0Mtransaction blocks not allowed in statement pooling mode\0\0"
+    refusal: ClassVar[bytes] = b""
+    answer: ClassVar[bytes] = b""
 
     def handle(self) -> None:
         def read(size: int) -> bytes:
@@ -293,12 +302,15 @@ class StatementPooler(socketserver.BaseRequestHandler):
         def send(kind: bytes, content: bytes) -> None:
             self.request.sendall(kind + struct.pack("!i", len(content) + 4) + content)
 
-        while True:
-            size, code = struct.unpack("!ii", read(8))
+        while len(found := read(8)) == 8:
+            size, code = struct.unpack("!ii", found)
             read(size - 8)
             if code == 196608:
                 break
             self.request.sendall(b"N")  # Neither TLS nor GSSAPI.
+        if self.refusal:
+            send(b"E", self.refusal)
+            return
         send(b"R", struct.pack("!i", 0))
         send(b"Z", b"I")
         read(1)
@@ -306,8 +318,8 @@ class StatementPooler(socketserver.BaseRequestHandler):
 
 
 @contextmanager
-def statement_pooler() -> Iterator[int]:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), StatementPooler) as server:
+def fake_postgres(kind: type[FakePostgres]) -> Iterator[int]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), kind) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         try:
@@ -318,5 +330,56 @@ def statement_pooler() -> Iterator[int]:
 
 
 def test_a_pooler_that_has_no_transactions_is_refused_with_advice():
-    with statement_pooler() as port, pytest.raises(InvalidInput, match="set its pool_mode to transaction or session"):
+    class Pooler(FakePostgres):
+        """Answers as PgBouncer does with `pool_mode = statement`."""
+
+        answer = b"SFATAL\0C08P01\0Mtransaction blocks not allowed in statement pooling mode\0\0"
+
+    with (
+        fake_postgres(Pooler) as port,
+        pytest.raises(InvalidInput, match="set its pool_mode to transaction or session"),
+    ):
         SqlStore(f"postgresql://u:hunter2@127.0.0.1:{port}/name").raise_fence("shard")
+
+
+# -- Refused connections ----------------------------------------------------------------------------------------------
+
+
+GERMAN = {
+    "28P01": "Passwort-Authentifizierung für Benutzer »u« fehlgeschlagen",
+    "28000": "kein pg_hba.conf-Eintrag für Host »127.0.0.1«",
+    "3D000": "Datenbank »name« existiert nicht",
+    "53300": "tut mir leid, schon zu viele Verbindungen",
+    "57P03": "das Datenbanksystem startet",
+}
+
+
+@pytest.mark.parametrize("state", GERMAN)
+def test_a_refused_connection_passes_by_its_state_in_any_language(state: str):
+    class Server(FakePostgres):
+        refusal = f"SFATAL\0VFATAL\0C{state}\0M{GERMAN[state]}\0\0".encode()
+
+    with fake_postgres(Server) as port:
+        store = SqlStore(f"postgresql://u:hunter2@127.0.0.1:{port}/name")
+        with pytest.raises(SqlStoreError, match=GERMAN[state]) as caught:
+            store.raise_fence("shard")
+    assert caught.value.retriable == (state in ("53300", "57P03"))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.integration
+def test_which_refusals_of_a_real_server_pass(postgres: PostgresServer):
+    url = make_url(postgres.new_database())
+    for changed in (url.set(password="wrong"), url.set(database="no_such_database")):
+        with pytest.raises(SqlStoreError) as caught:
+            SqlStore(changed.render_as_string(hide_password=False)).raise_fence("shard")
+        assert not caught.value.retriable
+    with pytest.raises(SqlStoreError) as caught:
+        SqlStore(url.set(port=1).render_as_string(hide_password=False)).raise_fence("shard")
+    assert caught.value.retriable
+    plain = url.update_query_dict({"sslmode": "nonsense"}).render_as_string(hide_password=False)
+    with pytest.raises(
+        InvalidInput, match=r'does not take an option of the URL: .*sslmode value: "nonsense"'
+    ) as refused:
+        SqlStore(plain).raise_fence("shard")
+    assert "secret" not in str(refused.value)

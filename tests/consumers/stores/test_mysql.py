@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from structlog.testing import capture_logs
 
-from coranto.errors import CommitOutcomeUnknown, InvalidInput, SqlStoreError
+from coranto.errors import CommitOutcomeUnknown, InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.stores import Add, SqlShardStore, SqlStore
 from coranto_consumers.stores.merge import merge_staged, plan_merge
@@ -380,6 +380,25 @@ def test_a_proxy_that_keeps_the_settings_is_used(store, forgetful):
         insert(transaction.connection, 1)
         transaction.commit(checkpoint(100))
     assert numbers(store) == [1]
+
+
+@pytest.mark.parametrize(("name", "told"), [("SECRET", "(name, error 1406)"), ("b", "(PRIMARY, error 1062)")])
+def test_the_names_of_a_rejection_do_not_depend_on_the_servers_language(url, mariadb, name, told):
+    columns = (Column("id", Integer, primary_key=True), Column("name", String(3), nullable=False))
+    table = Table("orders", MetaData(), *columns)
+    store = SqlStore(url)
+    store.create_tables(table)
+    fence, _ = store.raise_fence("shard")
+    with store.engine.begin() as connection:
+        connection.execute(table.insert(), [{"id": 1, "name": "a"}])
+    mariadb.execute("SET GLOBAL lc_messages = 'de_DE'")
+    try:
+        with pytest.raises(RejectedRow) as caught, store.transaction("shard", fence) as transaction:
+            transaction.connection.execute(table.insert(), [{"id": 1, "name": name}])
+    finally:
+        mariadb.execute("SET GLOBAL lc_messages = 'en_US'")
+    assert told in str(caught.value)
+    assert "SECRET" not in str(caught.value)
 
 
 def test_values_keep_their_size_and_precision(store):

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DataError, IntegrityError, OperationalError, Statemen
 
 from coranto.errors import InvalidInput, RejectedRow
 from coranto_consumers.stores import SqlStore
-from coranto_consumers.stores.rejections import described, rejection_of
+from coranto_consumers.stores.rejections import _copied_column, described, rejection_of
 
 
 def of_mysql(kind, code, message):
@@ -87,3 +87,29 @@ def test_the_option_to_show_values_is_true_or_left_out(tmp_path):
     assert SqlStore(f"sqlite:///{tmp_path}/s.db?show_row_values=true").shows_values
     with pytest.raises(InvalidInput, match="show_row_values is not 'true'"):
         SqlStore(f"sqlite:///{tmp_path}/s.db?show_row_values=yes")
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        'COPY {table}, line 12, column {column}: "{value}"',
+        "COPY {table}, Zeile 12, Spalte {column}: »{value}«",
+        "COPY {table}, ligne 12, colonne {column} : « {value} »",
+        'COPY {table}, строка 12, столбец {column}: "{value}"',
+        '{table}のCOPY、行 12、列 {column}: "{value}"',
+        '{table} 복사, 12번째 줄, {column} 열: "{value}"',
+        'COPY {table}, 行 12, 列 {column}: "{value}"',
+    ],
+)
+@pytest.mark.parametrize("column", ["a", "od d", "x, column y: z", "z", 'q"r'])
+@pytest.mark.parametrize("value", ["SECRET", "1 a: z: a", " z:", "od d: a"])
+def test_the_column_that_could_not_be_copied_is_named_in_any_language(context, column, value):
+    statement = 'COPY "s"."t_1" ("a", "od d", "x, column y: z", "z", "q""r") FROM STDIN'
+    assert _copied_column(context.format(table="t_1", column=column, value=value), statement) == column
+
+
+@pytest.mark.parametrize(
+    "context", ["", 'COPY t_1, line 12: "a: z"', "COPY t_1, Zeile 12", 'COPY other, line 1, z: "a"']
+)
+def test_a_value_is_never_named_as_a_column(context):
+    assert _copied_column(context, 'COPY "s"."t_1" ("a", "z") FROM STDIN') is None

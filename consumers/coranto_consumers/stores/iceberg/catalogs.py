@@ -63,7 +63,7 @@ class SqlCommits:
 
     def __init__(self, catalog: SqlCatalog) -> None:
         self._catalog = catalog
-        engines.prepare_nothing(catalog.engine)
+        engines.adapt(catalog.engine)
 
     def risks(self) -> list[str]:
         with self._catalog.engine.connect() as connection:
