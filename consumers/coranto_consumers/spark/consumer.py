@@ -304,12 +304,11 @@ class SparkConsumer:
         The application makes the outputs of a transaction without messages. No session is started for that if there is
         nothing to read.
         """
-        if not self._store.compares:
-            return
         present = self._present(client)
         if not self._input.has_session and self._reader is None and not self._has_unread(present):
             return
-        compare_tables(self._application, self._store, self._misfits, self._input_reader().nothing())
+        nothing = self._input_reader().nothing()
+        compare_tables(self._application.name, self._application.outputs, self._store, nothing, self._misfits)
 
     def _has_unread(self, present: Mapping[str, ContentExtent]) -> bool:
         restored = self._store.read(self._application.name)

@@ -43,6 +43,7 @@ from coranto_consumers.spark.batch_content import (
     ends_of,
 )
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
+from coranto_consumers.spark.comparing import compare_tables
 from coranto_consumers.spark.output_stores import OutputStore, output_store
 from coranto_consumers.spark.outputs import publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
@@ -70,7 +71,8 @@ def exactly_once(
 
     `store` is a URL of SQLAlchemy or like `iceberg://lake/shop.orders`, or an `IcebergStore`. `outputs` makes a batch's
     outputs of its rows. As `Application.outputs`, it may be called several times for a batch, and must have no side
-    effects. `name` is the query's identity in the store: a query that starts under a name fences off the one that runs
+    effects. Before the fence is raised, it is called with a batch without rows, and the tables are compared with its
+    outputs. `name` is the query's identity in the store: a query that starts under a name fences off the one that runs
     under it. `client` is needed to publish to journals. `first_batch` is the number of the first batch that the query
     commits in this store; it is not 0 for a query that ran without the store before.
 
@@ -119,7 +121,7 @@ class _Batches:
         with told_to_driver(), errors_of_tasks():
             query = _query_of(batch)
             if self._begun is None or self._begun[0] != query:
-                self._begun = query, self._begin(query, number)
+                self._begun = query, self._begin(query, number, batch)
             content = content_of_batch(batch.sparkSession, query, number)
             if number < self._next:
                 self._pass_by(number, content)
@@ -173,9 +175,13 @@ class _Batches:
             "and logs what is lost"
         )
 
-    def _begin(self, query: str, number: int) -> int:
-        """Raise the fence, and finish what the last process may have left. Return the fence."""
+    def _begin(self, query: str, number: int, batch: DataFrame) -> int:
+        """Raise the fence, and finish what the last process may have left. Return the fence.
+
+        Raises InvalidInput for outputs that their tables cannot take, before an earlier process is fenced off.
+        """
         key = _PREFIX + query
+        compare_tables(self._name, self._outputs, self._store, batch.limit(0))
         fence, checkpoint = self._store.raise_fence(self._name)
         self._ids.begin(fence)
         self._hooks.reached(Step.FENCED)

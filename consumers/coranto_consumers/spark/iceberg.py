@@ -45,7 +45,7 @@ from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwri
 from coranto_consumers.stores.iceberg.files import sweep
 from coranto_consumers.stores.iceberg.owner import Change, IcebergOwner
 from coranto_consumers.stores.iceberg.state import state_of
-from coranto_consumers.stores.iceberg.tables import find_or_create, plan_for
+from coranto_consumers.stores.iceberg.tables import find_or_create, plan_for, require_target
 from coranto_consumers.stores.iceberg.urls import IcebergHome
 from coranto_consumers.stores.iceberg.writing import FileWriter
 from coranto_consumers.stores.merge import MergePlan
@@ -130,12 +130,20 @@ class IcebergStore(OutputStore[Written]):
     def location(self) -> str:
         return self._owner.location
 
-    def recorded(self, shard: str) -> Checkpoint:
+    def read(self, shard: str) -> Restored | None:
         try:
             table = self.load(self._home)
         except FAILURES as error:
             raise self._failure(f"the checkpoint of {shard} could not be read", error) from error
-        return Checkpoint() if table is None else state_of(table, shard).checkpoint
+        state = None if table is None else state_of(table, shard)
+        return None if state is None or not state.fence else Restored(state.fence, state.checkpoint)
+
+    def compare(self, made: Outputs) -> None:
+        for each in made.sql:
+            self.prepare(each.sql)
+        for output in made.tables:
+            table, plan = self._planned(output)
+            require_target(table, output.table if isinstance(output.table, Table) else None, plan)
 
     def raise_fence(self, shard: str) -> Restored:
         if not shard:
@@ -177,15 +185,9 @@ class IcebergStore(OutputStore[Written]):
 
     def _write(self, output: TableOutput, shard: str, packed: tuple[DataFrame, UnpackTask] | None) -> Written:
         """Write the rows of an output, which are packed rows if there are any."""
+        table, plan = self._planned(output)
         name = self._name_of(output.table)
-        require_deletes(output, name)
         try:
-            table = self._find(output.table)
-            definition = output.table if isinstance(output.table, Table) else None
-            plan = plan_for(table, definition, output.rows.columns, output.keys, output.merge, output.delete)
-            if output.overwrite and (plan.keys or table.spec().is_unpartitioned()):
-                problem = "has keys, which replace rows" if plan.keys else "is not partitioned"
-                raise InvalidInput(f"{problem}: leave out overwrite=True", field=f"table {name}")
             self._owner.know(name)
         except FAILURES as error:
             raise self._failure(f"rows for {name} could not be written", error) from error
@@ -199,6 +201,24 @@ class IcebergStore(OutputStore[Written]):
         staged = tuple(place for row in won for place in row.staged)
         carried = tuple(bytes(row.carried) for row in won if row.carried is not None)
         return Written(name, plan, output.overwrite, writer, files, staged, carried, packed is not None)
+
+    def _planned(self, output: TableOutput) -> tuple[IcebergTable, MergePlan]:
+        """Return the table of an output, created if it is absent, and the plan for its rows.
+
+        Raises InvalidInput for rows that do not fit.
+        """
+        name = self._name_of(output.table)
+        require_deletes(output, name)
+        try:
+            table = self._find(output.table)
+        except FAILURES as error:
+            raise self._failure(f"table {name} could not be read", error) from error
+        definition = output.table if isinstance(output.table, Table) else None
+        plan = plan_for(table, definition, output.rows.columns, output.keys, output.merge, output.delete)
+        if output.overwrite and (plan.keys or table.spec().is_unpartitioned()):
+            problem = "has keys, which replace rows" if plan.keys else "is not partitioned"
+            raise InvalidInput(f"{problem}: leave out overwrite=True", field=f"table {name}")
+        return table, plan
 
     def commit(
         self, shard: str, fence: int, written: Sequence[Written], checkpoint: Checkpoint, merged: Callable[[], None]

@@ -52,7 +52,8 @@ class OutputStore(ABC, Generic[W]):
 
         Raises InvalidInput for a retired consumer, and SqlStoreError.
         """
-        return Checkpoint()
+        found = self.read(shard)
+        return Checkpoint() if found is None else found.checkpoint
 
     @abstractmethod
     def raise_fence(self, shard: str) -> Restored:
@@ -105,17 +106,18 @@ class OutputStore(ABC, Generic[W]):
         """
         return self.write_all([made], shard, fence)
 
-    compares = False
-    """True if outputs can be compared with their tables before anything is written (`compare`, `read`)."""
-
+    @abstractmethod
     def read(self, shard: str) -> Restored | None:
-        """Return a consumer's fence and checkpoint without raising the fence. None if it never started."""
-        raise InvalidInput(f"{self.name} is read when its fence is raised", field="store")
+        """Return a consumer's fence and checkpoint without raising the fence. None if it never started.
 
+        Raises InvalidInput for a retired consumer, and SqlStoreError.
+        """
+
+    @abstractmethod
     def compare(self, made: Outputs) -> None:
         """Raise InvalidInput for outputs whose rows their tables cannot take, and for missing privileges.
 
-        Creates tables and stage tables that are absent.
+        Creates tables and stage tables that are absent. Raises SqlStoreError.
         """
 
     def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
@@ -141,7 +143,6 @@ class SqlOutputs(OutputStore[Staged]):
     """A database, as a store of outputs."""
 
     at_once = True
-    compares = True
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
@@ -153,10 +154,6 @@ class SqlOutputs(OutputStore[Staged]):
     @property
     def location(self) -> str:
         return self._store.location
-
-    def recorded(self, shard: str) -> Checkpoint:
-        found = self._store.read(shard)
-        return Checkpoint() if found is None else found.checkpoint
 
     def raise_fence(self, shard: str) -> Restored:
         return self._store.raise_fence(shard)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.types import StringType
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engine, select
+from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, Text, create_engine, select
 from structlog.testing import capture_logs
 
 from coranto.errors import BatchChanged, Fenced, InvalidInput
@@ -31,6 +32,8 @@ from coranto_consumers.spark import (
     error_of_task,
     exactly_once,
 )
+from coranto_consumers.spark.output_stores import output_store
+from coranto_consumers.stores.iceberg.tables import find_or_create
 from coranto_consumers.stores.sql import SqlStore
 
 pytestmark = pytest.mark.integration
@@ -88,6 +91,13 @@ class World:
     def store(self):
         return self.store_url
 
+    def add_column_without_value(self) -> None:
+        engine = create_engine(self.store_url)
+        with engine.begin() as connection:
+            columns = [Column(each.name, each.type, primary_key=each.primary_key) for each in COUNTS.c]
+            Table("counts", MetaData(), *columns, Column("shop", Text, nullable=False)).create(connection)
+        engine.dispose()
+
     def counts(self) -> dict:
         engine = create_engine(self.store_url)
         with engine.connect() as connection:
@@ -118,6 +128,11 @@ class LakeWorld(World):
     def store(self):
         return IcebergStore(self.catalog(), COUNTS)
 
+    def add_column_without_value(self) -> None:
+        table = find_or_create(self.catalog(), "default.counts", COUNTS)
+        with table.update_schema(allow_incompatible_changes=True) as change:
+            change.add_column("shop", StringType(), required=True)
+
     def counts(self) -> dict:
         rows = self.catalog().load_table("default.counts").scan().to_arrow().to_pylist()
         return {row["key"]: (row["n"], row["total"]) for row in rows}
@@ -142,6 +157,16 @@ def test_a_query_that_dies_at_any_step_goes_on_and_each_row_counts_once(kind, sp
     world.add(5)
     world.run(function)  # The same function in another run of the query.
     world.check()
+
+
+@pytest.mark.parametrize("kind", [World, LakeWorld])
+def test_a_table_that_cannot_take_the_rows_is_refused_before_the_fence(kind, spark, broker, tmp_path):
+    world = kind(spark, broker, tmp_path)
+    world.add_column_without_value()
+    world.add(10)
+    with pytest.raises(PySparkException, match=r"column 'shop' (is required|must not be null), and gets no value"):
+        world.run(world.function())
+    assert output_store(world.store(), Connection.commit).read("counts") is None
 
 
 def test_a_zombie_is_fenced_and_another_checkpoint_or_store_is_refused(world):

@@ -5,6 +5,7 @@ from pathlib import Path
 import duckdb
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.types import StringType
 from pyspark.sql import functions as F
 from sqlalchemy import BigInteger, Column, Date, MetaData, Table
 
@@ -13,6 +14,7 @@ from coranto_consumers.spark import Hooks, IcebergStore, Outputs, Replace, Spark
 from coranto_consumers.spark import iceberg as spark_iceberg
 from coranto_consumers.spark.iceberg_tasks import WriteFilesTask
 from coranto_consumers.stores.iceberg.state import state_of
+from coranto_consumers.stores.iceberg.tables import find_or_create
 from tests.consumers.spark.test_consumer import LOG, SOURCES, TOTALS, Crash, CrashAt, Delays, LoggedDelays, World
 from tests.consumers.stores.iceberg.rest_server import carried_out, lost, rest_server
 
@@ -111,6 +113,17 @@ def test_a_run_commits_two_tables_and_the_checkpoint_together(spark, world, new_
         journal: world.broker.head(journal) for journal in state.checkpoint.sources
     }
     lake.close()
+
+
+def test_a_table_that_cannot_take_the_rows_is_refused_before_the_fence(spark, world, lake):
+    store = lake.store()
+    table = find_or_create(lake.catalogs[-1], HOME, TOTALS)
+    with table.update_schema(allow_incompatible_changes=True) as change:
+        change.add_column("shop", StringType(), required=True)
+    world.publish(10)
+    with pytest.raises(InvalidInput, match="column 'shop' is required, and gets no value"):
+        run(spark, world, store)
+    assert lake.store().read("delays") is None
 
 
 def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, lake, monkeypatch):

@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import parse_transform
 
 from coranto.errors import InvalidInput
-from coranto_consumers.stores.merge import MergePlan, MergeRule, plan_merge
+from coranto_consumers.stores.merge import MergePlan, MergeRule, Quotient, plan_merge
 
 PARTITION_BY: Final = "partition_by"
 """The key of `Table.info` with the columns to partition a new table by, such as `["day", "bucket[16](customer)"]`."""
@@ -88,6 +88,62 @@ def plan_for(
     if lacking := [each for each in plan.columns if each not in there.names]:
         raise InvalidInput(f"has no column {lacking[0]!r}; it has {', '.join(there.names)}", field=f"table {name}")
     return plan
+
+
+def require_target(table: Table, definition: sa.Table | None, plan: MergePlan) -> None:
+    """Raise InvalidInput for a table that cannot take a plan's rows: by its required columns, or by its types.
+
+    Types are compared with those of the definition, if there is one.
+    """
+    given = {*plan.columns, *(name for name, rule in plan.rules.items() if isinstance(rule, Quotient))}
+    problems = [
+        f"column {each.name!r} is required, and gets no value: write it, or make it optional"
+        for each in table.schema().fields
+        if each.required and each.name not in given
+    ]
+    there = columns_of(table)
+    for name in plan.columns if definition is not None else ():
+        try:
+            wanted = _arrow_type(plan.table.c[name])
+        except InvalidInput:
+            continue  # What such a table has was made by its owner.
+        if why := _narrower(there.field(name).type, wanted):
+            problems.append(f"column {name!r} is {there.field(name).type}, and {why} as {wanted}: change its type")
+    if problems:
+        raise InvalidInput(
+            f"does not fit its definition in the catalog: {'; '.join(problems)}",
+            field=f"table {'.'.join(table.name())}",
+        )
+
+
+def _narrower(found: pa.DataType, wanted: pa.DataType) -> str:
+    """Return why a column's type does not hold all values of another one. "" if it does, or that is not known."""
+    kinds = _kind(found), _kind(wanted)
+    if "" not in kinds and kinds[0] != kinds[1]:
+        return f"{kinds[1]} is written there"
+    narrower = "longer values are written there"
+    types = pa.types
+    if types.is_integer(found):
+        return "" if types.is_integer(wanted) and found.bit_width >= wanted.bit_width else narrower
+    if types.is_floating(found) and types.is_floating(wanted):
+        return narrower if found.bit_width < wanted.bit_width else ""
+    if types.is_decimal(found) and types.is_decimal(wanted):
+        whole = found.precision - found.scale < wanted.precision - wanted.scale
+        return narrower if whole or found.scale < wanted.scale else ""
+    return ""
+
+
+def _kind(kind: pa.DataType) -> str:
+    types = pa.types
+    kinds = {
+        "text": types.is_string(kind) or types.is_large_string(kind),
+        "a number": types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind),
+        "a truth value": types.is_boolean(kind),
+        "a time": types.is_timestamp(kind),
+        "a date": types.is_date(kind),
+        "bytes": types.is_binary(kind) or types.is_large_binary(kind),
+    }
+    return next((name for name, holds in kinds.items() if holds), "")
 
 
 def _arrow_type(column: sa.Column[Any]) -> pa.DataType:

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from coranto.errors import InvalidInput
-from coranto_consumers.stores.iceberg.tables import columns_of, find_or_create, plan_for
+from coranto_consumers.stores.iceberg.tables import columns_of, find_or_create, plan_for, require_target
 from coranto_consumers.stores.merge import Add, Replace
 
 DEFINED = Table(
@@ -108,3 +108,33 @@ def test_outputs_are_checked_against_the_table(catalog: SqlCatalog) -> None:
     wider = Table("orders", MetaData(), Column("id", BigInteger), Column("later", String))
     with pytest.raises(InvalidInput, match=r"table shop\.orders: has no column 'later'"):
         plan_for(table, wider, ["id", "later"], [], {}, "")
+
+
+def test_a_table_whose_columns_are_required_or_too_narrow_cannot_take_the_rows(catalog: SqlCatalog) -> None:
+    there = pa.schema(
+        [
+            *(
+                pa.field("id", pa.int32(), nullable=False),
+                pa.field("count", pa.string()),
+                pa.field("share", pa.float32()),
+            ),
+            *(pa.field("cents", pa.decimal128(12, 1)), pa.field("paid", pa.bool_()), pa.field("day", pa.date32())),
+            pa.field("shop", pa.string(), nullable=False),
+        ]
+    )
+    table = find_or_create(catalog, "shop.orders", there)
+    columns = ["id", "count", "share", "cents", "paid", "day"]
+    with pytest.raises(InvalidInput) as caught:
+        require_target(table, DEFINED, plan_for(table, DEFINED, columns, (), {}, ""))
+    assert str(caught.value) == (
+        "table shop.orders: does not fit its definition in the catalog: column 'shop' is required, and gets no value: "
+        "write it, or make it optional; column 'id' is int32, and longer values are written there as int64: change its "
+        "type; column 'count' is large_string, and a number is written there as int32: change its type; column 'share' "
+        "is float, and longer values are written there as double: change its type; column 'cents' is "
+        "decimal128(12, 1), and longer values are written there as decimal128(12, 2): change its type"
+    )
+    with pytest.raises(InvalidInput, match="column 'shop' is required"):
+        require_target(table, None, plan_for(table, None, columns, (), {}, ""))
+    require_target(table, None, plan_for(table, None, [*columns, "shop"], (), {}, ""))
+    whole = find_or_create(catalog, "shop.whole", DEFINED)
+    require_target(whole, DEFINED, plan_for(whole, DEFINED, columns, (), {}, ""))
