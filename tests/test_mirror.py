@@ -68,7 +68,6 @@ ELSEWHERE: Final = {
         "it takes servers and clients with certificates",
     ),
     "coranto.streams.writer.open_transactions": STREAM_CONTRACT,
-    "coranto.streams.writer.reconcile": STREAM_CONTRACT,
     "coranto.streams.writer.shared": STREAM_CONTRACT,
     "coranto.streams.writer.stamping": STREAM_CONTRACT,
     "coranto.streams.writer.stream_writer": STREAM_CONTRACT,

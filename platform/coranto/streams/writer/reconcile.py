@@ -58,6 +58,7 @@ class Reconciler:
     def begin(self, registers: Registers, head: int, lineage: Lineage) -> None:
         """Begin from the registers and the head that the handshake found. Raises WriterExpired and WriterFenced."""
         shared, identity = self._shared, self._shared.identity
+        shared.require_alive()  # Contact with another segment may have ended the writer meanwhile.
         entry = registers.entries.get(identity.label)
         self.lineage = lineage
         if identity.stable and entry is None and not shared.fresh and (registers.forgot or lineage.forgot):

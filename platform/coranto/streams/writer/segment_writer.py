@@ -269,6 +269,8 @@ class SegmentWriter:
 
     async def _ensure_handshake(self) -> None:
         async with self._handshake_lock:
+            # Later registers could tell otherwise: a process that continues this writer's id has added an entry.
+            self._shared.require_alive()
             if self._reconciler.registers is not None:
                 return
             registers, head = await handshake(self._shared, self.segment.journal)

@@ -55,6 +55,11 @@ class Shared:
     def __post_init__(self) -> None:
         self.stamper = stamper_of(self.events, self.identity.producer, self.identity.writer)
 
+    def require_alive(self) -> None:
+        """Raise the error because of which nothing more can be appended under this writer's id, if there is one."""
+        if self.dead is not None:
+            raise self.dead
+
     def taken(self, unit: WriteUnit) -> None:
         """Count a unit that was given to the writer, and close the gap that it fills."""
         self.gaps.given(unit)

@@ -398,8 +398,7 @@ class StreamWriter(Generic[E]):
         shared = self._ready
         shared.taken(unit)
         try:
-            if shared.dead is not None:
-                raise shared.dead
+            shared.require_alive()
             self._ready_routing.route(unit.place).submit(unit)
         except CorantoError as error:
             shared.fail(unit, error)
@@ -441,8 +440,7 @@ class StreamWriter(Generic[E]):
     async def _writer_after_handshake(self, place: int) -> SegmentWriter:
         """Return the writer of a place's segment, after contact with the segment. Raises the error that prevents it."""
         while True:
-            if self._ready.dead is not None:
-                raise self._ready.dead
+            self._ready.require_alive()
             writer = self._ready_routing.route(place)
             try:
                 await writer.prepare()
