@@ -132,6 +132,29 @@ def _lose(told: Told) -> None:
     told.write("ada", 2, there=False)
 
 
+def _revive(told: Told) -> None:
+    expired = told.write("ada", 2, outcome=UnitOutcome.NOT_APPLIED, there=False)
+    expired.attempts[0].error = "WriterExpired: not known any more"
+    _count(told).give_up(0.0)
+
+
+def _lose_what_was_counted(told: Told) -> None:
+    _count(told).give_up(told.now)
+
+
+def _lose_what_was_placed(told: Told) -> None:
+    unit = _count(told)
+    unit.give_up(0.0)
+    unit.attempts.append(replace(unit.attempts[0], deduplicated=False, begin=0, end=10))
+
+
+def _count(told: Told) -> Unit:
+    """An event that is not there, and that the registers counted as durable."""
+    unit = told.write("ada", 0, there=False)
+    unit.attempts = [replace(unit.attempts[0], deduplicated=True, begin=-1, end=-1)]
+    return unit
+
+
 def _apply_what_failed(told: Told) -> None:
     told.write("ada", 1, to=1, outcome=UnitOutcome.NOT_APPLIED)
 
@@ -215,6 +238,10 @@ def _write_on_after_the_seal(told: Told) -> None:
         (_spread, "torn"),
         (_double, "duplicate"),
         (_lose, "lost"),
+        (_count, "lost"),
+        (_revive, "revived"),
+        (_lose_what_was_counted, "lost"),
+        (_lose_what_was_placed, "lost"),
         (_apply_what_failed, "phantom"),
         (_misplace, "misplaced"),
         (_another_place_the_second_time, "misplaced"),
@@ -233,6 +260,13 @@ def test_each_anomaly_is_found(harm: Callable[[Told], None], name: str) -> None:
     told = good()
     harm(told)
     assert name in told.anomalies()
+
+
+def test_an_event_that_the_program_gave_up_may_count_as_durable_later() -> None:
+    told = good()
+    unit = _count(told)
+    unit.give_up(unit.attempts[0].returned)
+    assert told.anomalies() == []
 
 
 def test_bytes_that_nobody_writes_are_no_messages() -> None:

@@ -9,6 +9,7 @@ Anomalies, by name:
 `duplicate`          an event stands in two places
 `lost`               what was acknowledged is not there, or what the registers say is durable
 `phantom`            what was said not to be applied is there
+`revived`            a writer that was fenced or expired counted an event as durable afterwards
 `misplaced`          what was acknowledged stands elsewhere, or begins elsewhere than it had to
 `unfenced`           what was given with a fence was applied although the fence had been raised anew before
 `foreign`            an event is in a segment that its key does not belong to, or nobody wrote it
@@ -21,6 +22,7 @@ Anomalies, by name:
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from typing import NamedTuple
 from coranto.streams.model.keys import key_hash
 
 from .anomalies import Anomaly
-from .history import History, Unit, UnitOutcome
+from .history import Attempt, History, Unit, UnitOutcome
 from .segments import ACK, CONTINUE, Message, Segment
 from .several import Part
 
@@ -59,6 +61,7 @@ def check(
     for unit in history.units.values():
         if not unit.keys:
             _check_outcome(unit, places.get(unit.number), found)
+    _check_ended(history, found)
     _check_order(history, places, several or {}, stable, found)
     for segment in segments:
         _check_segment(history, segment, found)
@@ -141,11 +144,22 @@ def _whole(unit: Unit, where: Sequence[tuple[Segment, int]]) -> Place | None:
     return Place(segment, first, messages[0].begin, last.end)
 
 
+def _counted(unit: Unit, attempt: Attempt) -> bool:
+    """Return True if only the registers said that the unit is durable.
+
+    The place of an event that an earlier process wrote is not kept anywhere. That of a transaction was not found.
+    """
+    return attempt.was_durable or (attempt.deduplicated and not unit.transaction and attempt.begin == -1)
+
+
 def _check_outcome(unit: Unit, place: Place | None, found: list[Anomaly]) -> None:
-    if unit.outcome is UnitOutcome.OK and place is None:
-        found.append(Anomaly("lost", str(unit)))
-    elif place is None and any(each.was_durable and each.returned < unit.given_up for each in unit.attempts):
-        found.append(Anomaly("lost", f"{unit}: it counted as durable"))
+    if place is None:
+        # Once the program has continued without a unit, the registers count it as durable: they tell the last sequence.
+        counted = [_counted(unit, each) and each.returned < unit.given_up for each in unit.attempts]
+        if any(each.outcome is UnitOutcome.OK and not _counted(unit, each) for each in unit.attempts):
+            found.append(Anomaly("lost", str(unit)))
+        elif any(counted):
+            found.append(Anomaly("lost", f"{unit}: it counted as durable"))
     if unit.outcome is UnitOutcome.NOT_APPLIED and place is not None:
         found.append(Anomaly("phantom", f"{unit}: stands at {place.segment.number}:[{place.begin}, {place.end})"))
     if place is None:
@@ -154,14 +168,26 @@ def _check_outcome(unit: Unit, place: Place | None, found: list[Anomaly]) -> Non
         if attempt.outcome is not UnitOutcome.OK:
             continue
         told = attempt.segment, attempt.begin, attempt.end
-        # The place of an event that an earlier process wrote is not kept anywhere.
-        unknown = attempt.deduplicated and not unit.transaction and attempt.begin == -1
-        if not unknown and told != (place.segment.number, place.begin, place.end):
+        if not _counted(unit, attempt) and told != (place.segment.number, place.begin, place.end):
             found.append(Anomaly("misplaced", f"{unit}: {place.segment.number}:[{place.begin}, {place.end})"))
         if attempt.fence != attempt.last_fence and not attempt.deduplicated:
             found.append(Anomaly("unfenced", str(unit)))
         if attempt.expected_offset is not None and not attempt.deduplicated and attempt.expected_offset != place.begin:
             found.append(Anomaly("misplaced", f"{unit}: was to begin at {attempt.expected_offset}"))
+
+
+def _check_ended(history: History, found: list[Anomaly]) -> None:
+    """The registers may by then have the entry of another process, which continued without the writer's units."""
+    ended: dict[str, float] = {}
+    for unit in history.units.values():
+        for attempt in unit.attempts:
+            if attempt.has_ended:
+                ended[attempt.process] = min(attempt.returned, ended.get(attempt.process, math.inf))
+    for unit in history.units.values():
+        for attempt in unit.attempts:
+            is_late = attempt.returned > ended.get(attempt.process, math.inf)
+            if is_late and attempt.outcome is UnitOutcome.OK and _counted(unit, attempt):
+                found.append(Anomaly("revived", f"{unit}: {attempt.process} had ended before"))
 
 
 def _check_order(

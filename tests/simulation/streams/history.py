@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from coranto.errors import Outcome, PositionUnknown
+from coranto.errors import Outcome, PositionUnknown, WriterExpired, WriterFenced
 
 
 class UnitOutcome(Enum):
@@ -48,6 +48,11 @@ class Attempt:
     def was_durable(self) -> bool:
         """True if the writer said that it was durable before, but did not find it."""
         return self.error.startswith(PositionUnknown.__name__)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it said that its writer cannot continue."""
+        return self.error.startswith((WriterExpired.__name__, WriterFenced.__name__))
 
 
 @dataclass(slots=True, eq=False)
