@@ -459,11 +459,16 @@ def test_a_watch_resumes_without_gap_and_is_reset_by_compaction() -> None:
         _, etcd, client = coordinator(loop)
         watch = client.watch("/", 2)
         seen: list[int] = []
+        reconnects: list[int] = []
 
         async def follow(count: int) -> None:
             while len(seen) < count:
                 batch: WatchBatch = await anext(watch)
-                seen.append(batch.header.revision)
+                if batch.reconnected:
+                    assert (batch.header.revision, batch.events) == (seen[-1], ())
+                    reconnects.append(batch.header.revision)
+                else:
+                    seen.append(batch.header.revision)
 
         etcd.txn([], [Put("/a", b"1")], [])
         await follow(1)
@@ -471,7 +476,7 @@ def test_a_watch_resumes_without_gap_and_is_reset_by_compaction() -> None:
         etcd.txn([], [Put("/a", b"2")], [])
         etcd.txn([], [Put("/a", b"3")], [])
         await follow(3)
-        assert seen == [2, 3, 4]
+        assert (seen, reconnects) == ([2, 3, 4], [2])
         etcd.break_watches()
         etcd.txn([], [Put("/a", b"4")], [])
         etcd.compact()

@@ -69,6 +69,8 @@ class WatchBatch:
 
     header: EtcdHeader
     events: tuple[WatchEvent, ...]
+    reconnected: bool = False
+    """True if the connection had broken, and the watch continues behind `header.revision`. There are no events."""
 
 
 class CompareTarget(enum.Enum):
@@ -194,6 +196,7 @@ class Coordinator(Protocol):
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Yield changes under `prefix` at or after `from_revision`, without gap or repetition, over broken connections.
 
+        Each time it has connected again, it yields a batch that says so.
         Close the generator (`contextlib.aclosing`) to end the watch.
         Raises WatchReset when the history is gone (compaction) or the store went back in time: read the prefix again.
         """

@@ -190,13 +190,14 @@ class EtcdCoordinator:
         if from_revision < 1:
             raise InvalidInput(f"cannot watch from revision {from_revision}; revisions begin at 1")
         next_revision = from_revision
-        failures = 0
+        failures, again = 0, False
         while True:
             problem = "the stream ended"
             try:
-                async with aclosing(self._watch_once(prefix, next_revision)) as batches:
+                async with aclosing(self._watch_once(prefix, next_revision, again=again)) as batches:
+                    again = True
                     async for batch in batches:
-                        failures = 0
+                        failures = failures if batch.reconnected else 0
                         next_revision = max(next_revision, batch.header.revision + 1)
                         yield batch
             except grpc.aio.AioRpcError as error:
@@ -210,8 +211,11 @@ class EtcdCoordinator:
             _log.debug("watch.resume", prefix=prefix, revision=next_revision, problem=problem, delay=delay)
             await self._clock.sleep(delay)
 
-    async def _watch_once(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        """Watch on one stream. A batch's header revision is that of its last event, or of the progress notification."""
+    async def _watch_once(self, prefix: str, from_revision: int, *, again: bool) -> AsyncGenerator[WatchBatch, None]:
+        """Watch on one stream. A batch's header revision is that of its last event, or of the progress notification.
+
+        `again` says that there was an attempt before.
+        """
         self._connect()
         # With `hasleader`, a server cut off from its majority ends the stream instead of going quiet.
         call = self._watch.Watch(metadata=(("hasleader", "true"),), wait_for_ready=True)
@@ -241,6 +245,8 @@ class EtcdCoordinator:
                 if response.created:
                     if header.revision + 1 < from_revision:
                         raise WatchReset(f"the store is at revision {header.revision}, before {from_revision}")
+                    if again:
+                        yield WatchBatch(_at(header, from_revision - 1), (), reconnected=True)
                     continue
                 events.extend(_event(event) for event in response.events)
                 if response.fragment:

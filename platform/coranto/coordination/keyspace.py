@@ -29,6 +29,7 @@ from coranto.coordination.entities import AssignT, Entities, ItemT, MemberT
 from coranto.coordination.etcd import Coordinator, EtcdHeader, KeyValue, Snapshot, WatchBatch, WatchEvent
 from coranto.coordination.keyspace_state import Assignment, Entries, Item, KeySpaceState, Member
 from coranto.coordination.layout import AssignmentKey, ItemKey, Layout, MemberKey
+from coranto.coordination.mirror_check import MirrorCheck, require_equal
 from coranto.effects import Clock, SystemClock
 from coranto.errors import CoordinationError, InvalidInput, Unavailable, WatchReset
 
@@ -72,6 +73,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         self._waiter_came = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: CoordinationError | None = None
+        self._check_mirror = MirrorCheck(coordinator, layout.root, self._clock)
 
     @property
     def state(self) -> KeySpaceState[ItemT, MemberT, AssignT]:
@@ -99,6 +101,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             asyncio.create_task(self._run(self._follow), name="keyspace.follow"),
             asyncio.create_task(self._run(self._apply_arrivals), name="keyspace.apply"),
             asyncio.create_task(self._run(self._prove_for_waiters), name="keyspace.prove"),
+            asyncio.create_task(self._run(self._check_mirror.run), name="keyspace.check"),
         ]
         return self.state
 
@@ -256,11 +259,15 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
                 if arrival.header.revision < seen:
                     raise CoordinationError(
                         f"etcd went back from revision {seen} to {arrival.header.revision}: it was restored from a "
-                        "backup; see 'An etcd that was restored' in docs/operations.md"
+                        "backup, or lost acknowledged changes when it was killed, as 3.5.0 to 3.5.2 do; see 'An etcd "
+                        "that was restored' in docs/operations.md"
                     )
                 known = arrival.header.revision
                 entries = entries.merge(events, self._decode) if events else entries
                 events.clear()
+                if header is not None:
+                    differing = entries.differences(arrival.kvs, through=header.revision)
+                    require_equal(self.layout.prefix, arrival.header.revision, differing)
                 # If nothing changed, keep the revision: peers that only watch might never reach the snapshot's.
                 if header is None or not entries.are_current(arrival, header.revision):
                     entries, header = Entries.load(arrival.kvs, self._decode), arrival.header
@@ -272,6 +279,10 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
                     changed.update(filter(None, (self.layout.item_of(event.kv.key) for event in arrival.events)))
             else:
                 known = max(known, arrival.header.revision)
+                if arrival.reconnected:
+                    entries = entries.merge(events, self._decode) if events else entries
+                    events.clear()
+                    self._check_mirror.demand(entries, arrival.header.revision)
         assert header is not None
         if events:
             entries = entries.merge(events, self._decode)

@@ -116,6 +116,18 @@ class Entries:
         """Return True if a later snapshot shows that nothing changed since these entries were read at `revision`."""
         return len(snapshot.kvs) == len(self) and all(kv.mod_revision <= revision for kv in snapshot.kvs)
 
+    def differences(self, kvs: Sequence[KeyValue], through: int | None = None) -> dict[str, tuple[int, int]]:
+        """Return the keys whose revisions differ: the entry's, and the one in `kvs`; 0 where the key is absent.
+
+        `kvs` are all keys of the same prefix as of the same revision. With `through`, they are as of a later one, and
+        the entries are as of `through`: then only keys count that did not change since.
+        """
+        ours = {entry.kv.key: entry.kv.mod_revision for entry in self._entries}
+        theirs = {kv.key: kv.mod_revision for kv in kvs if through is None or kv.mod_revision <= through}
+        keys = ours.keys() | theirs.keys() if through is None else theirs.keys()
+        found = ((key, (ours.get(key, 0), theirs.get(key, 0))) for key in sorted(keys))
+        return {key: revisions for key, revisions in found if revisions[0] != revisions[1]}
+
     def get(self, key: str) -> KeySpaceEntry | None:
         at = bisect_left(self._keys, key)
         return self._entries[at] if at < len(self._keys) and self._keys[at] == key else None

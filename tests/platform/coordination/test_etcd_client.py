@@ -114,8 +114,10 @@ async def test_a_watch_survives_the_server_and_notices_lost_history(tmp_path: Pa
                 await asyncio.to_thread(etcd.kill)
                 await asyncio.to_thread(etcd.start)
                 await coordinator.txn([], [Put(layout.root + "a", b"2")])
-                batch = await asyncio.wait_for(following, 120)
-                assert [e.kv.value for e in batch.events] == [b"2"]
+                again = await asyncio.wait_for(following, 120)
+                assert (again.reconnected, again.header.revision, again.events) == (True, first.header.revision, ())
+                batch = await asyncio.wait_for(anext(batches), 120)
+                assert ([e.kv.value for e in batch.events], batch.reconnected) == ([b"2"], False)
             await asyncio.to_thread(_compact, etcd, batch.header.revision)
             with pytest.raises(WatchReset, match="compacted"):
                 await anext(coordinator.watch(layout.root, first.header.revision))

@@ -55,6 +55,9 @@ class Faulty:
         self.resets = 0
         self.unavailable = 0
         self.cluster_id = 0
+        self.loses = 0
+        self.lost = asyncio.Event()
+        self.reconnects = 0
         self.proofs = 0
         self.proof_seconds = 0.0
 
@@ -93,7 +96,14 @@ class Faulty:
                 yield WatchBatch(
                     EtcdHeader(self.cluster_id, header.member_id, header.revision, header.raft_term), batch.events
                 )
+            if self.loses and batch.events:
+                self.loses -= 1
+                self.lost.set()
+                continue
             yield batch
+            if self.reconnects:
+                self.reconnects -= 1
+                yield WatchBatch(batch.header, (), reconnected=True)
 
     async def lease_grant(self, ttl_seconds: int) -> GrantedLease:
         return await self.real.lease_grant(ttl_seconds)

@@ -336,7 +336,7 @@ class SimCoordinator:
         return await self._call(lambda: self._etcd.txn(compares, ops, otherwise), changes=bool(ops))
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        following = from_revision
+        following, connected = from_revision, False
         while True:
             arrived: asyncio.Queue[WatchBatch | None] = asyncio.Queue()
             lane = Lane(self._network, NODE, self._node, arrived.put_nowait)
@@ -344,6 +344,9 @@ class SimCoordinator:
             try:
                 with contextlib.suppress(Unavailable):  # Watches retry until they succeed.
                     watcher = await self._call(functools.partial(self._etcd.watch, prefix, following, lane))
+                    if connected:
+                        yield WatchBatch(replace(self._etcd.header, revision=following - 1), (), reconnected=True)
+                    connected = True
                     while (batch := await arrived.get()) is not None:
                         self._process.check_alive()
                         following = batch.header.revision + 1
