@@ -10,6 +10,9 @@ AIRFLOW_STAMP := $(AIRFLOW_VENV)/.installed
 # Processes that share the tests; those of one file stay together, since they share what they start. The order of files
 # is that of tests/conftest.py.
 WORKERS ?= 2
+SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Tests of words, names and pages, which `make lint` runs.
+LINT_TESTS := tests/test_words.py tests/test_mirror.py tests/test_log_events.py tests/test_architecture_page.py tests/test_links.py
 DIST ?= dist
 # Tests whose result may depend on the interpreter: regular expressions, numbers, times, texts and their parsers.
 INTERPRETER_TESTS := tests/test_patterns.py tests/platform/messages tests/platform/types tests/platform/specs \
@@ -23,7 +26,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-near test-parsers test-pythons test-airflow test-install check unit lint format types imports bench proto faces docs dist release-check clean
+.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-near test-parsers test-pythons test-airflow test-install check unit lint format types imports bench proto faces docs dist release-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -73,9 +76,13 @@ airflow: $(AIRFLOW_STAMP) java ## Open the demo's cluster in Airflow, in an envi
 up: setup ## Run an embedded cluster in the foreground
 	@$(BIN)/coranto up
 
-test: setup browser mariadb ## Lint, types, import rules, stubs and all tests
+test: setup browser mariadb ## Lint, types, import rules, stubs and the tests of every change (ten minutes)
 	@$(MAKE) --no-print-directory -j2 check
-	@$(BIN)/python tools/run_tests.py -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python tools/run_tests.py $(SHARED) -m "not exhaustive" $(addprefix --ignore=,$(LINT_TESTS))
+
+test-all: setup browser mariadb ## The same, and the exhaustive tests: before a release
+	@$(MAKE) --no-print-directory -j2 check
+	@$(BIN)/python tools/run_tests.py $(SHARED) $(addprefix --ignore=,$(LINT_TESTS))
 
 test-parsers: $(STAMP) java ## The tests that depend on the interpreter (`make test-parsers PYTHON=python3.12 VENV=.venv-3.12`)
 	@$(BIN)/python tools/run_tests.py -n $(WORKERS) --dist loadfile -m "not integration" $(INTERPRETER_TESTS)
@@ -95,16 +102,17 @@ test-install: setup ## Wheel, extras on every Python here, deployment files, bac
 
 check: lint types imports ## Everything but the tests
 
-unit: setup ## Only the fast tests
-	@$(BIN)/python -m pytest -m "not integration and not system and not browser"
+unit: setup ## Only the fast tests, which start no server (a minute)
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal -m fast $(addprefix --ignore=,$(LINT_TESTS))
 
-lint: $(STAMP) ## Ruff; checks of generated code, links in the documents, and licenses of dependencies
+lint: $(STAMP) ## Ruff; checks of words, names, generated code, links in the documents, and licenses of dependencies
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/generate_proto.py --check
 	@$(BIN)/python tools/generate_blocking.py --check
 	@$(BIN)/python tools/check_links.py
 	@$(BIN)/python tools/licenses.py --check
+	@$(BIN)/python -m pytest -q $(LINT_TESTS)
 
 format: $(STAMP) ## Let ruff fix and format
 	@$(BIN)/ruff check --fix .

@@ -1,12 +1,17 @@
 """Hooks and fixtures of all tests."""
 
 import gc
+import inspect
 import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -84,6 +89,27 @@ LONG = (
 Begun last, one of them would keep all other processes waiting.
 """
 
+SERVERS = frozenset(
+    {
+        "DagsterUi",
+        "EmbeddedCluster",
+        "EtcdServer",
+        "MariadbServer",
+        "PostgresServer",
+        "PostgresStandby",
+        "RestServer",
+        "S3Server",
+        "SparkSession",
+        "new_session",
+    }
+)
+"""Names of servers and JVMs. Tests are `integration` if their code, or that of their fixtures, uses one of these."""
+FOLDERS = {"simulation": "simulation", "system": "system"}
+"""The marks of all tests below a folder."""
+PROGRAMS = frozenset({"etcd", "java", "spark-submit", "postgres", "mariadbd"})
+"""Programs that only tests with one of these marks may start."""
+SLOW_MARKS = frozenset({"integration", "system", "simulation", "browser"})
+
 # A shell has what it starts in the background ignore interrupts, and all that this starts in turn; Dagster then has
 # them ignore SIGTERM, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -128,18 +154,71 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put tests of `LONG` files first where processes share the tests; alone, one begins with what is quick.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Derive marks; in processes that share the tests, put `LONG` files first. Alone, one begins with what is quick.
 
-    Raises UsageError for a file that there is not (any more).
+    Raises UsageError for a file that does not exist (any more).
     """
     here = Path(__file__).parent
+    for item in items:
+        for mark in _derived_marks(item, here):
+            item.add_marker(mark)
     ranks = {here / name: rank for rank, name in enumerate(LONG)}
     if missing := [str(path) for path in ranks if not path.exists()]:
         raise pytest.UsageError(f"tests/conftest.py: LONG names files that do not exist: {', '.join(missing)}")
+    yield
     if hasattr(config, "workerinput"):  # pytest-xdist's, of a process that shares.
         items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def _derived_marks(item: pytest.Item, here: Path) -> Iterator[str]:
+    if mark := FOLDERS.get(item.path.relative_to(here).parts[0]):
+        yield mark
+    if isinstance(item, pytest.Function):
+        fixtures = [used[-1].func for used in item._fixtureinfo.name2fixturedefs.values()]
+        if any(_starts_server(inspect.unwrap(function)) for function in (item.function, *fixtures)):
+            yield "integration"
+
+
+@cache
+def _starts_server(function: Callable[..., object]) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and not SERVERS.isdisjoint(_names(code))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names of a function's code and of the functions in it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+_fast_test = ""
+"""The test that runs, if it may start no server."""
+
+
+def _check_program(event: str, details: tuple[object, ...]) -> None:
+    """Raise AssertionError if a fast test starts a server. Programs that tests wrote are none."""
+    if event != "subprocess.Popen" or not _fast_test:
+        return
+    program = Path(str(details[0]))
+    if program.name in PROGRAMS and not program.is_relative_to(tempfile.gettempdir()):
+        raise AssertionError(f"{_fast_test} starts {program}: mark it `integration`, or extend tests/conftest.py")
+
+
+sys.addaudithook(_check_program)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    global _fast_test
+    _fast_test = "" if any(mark.name in SLOW_MARKS for mark in item.iter_markers()) else item.nodeid
+    try:
+        return (yield)
+    finally:
+        _fast_test = ""
 
 
 @pytest.fixture(autouse=True)

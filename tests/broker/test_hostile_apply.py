@@ -22,8 +22,6 @@ from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import RawClient
 
-pytestmark = pytest.mark.integration
-
 MakeSpec = Callable[..., pb.JournalSpec]
 Metadata = tuple[tuple[str, str], ...]
 KEY = base64.b64encode(bytes([1]) * 32).decode()

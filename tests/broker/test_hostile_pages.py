@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 
 import aiohttp
-import pytest
 from pydantic import SecretStr
 
 from coranto.wire import protocol_pb2 as pb
@@ -20,7 +19,6 @@ ELSEWHERE = (
 )
 
 
-@pytest.mark.integration
 async def test_a_page_of_another_name_reads_and_appends_nothing(broker_settings: BrokerSettings) -> None:
     settings = broker_settings.model_copy(update={"http_port": 0, "metrics_port": 0})
     spec = pb.JournalSpec(name="a/journal", replication=1, fragment={"length": 1 << 20, "compression_codec": pb.NONE})
@@ -46,7 +44,6 @@ async def test_a_page_of_another_name_reads_and_appends_nothing(broker_settings:
             assert await ask("GET", f"{process.metrics_endpoint}/ready", host) == 200
 
 
-@pytest.mark.integration
 async def test_the_name_that_a_broker_tells_others_is_its_own(broker_settings: BrokerSettings) -> None:
     told = {"http_port": 0, "advertise": "http://broker.example:80"}
     async with running_broker(broker_settings.model_copy(update=told)) as (process, _), aiohttp.ClientSession() as http:
@@ -57,7 +54,6 @@ async def test_the_name_that_a_broker_tells_others_is_its_own(broker_settings: B
             assert answer.status == 421
 
 
-@pytest.mark.integration
 async def test_tokens_tell_callers_apart_whatever_name_they_followed(broker_settings: BrokerSettings) -> None:
     """As through a proxy on this machine that leaves the name as it was."""
     secured = broker_settings.model_copy(update={"http_port": 0, "auth_keys": SecretStr(KEY)})

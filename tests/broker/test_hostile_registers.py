@@ -69,7 +69,6 @@ class Way:
         return await member
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("way", ["alone", "streamed", "together"])
 @pytest.mark.parametrize("fsync", [Fsync.NEVER, Fsync.COMMIT])  # With the former, appends alone commit at once.
 async def test_registers_are_bounded_whichever_way_an_append_takes(
@@ -97,7 +96,6 @@ async def test_registers_are_bounded_whichever_way_an_append_takes(
         assert swapped.status == pb.OK
 
 
-@pytest.mark.integration
 async def test_one_value_that_replaces_a_shorter_one_counts_too(client: RawClient, spec: MakeSpec) -> None:
     # What writers of streams do has a way of its own.
     await create(client, spec())
@@ -124,7 +122,6 @@ async def pair(broker_settings: BrokerSettings) -> AsyncIterator[list[tuple[Brok
         ]
 
 
-@pytest.mark.integration
 async def test_registers_of_before_there_was_a_bound_can_shrink(
     pair: list[tuple[BrokerProcess, RawClient]], spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

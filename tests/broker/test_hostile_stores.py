@@ -153,7 +153,6 @@ def files_of(folder: Path) -> set[str]:
 # ---------------------------------------------------------------------------------------- who may have stores looked at
 
 
-@pytest.mark.integration
 async def test_reading_does_not_have_a_broker_write_or_ask_where_one_likes(
     secured: BrokerSettings, spec: MakeSpec, service: Service, tmp_path: Path
 ) -> None:
@@ -191,7 +190,6 @@ async def test_reading_does_not_have_a_broker_write_or_ask_where_one_likes(
         assert (await broker.health("file:///elsewhere/", EVERYTHING)).status == pb.OK
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     "rewriting",
     [
@@ -252,7 +250,6 @@ def test_no_url_makes_another_address_of_a_services_own(url: str) -> None:
 # ---------------------------------------------------------------------------------------- where requests are sent to
 
 
-@pytest.mark.integration
 async def test_signed_requests_go_to_listed_addresses_only(
     secured: BrokerSettings, spec: MakeSpec, service: Service
 ) -> None:
@@ -264,7 +261,6 @@ async def test_signed_requests_go_to_listed_addresses_only(
         assert service.asked == []
 
 
-@pytest.mark.integration
 async def test_a_store_is_not_quoted_to_those_who_ask(
     secured: BrokerSettings, spec: MakeSpec, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +331,6 @@ def test_which_addresses_may_be_named(service: Service, monkeypatch: pytest.Monk
 # ----------------------------------------------------------------------------- stores of specs of those of small scope
 
 
-@pytest.mark.integration
 async def test_a_small_scope_does_not_choose_whose_files_are_written_nor_as_whom(
     secured: BrokerSettings, spec: MakeSpec, service: Service
 ) -> None:
@@ -354,7 +349,6 @@ async def test_a_small_scope_does_not_choose_whose_files_are_written_nor_as_whom
         assert service.asked == []
 
 
-@pytest.mark.integration
 async def test_without_a_root_there_are_no_stores_of_files(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     async with asking(broker_settings.model_copy(update={"file_root": None})) as broker:
         answer = await broker.health("file:///tmp/", None)
@@ -364,7 +358,6 @@ async def test_without_a_root_there_are_no_stores_of_files(broker_settings: Brok
         assert await broker.apply(spec("a/journal"), None) == pb.OK
 
 
-@pytest.mark.integration
 async def test_a_store_that_a_journal_has_already_does_not_keep_it_from_being_changed(
     broker_settings: BrokerSettings, spec: MakeSpec, service: Service
 ) -> None:

@@ -45,7 +45,6 @@ def claims(capability: Capability, selector: str) -> tuple[tuple[str, str], ...]
     return (("authorization", f"Bearer {token}"),)
 
 
-@pytest.mark.integration
 async def test_a_broker_continues_whatever_template_it_is_sent(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path
 ) -> None:
@@ -64,7 +63,6 @@ async def test_a_broker_continues_whatever_template_it_is_sent(
         child.close()
 
 
-@pytest.mark.integration
 async def test_a_missing_permission_is_reported_for_any_change(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,6 @@ KILLS = 5
 ALERTS = 20
 
 
-@pytest.mark.system
-@pytest.mark.integration
 @pytest.mark.timeout(900)
 async def test_sums_are_exact_after_kills_of_all_kinds(tmp_path: Path) -> None:
     outcome = await run_chain(tmp_path, ChainOptions(seed=7), SECONDS, kills=KILLS, alerts=ALERTS)

@@ -22,7 +22,7 @@ from sqlalchemy import text
 from coranto_consumers.stores import SqlStore
 from tests.servers.sql import MariadbServer, PostgresServer, why_no_mariadb
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 needs_mariadb = pytest.mark.skipif(bool(why_no_mariadb()), reason=why_no_mariadb())
 
 STEPS = ("read", "consume", "publish", "flush", "fence", "commit", "ack1", "ack2")

@@ -22,7 +22,7 @@ from coranto.labels import RECOVERY_LOG
 from coranto_consumers.recoverylog.hint_store import HintKeys, HintStore
 from coranto_consumers.recoverylog.player import Player
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 STEPS = ("read", "consume", "publish", "flush", "record", "fence", "commit", "hint", "ack1", "ack2")
 TAKEOVER = ("claim", "handoff", "confirm", "backup", "hint1")

@@ -15,7 +15,7 @@ from tests.faults import nemesis
 from tests.faults.run import FaultRun, RunOptions
 from tests.servers.s3 import S3Server
 
-pytestmark = [pytest.mark.system, pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

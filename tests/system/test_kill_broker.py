@@ -19,7 +19,7 @@ from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import JsonLines, ProducerClock, RendezvousMapping, SyncPublisher, new_producer_id
 from coranto.wire import protocol_pb2 as pb
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 JOURNALS = ("kill/part-000", "kill/part-001")
 KILLS = 3

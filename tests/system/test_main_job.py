@@ -22,7 +22,7 @@ from dagster_coranto.flights.run import FIRST, SECOND, Demo, _total_bytes
 from dagster_coranto.instance.home import dagster_environment
 from tests.servers.sql import PostgresServer
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1500), pytest.mark.usefixtures("spark")]
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.usefixtures("spark")]
 
 FLIGHTS = 12_000
 

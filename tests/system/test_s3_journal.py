@@ -16,7 +16,7 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from tests.servers.s3 import ANY_KEY, S3Server
 
-pytestmark = [pytest.mark.integration, pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 BUCKET = "journals"
 LEASE_S = 60

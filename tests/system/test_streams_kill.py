@@ -27,7 +27,7 @@ from ..simulation.streams.follower import check_delivered
 from ..simulation.streams.history import Attempt, History, Unit, UnitOutcome
 from ..simulation.streams.segments import Segment, parse
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 STREAM = "kill/stream"
 WORKER = Path(__file__).with_name("streams_worker.py")

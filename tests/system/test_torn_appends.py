@@ -18,8 +18,6 @@ from coranto.labels import CONTENT_TYPE, JSON_LINES, LINES, label_set
 from coranto.messages import JsonLines
 from coranto.wire import protocol_pb2 as pb
 
-pytestmark = pytest.mark.integration
-
 LABELLED, UNCHECKED = "torn/labelled", "torn/unchecked"
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
 PUBLISH = """

@@ -194,7 +194,6 @@ def _spec_of_lines(spec: MakeSpec, **more: str) -> pb.JournalSpec:
     return made
 
 
-@pytest.mark.integration
 async def test_clients_of_gazette_get_a_status_that_they_do_not_retry(
     broker: tuple[BrokerProcess, RawClient], spec: MakeSpec
 ) -> None:
@@ -208,7 +207,6 @@ async def test_clients_of_gazette_get_a_status_that_they_do_not_retry(
     assert await client.content(J) == TORN + b"\n"
 
 
-@pytest.mark.integration
 async def test_a_torn_append_that_waits_in_line_is_refused_alone(
     broker: tuple[BrokerProcess, RawClient], spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +236,6 @@ async def test_a_torn_append_that_waits_in_line_is_refused_alone(
     assert await client.content(J) == WHOLE * 6
 
 
-@pytest.mark.integration
 async def test_the_gateway_refuses_a_torn_body_with_the_reason(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     settings = broker_settings.model_copy(update={"http_port": 0})
     async with running_broker(settings) as (process, client), aiohttp.ClientSession() as session:

@@ -28,8 +28,6 @@ from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import RawClient, eventually, stored_files
 
-pytestmark = pytest.mark.integration
-
 OUTER, INNER = "shop/events", "shop/events/eu"
 HOUR = 3600
 MakeSpec = Callable[..., pb.JournalSpec]

@@ -22,8 +22,6 @@ from coranto_broker.settings import BrokerSettings
 from tests.broker.process import BrokerChild
 from tests.broker.running import RawClient, create, eventually, running_broker, stored_files
 
-pytestmark = pytest.mark.integration
-
 J = "test/journal"
 HOUR = 3600
 MakeSpec = Callable[..., pb.JournalSpec]

@@ -23,8 +23,6 @@ from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import RawClient, create, eventually, running_broker, stored_files
 
-pytestmark = pytest.mark.integration
-
 J, URL = "test/journal", "file:///frags/"
 MakeSpec = Callable[..., pb.JournalSpec]
 

@@ -16,9 +16,6 @@ from coranto.wire import protocol_pb2 as pb
 from tests.broker.handlers.rpcs import MakeSpec, Running, failure
 from tests.broker.running import RawClient, create
 
-pytestmark = pytest.mark.integration
-
-
 J = "test/journal"
 
 

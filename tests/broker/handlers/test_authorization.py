@@ -265,7 +265,6 @@ def matrix() -> Iterator[tuple[str, str, Metadata | None, Any]]:
         yield method, "every capability", token(), RIGHT[method]
 
 
-@pytest.mark.integration
 async def test_every_method_with_every_token(
     secured: BrokerSettings, journal: pb.JournalSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,7 +288,6 @@ async def test_every_method_with_every_token(
     assert KEY not in written
 
 
-@pytest.mark.integration
 async def test_without_keys_no_token_is_looked_at(broker_settings: BrokerSettings, journal: pb.JournalSpec) -> None:
     async with running(broker_settings.model_copy(update={"http_port": 0}), journal) as calls:
         for metadata in (None, token(0, key=FOREIGN), (("authorization", "nonsense"),)):
@@ -297,7 +295,6 @@ async def test_without_keys_no_token_is_looked_at(broker_settings: BrokerSetting
                 assert await calls.call(method, metadata) == RIGHT[method], method
 
 
-@pytest.mark.integration
 async def test_while_keys_are_introduced_a_token_may_be_missing_but_not_bad(
     secured: BrokerSettings, journal: pb.JournalSpec
 ) -> None:
@@ -309,7 +306,6 @@ async def test_while_keys_are_introduced_a_token_may_be_missing_but_not_bad(
             assert await calls.call(method, token(0)) in (DENIED, 403), method
 
 
-@pytest.mark.integration
 async def test_all_keys_are_accepted_while_they_rotate(secured: BrokerSettings, journal: pb.JournalSpec) -> None:
     settings = secured.model_copy(update={"auth_keys": SecretStr(f"{SECOND},{KEY}")})
     async with running(settings, journal) as calls:
@@ -318,7 +314,6 @@ async def test_all_keys_are_accepted_while_they_rotate(secured: BrokerSettings, 
         assert await calls.call("Append", token(key=FOREIGN)) is UNKNOWN
 
 
-@pytest.mark.integration
 async def test_a_journal_out_of_scope_looks_as_one_that_does_not_exist(
     secured: BrokerSettings, journal: pb.JournalSpec
 ) -> None:
@@ -351,7 +346,6 @@ def delete(name: str) -> pb.ApplyRequest.Change:
     return pb.ApplyRequest.Change(delete=name, expect_mod_revision=-1)
 
 
-@pytest.mark.integration
 async def test_changes_of_journals_stay_within_scope(
     secured: BrokerSettings, journal: pb.JournalSpec, spec: MakeSpec
 ) -> None:
@@ -377,7 +371,6 @@ async def test_changes_of_journals_stay_within_scope(
         assert await calls.List(token()) == [J]
 
 
-@pytest.mark.integration
 async def test_a_call_ends_when_its_token_does(
     secured: BrokerSettings, journal: pb.JournalSpec, token_ends: list[asyncio.Timeout]
 ) -> None:
@@ -422,7 +415,6 @@ async def test_a_call_ends_when_its_token_does(
         assert await calls.call("Read", token()) == pb.OFFSET_NOT_YET_AVAILABLE
 
 
-@pytest.mark.integration
 async def test_a_client_whose_token_ends_while_the_first_message_is_sent_is_told(
     secured: BrokerSettings,
     journal: pb.JournalSpec,
@@ -493,7 +485,6 @@ async def use(client: JournalClient, spec: pb.JournalSpec) -> None:
     await client.apply([delete(spec.name)])
 
 
-@pytest.mark.integration
 async def test_a_client_signs_each_call_for_no_more_than_it_needs(
     secured: BrokerSettings, journal: pb.JournalSpec, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -517,7 +508,6 @@ def port_of(calls: Calls) -> int:
     return int(calls._process.endpoint.rpartition(":")[2])
 
 
-@pytest.mark.integration
 async def test_a_client_with_a_token_of_its_own(secured: BrokerSettings, journal: pb.JournalSpec) -> None:
     async with running(secured, journal) as calls:
         endpoint = f"127.0.0.1:{port_of(calls)}"
@@ -593,7 +583,6 @@ async def lists(endpoint: str, tls: ClientTls | None, keys: str = "") -> bool:
         return True
 
 
-@pytest.mark.integration
 async def test_tls(broker_settings: BrokerSettings, certificates: Certificates, tmp_path: Path) -> None:
     settings = broker_settings.model_copy(update={**certificates.served, "auth_keys": SecretStr(KEY)})
     foreign = Certificates.make(tmp_path / "foreign")
@@ -610,7 +599,6 @@ async def test_tls(broker_settings: BrokerSettings, certificates: Certificates, 
             await lists(process.endpoint, trusting)
 
 
-@pytest.mark.integration
 async def test_mutual_tls(broker_settings: BrokerSettings, certificates: Certificates, tmp_path: Path) -> None:
     settings = broker_settings.model_copy(update={**certificates.served, "tls_client_ca": certificates.ca})
     foreign = Certificates.make(tmp_path / "foreign")
@@ -621,7 +609,6 @@ async def test_mutual_tls(broker_settings: BrokerSettings, certificates: Certifi
         assert not await lists(process.endpoint, ClientTls(certificates.ca))
 
 
-@pytest.mark.integration
 async def test_old_protocol_versions_are_refused(broker_settings: BrokerSettings, certificates: Certificates) -> None:
     settings = broker_settings.model_copy(update=certificates.served)
     async with BrokerProcess(settings) as process:
@@ -644,7 +631,6 @@ async def test_old_protocol_versions_are_refused(broker_settings: BrokerSettings
             await negotiate(ssl.TLSVersion.TLSv1_1)
 
 
-@pytest.mark.integration
 async def test_changed_certificates_are_taken_up(
     broker_settings: BrokerSettings, certificates: Certificates, tmp_path: Path
 ) -> None:
@@ -660,7 +646,6 @@ async def test_changed_certificates_are_taken_up(
         assert not await lists(process.endpoint, ClientTls(certificates.ca))
 
 
-@pytest.mark.integration
 async def test_brokers_replicate_and_proxy_with_tokens_over_mutual_tls(
     broker_settings: BrokerSettings, certificates: Certificates, spec: MakeSpec
 ) -> None:
@@ -697,7 +682,6 @@ async def sees(client: JournalClient, journal: str) -> bool:
     return bool((await client.list(f"name={journal}")).journals)
 
 
-@pytest.mark.integration
 async def test_a_peer_without_the_key_cannot_replicate(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for number, key in enumerate((KEY, FOREIGN)):

@@ -28,7 +28,6 @@ def order(fields: str) -> MessageType:
     return MessageType("shop.Order", JsonForm(), parse_fields(fields))
 
 
-@pytest.mark.integration
 async def test_readers_only_read_and_registrants_also_list_and_append(
     broker_settings: BrokerSettings, spec: Callable[..., pb.JournalSpec]
 ) -> None:

@@ -19,8 +19,6 @@ from coranto_broker.settings import BrokerSettings
 from tests.broker.handlers.test_authorization import KEY, STORE
 from tests.broker.running import running_broker
 
-pytestmark = pytest.mark.integration
-
 J = "team-a/journal"
 MakeSpec = Callable[..., pb.JournalSpec]
 

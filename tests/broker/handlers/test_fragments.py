@@ -18,9 +18,6 @@ from coranto_broker.settings import BrokerSettings
 from tests.broker.handlers.rpcs import MakeSpec, Running, failure
 from tests.broker.running import RawClient, create, eventually, stored_files
 
-pytestmark = pytest.mark.integration
-
-
 J = "test/journal"
 
 

@@ -27,7 +27,7 @@ from coranto_broker.settings import BrokerSettings
 from tests.broker.process import BrokerChild
 from tests.broker.running import RawClient, create, eventually
 
-pytestmark = [pytest.mark.system, pytest.mark.integration]
+pytestmark = pytest.mark.system
 
 J, OTHER = "test/journal", "test/other"
 CASES = int(os.environ.get("CORANTO_FUZZ_CASES", "150"))

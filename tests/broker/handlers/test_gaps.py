@@ -88,7 +88,6 @@ async def pair(broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pyt
         yield pair
 
 
-@pytest.mark.integration
 async def test_lost_content_is_read_from_the_peer(pair: Pair) -> None:
     pair.lose(0, 2, 3)
     for direct in (False, True):
@@ -100,7 +99,6 @@ async def test_lost_content_is_read_from_the_peer(pair: Pair) -> None:
     assert metadata.write_head == 8003
 
 
-@pytest.mark.integration
 async def test_a_peer_does_not_pass_the_question_on(pair: Pair) -> None:
     pair.lose(1)
     header = pb.Header()
@@ -112,7 +110,6 @@ async def test_a_peer_does_not_pass_the_question_on(pair: Pair) -> None:
     assert await pair.reader.content(J, 2000, end_offset=4000, header=header) == PARTS[1]
 
 
-@pytest.mark.integration
 async def test_damaged_copies_are_not_served_and_good_ones_end_the_wait(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +127,6 @@ async def test_damaged_copies_are_not_served_and_good_ones_end_the_wait(
         assert await waiting == CONTENT[2400:4200]
 
 
-@pytest.mark.integration
 async def test_no_read_jumps_over_what_a_peer_has(pair: Pair) -> None:
     index = pair.replica.index
     pair.lose(0, 1, 2, 3)
@@ -151,7 +147,6 @@ async def test_no_read_jumps_over_what_a_peer_has(pair: Pair) -> None:
         assert (answer.offset, pair.asked) == (4000, asked + 1)
 
 
-@pytest.mark.integration
 async def test_damage_in_a_local_file_is_bridged(pair: Pair) -> None:
     sealed = pair.sealed(pair.here, 2)
     sealed.content.path.write_bytes(b"?" * 2000)
@@ -161,7 +156,6 @@ async def test_damage_in_a_local_file_is_bridged(pair: Pair) -> None:
     assert await pair.reader.content(J, 4000) == CONTENT[4000:] + b"end"
 
 
-@pytest.mark.integration
 async def test_the_head_that_is_told_is_not_below_the_fragment_of_a_peer(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

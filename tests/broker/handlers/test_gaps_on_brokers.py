@@ -13,7 +13,7 @@ from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import folder_of
 from tests.broker.process import BrokerChild
 
-pytestmark = [pytest.mark.system, pytest.mark.integration]
+pytestmark = pytest.mark.system
 
 J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]

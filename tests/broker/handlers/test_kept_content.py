@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-import pytest
 from pydantic import SecretStr
 
 from coranto import labels
@@ -17,8 +16,6 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
 from tests.broker.handlers.rpcs import MakeSpec
 from tests.broker.running import RawClient, create, eventually, running_broker, stored_files
-
-pytestmark = pytest.mark.integration
 
 J = "test/journal"
 KEY = base64.b64encode(bytes(range(32))).decode()

@@ -101,7 +101,6 @@ async def conditions_on_whole_prefixes(coordinator: Coordinator, prefix: str) ->
     assert await holds("b/", 0)
 
 
-@pytest.mark.integration
 async def test_conditions_on_whole_prefixes(etcd: str, broker_settings: BrokerSettings) -> None:
     async with EtcdCoordinator(etcd) as coordinator:
         await conditions_on_whole_prefixes(coordinator, f"{broker_settings.etcd_prefix}/compare/")
@@ -121,7 +120,6 @@ async def refusal(client: RawClient, *specs: pb.JournalSpec, revision: int = 0) 
     return refused.value.details() or ""
 
 
-@pytest.mark.integration
 async def test_names_that_nest_are_refused(client: RawClient, spec: MakeSpec) -> None:
     assert (await client.apply(spec("shop/events"))).status == pb.OK
     assert "shop/events/eu nests with shop/events:" in await refusal(client, spec("shop/events/eu"))
@@ -141,7 +139,6 @@ async def test_names_that_nest_are_refused(client: RawClient, spec: MakeSpec) ->
     assert "shop/events nests with shop/events/eu:" in await refusal(client, spec("shop/events"))
 
 
-@pytest.mark.integration
 async def test_journals_that_nest_already_can_be_changed_and_deleted(
     broker: tuple[BrokerProcess, RawClient], broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
@@ -163,14 +160,12 @@ async def test_journals_that_nest_already_can_be_changed_and_deleted(
     assert (await client.apply(spec("a/bbb/d"), revision=-1)).status == pb.OK
 
 
-@pytest.mark.integration
 async def test_an_operator_may_allow_names_that_nests(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     allowing = broker_settings.model_copy(update={"allow_nested_names": True})
     async with running_broker(allowing) as (_, client):
         assert (await client.apply(spec("shop/events"), spec("shop/events/eu"))).status == pb.OK
 
 
-@pytest.mark.integration
 async def test_as_many_journals_as_one_transaction_can_hold(client: RawClient, spec: MakeSpec) -> None:
     many = [spec(f"many/{letter}/{number:03}") for letter in "ab" for number in range(MAX_TXN_OPS // 2)]
     assert (await client.apply(*many)).status == pb.OK
@@ -183,7 +178,6 @@ async def test_as_many_journals_as_one_transaction_can_hold(client: RawClient, s
     )
 
 
-@pytest.mark.integration
 async def test_a_lagging_broker_refuses_no_name_because_of_deleted_journals(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -216,7 +210,6 @@ async def test_a_lagging_broker_refuses_no_name_because_of_deleted_journals(
                 assert (await two.apply(made[1], revision=revision)).status == pb.OK
 
 
-@pytest.mark.integration
 async def test_of_two_that_race_one_is_refused(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -21,8 +21,6 @@ from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import RawClient, create, eventually, running_broker
 
-pytestmark = pytest.mark.integration
-
 J, OTHER = "test/journal", "test/other"
 MakeSpec = Callable[..., pb.JournalSpec]
 

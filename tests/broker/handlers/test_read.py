@@ -6,7 +6,6 @@ import asyncio
 
 import grpc
 import grpc.aio
-import pytest
 
 from coranto.fragments.fragment import sum_of, sum_words
 from coranto.specs.validation import validate
@@ -15,9 +14,6 @@ from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import SET_ASIDE
 from tests.broker.handlers.rpcs import MakeSpec, failure
 from tests.broker.running import RawClient, create
-
-pytestmark = pytest.mark.integration
-
 
 J = "test/journal"
 

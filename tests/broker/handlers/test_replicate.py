@@ -19,8 +19,6 @@ from coranto_broker.fragments import index
 from coranto_broker.server.process import BrokerProcess
 from tests.broker.running import RawClient, eventually
 
-pytestmark = pytest.mark.integration
-
 J = "test/journal"
 PRIMARY = MemberId("local", "broker-9")
 NONE = pb.LabelSet()

@@ -130,7 +130,6 @@ def test_transactions_that_share_a_prefix_do_not_disturb_each_other() -> None:
     assert folder_guards(state, [journal("e/f")]) == ([], [])
 
 
-@pytest.mark.integration
 async def test_of_two_applies_at_one_time_one_is_refused(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -160,7 +159,6 @@ async def test_of_two_applies_at_one_time_one_is_refused(
     assert all("would share a folder with" in each for each in refusals)
 
 
-@pytest.mark.integration
 async def test_as_many_journals_with_stores_as_one_transaction_can_hold(client: RawClient, spec: MakeSpec) -> None:
     first = [spec(f"first/{number:03}", stores=("file:///",)) for number in range(MAX_TXN_OPS)]
     assert (await client.apply(*first)).status == pb.OK
@@ -171,7 +169,6 @@ async def test_as_many_journals_with_stores_as_one_transaction_can_hold(client: 
     assert (await client.apply(*other)).status == pb.OK
 
 
-@pytest.mark.integration
 async def test_a_broker_refuses_a_journal_with_the_folder_of_another(client: RawClient, spec: MakeSpec) -> None:
     await create(client, spec("deep/test/one", stores=("file:///",)))
     with pytest.raises(grpc.aio.AioRpcError, match="would share a folder with deep/test/one in file:///,") as refused:

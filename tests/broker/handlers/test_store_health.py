@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import RawClient
-
-pytestmark = pytest.mark.integration
 
 
 async def test_store_health(client: RawClient, broker_settings: BrokerSettings) -> None:

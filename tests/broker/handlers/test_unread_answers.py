@@ -24,8 +24,6 @@ from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import eventually
 
-pytestmark = pytest.mark.integration
-
 J = "test/journal"
 BATCH_APPENDS = 500
 MakeSpec = Callable[..., pb.JournalSpec]

@@ -27,8 +27,6 @@ from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import RawClient, create, eventually, running_broker, stored_files
 
-pytestmark = pytest.mark.integration
-
 J = "test/journal"
 KEY = "a" * 43 + "="
 MAX = (1 << 63) - 1

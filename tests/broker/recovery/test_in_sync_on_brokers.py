@@ -23,7 +23,7 @@ from coranto_broker.spool.shared_file import SharedFile
 from tests.broker.process import BrokerChild
 from tests.broker.running import RawClient, eventually
 
-pytestmark = [pytest.mark.system, pytest.mark.integration]
+pytestmark = pytest.mark.system
 
 J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]

@@ -22,7 +22,7 @@ from tests.broker.process import BrokerChild
 from tests.broker.recovery.wrong_etcds import CONTENT, MINE, refusal, write
 from tests.broker.running import create, eventually, running_broker
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("short_pauses")]
+pytestmark = pytest.mark.usefixtures("short_pauses")
 MakeSpec = Callable[..., pb.JournalSpec]
 J, K = "test/journal", "test/later"
 

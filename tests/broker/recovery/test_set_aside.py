@@ -123,7 +123,6 @@ def test_sound_bytes_are_exported(tmp_path: Path) -> None:
     assert runner.invoke(app, ["set-aside", "export", str(kept.path), "--end", "10"]).exit_code == 2
 
 
-@pytest.mark.integration
 async def test_set_aside_content_is_compared_with_the_journal(
     tmp_path: Path, broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:

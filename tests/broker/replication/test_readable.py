@@ -160,7 +160,6 @@ async def pair(broker_settings: BrokerSettings, spec: MakeSpec) -> AsyncIterator
         yield process.broker.resolver.local_replicas[0], follower, primary
 
 
-@pytest.mark.integration
 async def test_what_was_acknowledged_is_read_at_once_from_any_replica(
     pair: tuple[Replica, RawClient, RawClient],
 ) -> None:
@@ -181,7 +180,6 @@ async def test_what_was_acknowledged_is_read_at_once_from_any_replica(
     assert replica.index.head == end + 600
 
 
-@pytest.mark.integration
 async def test_a_replica_without_readable_offsets_shows_nothing_and_reports_the_head(
     pair: tuple[Replica, RawClient, RawClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,8 +20,6 @@ from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import RawClient, eventually, running_broker
 
-pytestmark = pytest.mark.integration
-
 J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]
 

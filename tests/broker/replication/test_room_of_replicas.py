@@ -16,8 +16,6 @@ from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool import disk_room
 from tests.broker.running import FaultyDisk, RawClient, create, eventually, running_broker
 
-pytestmark = pytest.mark.integration
-
 J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]
 

@@ -40,7 +40,6 @@ def test_each_caller_has_a_limit() -> None:
         assert len(refused) == 1
 
 
-@pytest.mark.integration
 async def test_a_client_that_reads_too_much_is_refused_until_it_ends_reads(
     broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:

@@ -18,7 +18,7 @@ from coranto_broker.settings import BrokerSettings
 from tests.broker.process import BrokerChild
 from tests.broker.running import eventually
 
-pytestmark = [pytest.mark.system, pytest.mark.integration]
+pytestmark = pytest.mark.system
 
 JOURNALS = 6
 MakeSpec = Callable[..., pb.JournalSpec]

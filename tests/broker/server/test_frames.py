@@ -36,8 +36,6 @@ from tests.broker.process import BrokerChild
 from tests.broker.running import GRACE_SECONDS, eventually
 from tests.platform.security.files import Files, authority
 
-pytestmark = pytest.mark.integration
-
 J = "test/journal"
 KEY = base64.b64encode(b"\x01" * 32).decode()
 MakeSpec = Callable[..., pb.JournalSpec]

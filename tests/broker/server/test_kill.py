@@ -21,7 +21,7 @@ from coranto_broker.settings import BrokerSettings
 from tests.broker.process import BrokerChild
 from tests.broker.running import RawClient, eventually
 
-pytestmark = [pytest.mark.system, pytest.mark.integration]
+pytestmark = pytest.mark.system
 
 MakeSpec = Callable[..., pb.JournalSpec]
 

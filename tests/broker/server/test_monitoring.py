@@ -31,7 +31,6 @@ def expressions() -> list[str]:
     return [*(alert["expr"] for alert in ALERTS), *shown, *asked]
 
 
-@pytest.mark.integration
 async def test_every_named_metric_is_one_of_a_running_broker(broker_settings: BrokerSettings) -> None:
     async with running_broker(broker_settings.model_copy(update={"metrics_port": 0})) as (process, _):
         async with aiohttp.ClientSession() as session, session.get(f"{process.metrics_endpoint}/metrics") as answer:

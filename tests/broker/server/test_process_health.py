@@ -24,8 +24,6 @@ from coranto_broker.settings import BrokerSettings
 from coranto_broker.turns import Turns
 from tests.broker.running import RawClient, create, eventually, running_broker
 
-pytestmark = pytest.mark.integration
-
 J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]
 

@@ -22,7 +22,6 @@ from tests.platform.security.files import Files, authority
 MakeSpec = Callable[..., pb.JournalSpec]
 
 
-@pytest.mark.integration
 async def test_a_whole_cluster_moves_to_another_authority_without_a_restart(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +78,6 @@ async def http_status(broker: BrokerProcess, files: Files) -> int:
             return answer.status
 
 
-@pytest.mark.integration
 async def test_brokers_present_the_certificates_in_the_files_when_they_connect(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

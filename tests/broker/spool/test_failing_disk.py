@@ -15,8 +15,6 @@ from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import Fsync
 from tests.broker.running import FaultyDisk, RawClient, create, eventually, running_broker
 
-pytestmark = pytest.mark.integration
-
 J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]
 

@@ -20,8 +20,6 @@ from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectatio
 from coranto_consumers.spark import Hooks, JournalOutput, Outputs, SparkConsumer, Step, TableOutput, outputs
 from coranto_consumers.stores import SqlStore
 
-pytestmark = pytest.mark.integration
-
 SEEN = Table("seen", MetaData(), Column("n", BigInteger, primary_key=True, autoincrement=False))
 
 

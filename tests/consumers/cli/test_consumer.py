@@ -34,8 +34,6 @@ from coranto_consumers.runtime.process import ConsumerProcess
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from coranto_consumers.runtime.sync_client import SyncShardClient
 
-pytestmark = pytest.mark.integration
-
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
 
 APPLICATION = """

@@ -15,7 +15,7 @@ from tests.consumers.page_shell import Followed, Shell
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.integration, pytest.mark.system]
+pytestmark = pytest.mark.system
 
 PAGE = Path(__file__).parents[3] / "docs" / "forks.md"
 DIFFERENT = "compare"

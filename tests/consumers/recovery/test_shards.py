@@ -140,7 +140,6 @@ async def until_failed(doctor: ShardDoctor) -> Plan:
     return plan
 
 
-@pytest.mark.integration
 @pytest.mark.timeout(300)
 async def test_a_failed_shard_of_a_real_consumer_runs_again_once_its_cause_is_gone(
     cluster: EmbeddedCluster, client: JournalClient, tmp_path: Path

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 LOG = "recovery/logs/one"
 _numbers = itertools.count()
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:

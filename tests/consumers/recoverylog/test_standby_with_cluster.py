@@ -26,8 +26,6 @@ from coranto_consumers.recoverylog import HintKeys, HintStore, LogOwner, LogStan
 from coranto_consumers.stores.contract import SHARD, checkpoint, commit
 from coranto_consumers.stores.sqlite_file import SqliteStore
 
-pytestmark = pytest.mark.integration
-
 _numbers = itertools.count()
 SCHEMA = "CREATE TABLE IF NOT EXISTS numbers (number INTEGER, filler BLOB)"
 

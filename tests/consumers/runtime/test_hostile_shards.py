@@ -24,8 +24,6 @@ from coranto_consumers.runtime.replica import MAX_ERROR_CHARS
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.stores.json_file import JsonFileStore
 
-pytestmark = pytest.mark.integration
-
 KEY = "c2VjcmV0IGtleSBvZiB0aGUgdGVzdHMsIGxvbmcgZW5vdWdo"
 
 

@@ -16,8 +16,6 @@ from coranto_consumers.runtime.testing import shard_spec
 from coranto_consumers.stores.json_file import JsonFileStore
 from coranto_consumers.stores.sqlite_file import SqliteStore
 
-pytestmark = pytest.mark.integration
-
 
 class JsonSums(Application[JsonFileStore[dict[str, int]]]):
     """Sums in a JSON file."""

@@ -25,8 +25,6 @@ from coranto_consumers.runtime.process import ConsumerProcess
 from coranto_consumers.runtime.testing import shard_spec
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 
-pytestmark = pytest.mark.integration
-
 KEY = "c2VjcmV0IGtleSBvZiB0aGUgdGVzdHMsIGxvbmcgZW5vdWdo"
 
 

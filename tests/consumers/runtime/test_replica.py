@@ -216,7 +216,6 @@ STEPS = {
 }
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("step", STEPS)
 async def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(step, postgres, journals, client):
     with ProxiedStore(postgres.new_database()) as proxied:
@@ -244,7 +243,6 @@ async def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(s
         assert pc.ReplicaStatus.FAILED not in host.told
 
 
-@pytest.mark.integration
 async def test_a_shard_continues_on_a_standby_once_it_is_promoted(journals, client):
     """At first the standby is read-only, as a server that is no longer the primary is."""
     with PostgresServer() as primary, PostgresStandby(primary) as standby:
@@ -275,7 +273,6 @@ async def test_a_shard_continues_on_a_standby_once_it_is_promoted(journals, clie
             assert pc.ReplicaStatus.FAILED not in host.told
 
 
-@pytest.mark.integration
 async def test_an_outage_of_brokers_at_the_acknowledgement_loses_and_doubles_nothing(postgres, journals, client):
     """Brokers take neither the acknowledgement nor messages after it, until they were asked ten times."""
     database = SqlStore(postgres.new_database())

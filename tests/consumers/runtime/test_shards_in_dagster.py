@@ -20,8 +20,6 @@ from dagster_coranto import (
     build_observed_consumer,
 )
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def store_url(tmp_path: Any) -> str:

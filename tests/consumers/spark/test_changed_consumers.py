@@ -15,7 +15,6 @@ from coranto_consumers.spark import IcebergStore, JournalOutput, Outputs, SparkC
 from coranto_consumers.spark.consumer_options import ConsumerOptions
 from coranto_consumers.stores import SqlStore
 
-pytestmark = pytest.mark.integration
 JOURNALS = ("rows/a", "rows/b")
 
 

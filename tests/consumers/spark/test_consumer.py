@@ -41,8 +41,6 @@ from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
 from tests.consumers.conftest import DATABASES
 
-pytestmark = pytest.mark.integration
-
 SOURCES = ("delays/events/one", "delays/events/two")
 ALERTS = ("delays/alerts/one", "delays/alerts/two")
 CARRIERS = ("AA", "B6", "UA")

@@ -21,8 +21,6 @@ from coranto_consumers.spark.outputs import EXACT
 from coranto_consumers.stores import SqlStore
 from tests.consumers.spark.test_json_values import MAPS, WIDE, common_line
 
-pytestmark = pytest.mark.integration
-
 JOURNAL = "values/source"
 LINES = 1500
 COLUMNS = f"{WIDE}, {MAPS.partition(', d')[0]}, q ARRAY<MAP<STRING, DOUBLE>>, b BOOLEAN, y TINYINT, l BIGINT, Y INT"

@@ -15,7 +15,6 @@ from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput, fetching
 from coranto_consumers.stores import SqlStore
 
-pytestmark = pytest.mark.integration
 JOURNAL = "stored/one"
 MESSAGES = 3000
 COPIES = Table("copies", MetaData(), Column("n", BigInteger, nullable=False))

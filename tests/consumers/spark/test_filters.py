@@ -27,7 +27,6 @@ from coranto_consumers.spark.filters import Bounds, Narrowing
 from coranto_consumers.spark.source import JournalDataSource
 from coranto_consumers.spark.task_errors import error_of_task
 
-pytestmark = pytest.mark.integration
 OWN = {"_journal": "journal", "_offset": "offset", "_clock": "clock"}
 NAMES = ("sales/north", "sales/south", "stock/north")
 SETTING = "spark.sql.python.filterPushdown.enabled"

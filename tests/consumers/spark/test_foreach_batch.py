@@ -36,7 +36,6 @@ from coranto_consumers.spark.output_stores import output_store
 from coranto_consumers.stores.iceberg.tables import find_or_create
 from coranto_consumers.stores.sql import SqlStore
 
-pytestmark = pytest.mark.integration
 COUNTS = Table(
     "counts", MetaData(), Column("key", String, primary_key=True), Column("n", BigInteger), Column("total", BigInteger)
 )

@@ -139,7 +139,6 @@ KINDS = {
 }
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_query_reads_records_as_committed_in_many_tasks_and_over_restarts(spark, broker, kind):
     framing, options, message, schema = KINDS[kind]
@@ -205,7 +204,6 @@ def poison(broker, kind) -> tuple[dict[int, tuple[int, str]], dict[int, bytes]]:
     return good, found
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_that_do_not_fit_follow_the_mode(spark, broker, kind):
     good, bad = poison(broker, kind)
@@ -225,7 +223,6 @@ def test_records_that_do_not_fit_follow_the_mode(spark, broker, kind):
     assert error.value.offset == min(bad)
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("kind", KINDS)
 def test_consumers_take_records_and_their_dead_letters(spark, broker, tmp_path, kind):
     good, bad = poison(broker, kind)

@@ -18,7 +18,6 @@ from coranto_consumers.stores.iceberg.tables import find_or_create
 from tests.consumers.spark.test_consumer import LOG, SOURCES, TOTALS, Crash, CrashAt, Delays, LoggedDelays, World
 from tests.consumers.stores.iceberg.rest_server import carried_out, lost, rest_server
 
-pytestmark = pytest.mark.integration
 HOME = "lake.totals"
 TABLES = (HOME, "lake.log")
 

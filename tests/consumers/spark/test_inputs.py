@@ -40,12 +40,10 @@ def test_cores_of_a_session_that_only_has_settings(settings, expected):
     assert cores(ConnectSession(**settings)) == expected
 
 
-@pytest.mark.integration
 def test_cores_of_a_session_are_those_that_it_tells(spark):
     assert cores(spark) == 2
 
 
-@pytest.mark.integration
 def test_what_is_read_goes_to_disk_where_memory_ends(spark):
     with persisting(spark.range(3)) as kept:
         assert kept.storageLevel.useDisk

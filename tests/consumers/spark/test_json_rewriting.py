@@ -14,7 +14,7 @@ from coranto_consumers.spark.json_values import LineValues
 from coranto_consumers.spark.parsing import ColumnParser
 from tests.consumers.spark.test_json_values import MAPS, WIDE, random_line, rows_of
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.usefixtures("spark")  # Schemas are parsed by it.
 
 BITS = [
     '"',

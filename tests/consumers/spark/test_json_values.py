@@ -16,8 +16,6 @@ from coranto_consumers.spark.json_times import zone_of
 from coranto_consumers.spark.json_values import LineValues
 from coranto_consumers.spark.parsing import ColumnParser
 
-pytestmark = pytest.mark.integration
-
 LINES = 5000
 ZONE = "Europe/Berlin"
 DAYS = [
@@ -364,7 +362,7 @@ def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch, column
     assert not wrong, f"{len(wrong)}, such as {[[f'{part}'[:300] for part in each] for each in wrong[:8]]}"
 
 
-def test_a_time_without_a_zone_needs_one():
+def test_a_time_without_a_zone_needs_one(spark):
     read = LineValues(StructType.fromDDL("t TIMESTAMP"))
     assert read(b'{"t":"2024-01-05T10:11:12Z"}') == ([1_704_449_472_000_000], True)
     with pytest.raises(InvalidInput, match=r"option timeZone.*names no time zone"):

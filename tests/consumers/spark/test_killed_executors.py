@@ -3,12 +3,9 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.consumers.spark import killed_executors
 from tests.consumers.spark.cluster.test_cluster import SMALL, Numbers, environment, home, numbers
 
-pytestmark = pytest.mark.integration
 __all__ = ["home", "numbers"]  # Fixtures.
 
 

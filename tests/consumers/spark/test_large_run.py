@@ -1,12 +1,8 @@
 """The large run (`large_run.py`), small: what is read and consumed is row for row what DuckDB finds in the lines."""
 
-import pytest
-
 from coranto.client import ClientConfig
 from coranto.cluster import EmbeddedCluster
 from tests.consumers.spark.large_run import LargeRun
-
-pytestmark = pytest.mark.integration
 
 
 def test_what_is_read_and_consumed_is_what_duckdb_finds_in_the_lines(spark, postgres, tmp_path):

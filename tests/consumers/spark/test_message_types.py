@@ -45,7 +45,6 @@ from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.window_growth import grow
 from tests.consumers.spark.shop_protobuf import ORDER, descriptors
 
-pytestmark = pytest.mark.integration
 T = TypeVar("T")
 
 

@@ -15,8 +15,6 @@ from tests.consumers.page_shell import Followed, Shell
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.integration
-
 PAGE = Path(__file__).parents[3] / "docs" / "message-types.md"
 
 

@@ -49,7 +49,6 @@ STATEMENTS = {
 }
 
 
-@pytest.mark.integration
 def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, broker, postgres, monkeypatch):
     # All rows are staged by tasks, which meet outages, too.
     monkeypatch.setattr(spark_outputs, "CARRIED_TO_APPEND", 0)
@@ -108,7 +107,6 @@ def serve_until_idle(consumer: SparkConsumer) -> ConsumeReport:
     return consumer.run_until_stopped(lambda: bool(idle), wait=lambda: idle.append(True))
 
 
-@pytest.mark.integration
 def test_a_service_waits_for_its_store_and_its_brokers(spark, broker, postgres):
     world, url = World(broker), postgres.new_database()
     registry = CollectorRegistry()
@@ -143,7 +141,6 @@ def test_a_service_waits_for_its_store_and_its_brokers(spark, broker, postgres):
     check_logged(world, url)
 
 
-@pytest.mark.integration
 def test_an_instance_that_was_replaced_during_an_outage_ends_and_fences_nobody_off(spark, broker, postgres):
     world, url = World(broker), postgres.new_database()
     world.publish(9)
@@ -165,7 +162,6 @@ def test_an_instance_that_was_replaced_during_an_outage_ends_and_fences_nobody_o
     assert SqlStore(url).read("delays").fence == later[0]
 
 
-@pytest.mark.integration
 def test_a_database_that_lost_commits_in_a_failover_ends_the_consumer(spark, broker, postgres):
     world, url = World(broker), postgres.new_database()
     world.publish(9)
@@ -188,7 +184,6 @@ def test_a_database_that_lost_commits_in_a_failover_ends_the_consumer(spark, bro
             consumer.run_until_stopped(lambda: False)
 
 
-@pytest.mark.integration
 def test_a_consumer_continues_on_a_standby_once_it_is_promoted(spark, broker):
     """At first the standby is read-only, as a server that is no longer the primary is."""
     world = World(broker)

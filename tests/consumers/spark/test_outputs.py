@@ -12,8 +12,6 @@ from coranto_consumers.spark.sink.encoding import is_encodable
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.merge import plan_merge
 
-pytestmark = pytest.mark.integration
-
 VALUES = {
     "dec": "CAST('12345678901234567890.123456789012345678' AS DECIMAL(38,18))",
     "negative": "CAST('-0.10' AS DECIMAL(4,2))",

@@ -58,7 +58,6 @@ def test_only_rows_within_the_limits_of_their_pieces_are_unpacked(limits, expect
     assert (found.schema.names, found.column("message").to_pylist()) == (["message"], expected)
 
 
-@pytest.mark.integration
 def test_chosen_columns_are_told_from_rows_that_were_made(spark):
     source = spark.createDataFrame([(1, "a")], "id INT, name STRING").where("id > 0")
     assert chosen_columns(source, source) == {"id": "id", "name": "name"}

@@ -20,8 +20,6 @@ from coranto_consumers.spark.csv_columns import text_columns
 from coranto_consumers.spark.framings import AnyLines, CsvRecords, FixedRecords
 from coranto_consumers.spark.parsers import parser_of
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.mark.parametrize(
     ("framing", "schema", "problem"),

@@ -14,8 +14,6 @@ from coranto.messages import column_parser
 from coranto_consumers.spark.json_values import LineValues
 from coranto_consumers.spark.parsing import ColumnParser, is_parsed
 
-pytestmark = pytest.mark.integration
-
 COLUMNS = "s STRING, b BOOLEAN, y TINYINT, h SMALLINT, i INT, l BIGINT, d DOUBLE"
 LINES = 8000
 TEXTS = ["x", "", "NaN", "nan", "Infinity", "+Infinity", "-Infinity", "INF", "+INF", "-INF", "12", "true", 'é\n\t"\\/']
@@ -148,7 +146,7 @@ def test_times_of_thousands_of_digits_are_doubtful_however_many_there_are(spark)
         assert LineValues(StructType.fromDDL("t TIMESTAMP, n INT"))(line[:-2] + b',"n":7}') == ([None, 7], False)
 
 
-def test_slices_of_content_are_parsed_alike():
+def test_slices_of_content_are_parsed_alike(spark):
     content = pa.array([b'{"d":%d}\n' % n for n in range(100)], pa.binary())
     parser = ColumnParser(StructType.fromDDL("d DOUBLE"))
     table, doubtful = parser.parse(content.slice(30, 20))

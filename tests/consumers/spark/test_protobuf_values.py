@@ -9,7 +9,6 @@ from coranto_consumers.spark.framings import FixedRecords
 from coranto_consumers.spark.parsers import parser_of
 from tests.consumers.spark.shop_protobuf import ORDER, descriptors
 
-pytestmark = pytest.mark.integration
 FRAMING = FixedRecords(descriptors().SerializeToString(), "shop.Order")
 
 

@@ -44,8 +44,6 @@ from coranto_consumers.spark.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.window_growth import grow
 
-pytestmark = pytest.mark.integration
-
 SOURCE, DEAD, COPIES = "rejected/source", "rejected/dead", "rejected/copies"
 METADATA = MetaData()
 PLACES = Table("places", METADATA, Column("id", BigInteger, primary_key=True, autoincrement=False))

@@ -29,7 +29,6 @@ from coranto.testing.cluster import STORE_URL
 from coranto_consumers.spark import IcebergStore, Outputs, TableOutput, error_of_task, exactly_once
 from coranto_consumers.stores.sql import SqlStore
 
-pytestmark = pytest.mark.integration
 NUMBERS = Table("numbers", MetaData(), Column("n", BigInteger))
 BATCHES = 4
 ROWS = 5

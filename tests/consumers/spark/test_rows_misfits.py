@@ -16,8 +16,6 @@ from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark import DeadLetters, MisfitPolicy, Outputs, SparkConsumer, TableOutput, dead_letter_table
 from coranto_consumers.stores import SqlStore
 
-pytestmark = pytest.mark.integration
-
 SOURCE, DEAD = "misfits/source", "misfits/dead"
 NUMBERS = Table("numbers", MetaData(), Column("at", BigInteger, primary_key=True), Column("n", BigInteger))
 LETTERS = dead_letter_table("letters")

@@ -35,7 +35,6 @@ def test_speculation_is_left_to_the_cluster(master):
     assert not [name for name in settings_for(master) if name.startswith("spark.speculation")]
 
 
-@pytest.mark.integration
 def test_local_workers_run_compiled_modules_that_their_parent_has_imported(spark):
     """The zip of PySpark that Spark puts first has only sources: each process would compile them anew."""
 
@@ -71,7 +70,6 @@ def test_other_executors_need_nothing_but_their_own_parent_of_workers():
     assert NAMED not in settings_for("spark://head:7077")
 
 
-@pytest.mark.integration
 def test_a_short_session_keeps_the_settings_of_others(spark):
     options = spark.conf.get("spark.driver.extraJavaOptions").split()
     assert "-XX:TieredStopAtLevel=1" in options

@@ -142,7 +142,6 @@ def test_a_broken_connection_is_not_noticed(broker, client):
         assert [offsets(content, part) for part in parts] == [[0, 8, 16]] * 50
 
 
-@pytest.mark.integration
 def test_real_brokers_serve_many_ranges_at_once(tmp_path: Path):
     with (
         EmbeddedCluster(tmp_path, 2, lease_seconds=60, etcd_fsync=False) as cluster,

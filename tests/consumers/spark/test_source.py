@@ -19,7 +19,6 @@ from coranto.messages.uuids import Flags, ProducerClock, new_producer_id
 from coranto.offsets import JournalOffset, vector_to_json
 from coranto_consumers.spark.source import JournalDataSource
 
-pytestmark = pytest.mark.integration
 ONE, TWO = "a/topic/one", "a/topic/two"
 
 

@@ -14,8 +14,6 @@ from coranto_consumers.spark import CsvRecords, Outputs, SparkConsumer, TableOut
 from coranto_consumers.spark.source import JournalDataSource
 from coranto_consumers.stores import SqlStore
 
-pytestmark = pytest.mark.integration
-
 MARK = b"\xef\xbb\xbf"
 FILES = [
     MARK + b"1,a\n2,b\n",

@@ -9,8 +9,6 @@ from coranto_consumers.spark import outputs as spark_outputs
 from tests.consumers.spark.test_consumer import LoggedDelays, World, check_logged
 from tests.servers.sql import PostgresServer
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:

@@ -26,8 +26,6 @@ from coranto_consumers.spark import (
 )
 from coranto_consumers.stores import SqlStore
 
-pytestmark = pytest.mark.integration
-
 LATEST = Table("latest", MetaData(), Column("key", String(20), primary_key=True), Column("n", BigInteger))
 COLUMNS = "key STRING, n BIGINT, _commit_offset BIGINT"
 EVENT_BYTES = 90

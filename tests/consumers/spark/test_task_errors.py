@@ -84,7 +84,6 @@ def test_a_value_that_a_user_gave_comes_without_a_traceback_from_workers_only(mo
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK")
 
 
-@pytest.mark.integration
 def test_an_option_error_is_one_clear_message(spark):
     with pytest.raises(PySparkException) as raised:
         spark.read.format("journal").options(endpoint="x:1", subscribe="a", isolatoin="x").load()
@@ -94,7 +93,6 @@ def test_an_option_error_is_one_clear_message(spark):
     assert "File " not in text
 
 
-@pytest.mark.integration
 def test_an_error_crosses_spark(spark, broker):
     broker.create("a/lines")
     broker.write("a/lines", b'{"n":1}\nnonsense\n')

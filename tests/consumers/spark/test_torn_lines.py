@@ -18,8 +18,6 @@ from coranto_consumers.spark import DeadLetters, Outputs, SparkConsumer, TableOu
 from coranto_consumers.spark.source import JournalDataSource
 from coranto_consumers.stores import SqlStore
 
-pytestmark = pytest.mark.integration
-
 J = "torn/source"
 NUMBERS = Table("numbers", MetaData(), Column("at", BigInteger, primary_key=True), Column("n", BigInteger))
 LETTERS = dead_letter_table("letters")

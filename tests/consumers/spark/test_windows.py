@@ -36,8 +36,6 @@ from coranto_consumers.stores.window_growth import grow
 from coranto_consumers.stores.windows import shard_of
 from tests.consumers.outages import ProxiedStore
 
-pytestmark = pytest.mark.integration
-
 ONE, TWO = SOURCES = ("w/events/one", "w/events/two")
 SELECTOR = "name:prefix=w/events/"
 BY_WINDOW = Table(

@@ -109,7 +109,6 @@ def check(url: str, *numbers: int, factor: int = 2) -> None:
             assert connection.execute(select(func.count()).select_from(stage)).scalar_one() == 0
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(("keyed", "factor"), [(False, 1), (True, 1), (True, 2)])
 def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_first(
     spark, broker, store_url, at_once, monkeypatch, keyed, factor
@@ -136,7 +135,6 @@ def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_f
     assert (at_once, report.messages, report.rows) == ([True, False], 2, 6)
 
 
-@pytest.mark.integration
 def test_an_application_that_does_not_read_to_the_end_takes_two_jobs(spark, broker, tmp_path, at_once):
     broker.create(JOURNAL)
     publish(broker, *range(100))
@@ -147,7 +145,6 @@ def test_an_application_that_does_not_read_to_the_end_takes_two_jobs(spark, brok
         assert connection.execute(select(func.count()).select_from(ROWS)).scalar_one() == 2
 
 
-@pytest.mark.integration
 def test_a_value_that_does_not_fit_is_told_as_ever(spark, broker, tmp_path, at_once):
     broker.create(JOURNAL)
     each = publisher(broker)

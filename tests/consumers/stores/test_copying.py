@@ -30,8 +30,6 @@ from coranto_consumers.stores.copying import can_copy
 from coranto_consumers.stores.merge import plan_merge
 from coranto_consumers.stores.staging import StageWriter, stage_of
 
-pytestmark = pytest.mark.integration
-
 DIALECT = postgresql.psycopg.dialect()
 
 TABLE = Table(

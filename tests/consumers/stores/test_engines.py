@@ -118,7 +118,6 @@ def test_a_mistake_in_a_file_of_sqlite_does_not_pass_and_a_lock_does(tmp_path: P
         assert is_transient(locked.value)
 
 
-@pytest.mark.integration
 def test_which_failures_of_an_application_to_connect_to_postgresql_pass(postgres: PostgresServer):
     def failure(**changed: Any) -> Exception:
         parts = {"host": "127.0.0.1", "port": postgres.port, "user": "postgres", "password": "secret", **changed}
@@ -132,7 +131,6 @@ def test_which_failures_of_an_application_to_connect_to_postgresql_pass(postgres
     assert not is_transient(failure(colour="red"))
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("setting", "statement"),
     [
@@ -155,7 +153,6 @@ def test_an_error_that_an_applications_own_statement_meets_passes_if_the_server_
     postgres.execute(f"ALTER DATABASE {store.engine.url.database} RESET ALL")
 
 
-@pytest.mark.integration
 def test_a_mistake_of_an_application_does_not_pass(postgres: PostgresServer):
     store = SqlStore(postgres.new_database())
     store.create_tables(NUMBERS)
@@ -170,7 +167,6 @@ def test_a_mistake_of_an_application_does_not_pass(postgres: PostgresServer):
 RAISES = "DO $$ BEGIN RAISE EXCEPTION '{}' USING ERRCODE = '{}'; END $$"
 
 
-@pytest.mark.integration
 def test_what_a_server_never_does_does_not_pass_whatever_its_words(postgres: PostgresServer):
     store = SqlStore(postgres.new_database())
     for words, state in (("during recovery", "0A000"), ("recovery is in progress", "55000")):
@@ -180,7 +176,6 @@ def test_what_a_server_never_does_does_not_pass_whatever_its_words(postgres: Pos
         assert not caught.value.retriable
 
 
-@pytest.mark.integration
 def test_a_standby_is_waited_for_until_it_is_promoted():
     with PostgresServer() as primary, PostgresStandby(primary) as standby:
         store = SqlStore(primary.new_database())
@@ -222,7 +217,6 @@ def test_a_connection_whose_loss_an_application_has_caught_passes():
 TIMES = Table("times", MetaData(), Column("n", Integer), Column("at", DateTime(timezone=True)))
 
 
-@pytest.mark.integration
 def test_no_result_depends_on_a_setting_of_the_session_or_of_the_connection(postgres: PostgresServer):
     """A pooler refuses a connection's options, and gives its clients sessions with settings of other clients."""
     store = SqlStore(postgres.new_database())
@@ -250,7 +244,6 @@ def test_no_result_depends_on_a_setting_of_the_session_or_of_the_connection(post
 SETTINGS = ("timezone", "transaction_isolation", "idle_in_transaction_session_timeout")
 
 
-@pytest.mark.integration
 def test_no_prepared_statement_is_left_in_the_session_of_a_pooler(postgres: PostgresServer):
     prepared: list[int] = []
 
@@ -269,7 +262,6 @@ def test_no_prepared_statement_is_left_in_the_session_of_a_pooler(postgres: Post
     assert prepared == [0]
 
 
-@pytest.mark.integration
 def test_the_connections_of_a_catalog_prepare_nothing(postgres: PostgresServer):
     engine = create_engine(make_url(postgres.new_database()).difference_update_query([RELAXED]))
 
@@ -367,7 +359,6 @@ def test_a_refused_connection_passes_by_its_state_in_any_language(state: str):
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.integration
 def test_which_refusals_of_a_real_server_pass(postgres: PostgresServer):
     url = make_url(postgres.new_database())
     for changed in (url.set(password="wrong"), url.set(database="no_such_database")):

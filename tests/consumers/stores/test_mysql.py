@@ -39,7 +39,7 @@ from coranto_consumers.stores.mysql import code_of
 from coranto_consumers.stores.staging import StageWriter, delete_staged, stage_of
 from tests.servers.sql import MariadbServer, why_no_mariadb
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_no_mariadb()), reason=why_no_mariadb())]
+pytestmark = [pytest.mark.skipif(bool(why_no_mariadb()), reason=why_no_mariadb())]
 
 NUMBERS = Table("numbers", MetaData(), Column("n", Integer, primary_key=True), Column("seen", Integer))
 

@@ -70,7 +70,6 @@ def test_other_assets_have_no_such_check() -> None:
         build_left_out_check(other)
 
 
-@pytest.mark.integration
 def test_dead_letters_and_lost_content_are_told_until_they_are_accepted(
     spark: SparkSession, broker: FakeBroker, journals: JournalResource, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from dagster_coranto.flights.definitions import EVENTS, defs
 from dagster_coranto.flights.materialize import Job, consumer_name, forget, materialize, store_url
 from dagster_coranto.translation.metadata import vector_version
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.usefixtures("spark")
 
 FLIGHTS = 3000
 KEY = ["carrier", "year", "month"]

@@ -18,7 +18,6 @@ class Session:
         self.running = False
 
 
-@pytest.mark.integration
 def test_a_session_that_the_process_had_before_keeps_its_settings(spark: SparkSession) -> None:
     before = dict(spark.conf.getAll)
     name = "spark.sql.shuffle.partitions"
@@ -31,7 +30,6 @@ def test_a_session_that_the_process_had_before_keeps_its_settings(spark: SparkSe
     assert dict(spark.conf.getAll) == before
 
 
-@pytest.mark.integration
 def test_a_run_in_another_thread_leaves_the_processs_session_running(spark: SparkSession) -> None:
     def run() -> None:
         resource = SparkResource()

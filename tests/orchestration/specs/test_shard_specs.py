@@ -18,8 +18,6 @@ from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from dagster_coranto import build_shard_specs_asset, build_shard_specs_check
 from tests.orchestration.metadata import own
 
-pytestmark = pytest.mark.integration
-
 SHARDS = """
 common: {max_txn_duration: 1s, disable: true, labels: [{name: app, value: totals}]}
 shards:

@@ -32,7 +32,7 @@ from tests.faults.links import ProxiedLink, Proxy
 from tests.orchestration.verification.damaged import BROKERS, BUCKET, SIZE, STORED, Checked, Place, Row, until
 from tests.servers.s3 import ANY_KEY, S3Server
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 KINDS = 4
 """The number of journals of a row: in files and in S3, with one replica and with three."""

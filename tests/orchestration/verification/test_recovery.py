@@ -22,8 +22,6 @@ from dagster_coranto import (
 )
 from tests.orchestration.metadata import own
 
-pytestmark = pytest.mark.integration
-
 GROUP = JournalGroup("shop/orders")
 PART = "shop/orders/part-000"
 SIZE = 3000

@@ -22,8 +22,6 @@ from coranto.messages import JsonLines
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import AsOf, JournalGroup, JournalResource, SparkResource, SqlStoreResource
 
-pytestmark = pytest.mark.integration
-
 PARTS = ("windows/orders/part-000", "windows/orders/part-001")
 GROUP = JournalGroup("windows/orders")
 KEY = dg.AssetKey("revenue_by_window")

@@ -10,9 +10,8 @@ import pytest
 from coranto.testing import SyncCluster
 from coranto.testing.command_line import CommandLine
 
-pytestmark = pytest.mark.integration
 
-
+@pytest.mark.integration
 def test_the_command_tells_of_brokers_and_ends_with_1_for_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -10,8 +10,6 @@ from coranto.checkup import Condition
 from coranto.checkup.clock import clock_result
 from coranto.testing import SyncCluster
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.mark.parametrize(
     ("difference", "condition"), [(0.4, Condition.OK), (-30.0, Condition.WARNING), (3600.0, Condition.PROBLEM)]

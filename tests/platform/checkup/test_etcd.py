@@ -13,8 +13,6 @@ from coranto.cluster import EtcdServer
 from coranto.cluster.etcd_server import ask_etcd
 from tests.platform.cluster.children import write_program
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture(scope="module")
 def etcd_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

@@ -9,8 +9,6 @@ import pytest
 
 from coranto.checkup import Condition, machine
 
-pytestmark = pytest.mark.integration
-
 
 def java_program(folder: Path, text: str) -> None:
     program = folder / "bin" / "java"

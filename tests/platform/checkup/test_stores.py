@@ -11,8 +11,6 @@ from coranto.checkup import Condition
 from coranto.checkup.stores import store
 from tests.servers.s3 import AwsKey, S3Server
 
-pytestmark = pytest.mark.integration
-
 
 async def test_a_read_only_store_is_found_out(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     s3.require_signatures(False)

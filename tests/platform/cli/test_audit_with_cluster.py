@@ -17,7 +17,7 @@ from coranto.fragments.fragment import Fragment
 from coranto.testing.command_line import CommandLine
 from coranto.wire import protocol_pb2 as pb
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 PIECE = b"".join(b"%05d\n" % number for number in range(300))
 KEY = base64.b64encode(b"k" * 32).decode()

@@ -25,8 +25,6 @@ from coranto.fragments.fragment import ZERO_SUM, sum_of
 from coranto.labels import label_selector, label_set
 from coranto.wire import protocol_pb2 as pb
 
-pytestmark = pytest.mark.integration
-
 
 def change(name: str, *, length: int = 1 << 20, revision: int = 0) -> pb.ApplyRequest.Change:
     spec = pb.JournalSpec(name=name, replication=1, labels=label_set(kind="test"))

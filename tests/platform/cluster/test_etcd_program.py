@@ -116,7 +116,6 @@ def test_data_of_earlier_releases_were_written_by_the_program_of_the_wheel(data:
     assert chosen(place("3.4.23", bundled="3.5.1"), data) == "3.4.23", "the data directory is new"
 
 
-@pytest.mark.integration
 def test_a_server_notes_its_version_and_warns_once_if_it_is_not_good(tmp_path: Path) -> None:
     server = EtcdServer(tmp_path / "data", fsync=False)
     with structlog.testing.capture_logs() as logs:

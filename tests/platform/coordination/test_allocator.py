@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-import pytest
-
 from coranto.coordination.allocator import AllocatorLoop, StatePlanner, may_drain, transactions
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import MAX_TXN_OPS, Delete, Put, unmodified
@@ -19,8 +17,6 @@ from coranto.coordination.keyspace_state import KeySpaceState
 from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import MemberSession, open_session
 from coranto.wire import protocol_pb2 as pb
-
-pytestmark = pytest.mark.integration
 
 Journals = KeySpaceState[pb.JournalSpec, pb.BrokerSpec, pb.Route]
 Mirror = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]

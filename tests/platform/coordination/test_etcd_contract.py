@@ -16,7 +16,6 @@ from coranto.testing.sim.network import Network
 from coranto.testing.sim.timeline import Process
 
 
-@pytest.mark.integration
 class TestEtcd(CoordinatorContract):
     @pytest.fixture(autouse=True)
     def server(self, etcd: EtcdServer) -> None:

@@ -28,8 +28,6 @@ from coranto.errors import CoordinationError, Unavailable, WatchReset
 from coranto.wire import protocol_pb2 as pb
 from tests.broker.running import eventually
 
-pytestmark = pytest.mark.integration
-
 Mirror = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
 Make = Callable[[Coordinator], Mirror]
 BROKER = MemberId("zone", "broker-1")

@@ -60,7 +60,6 @@ def test_a_lease_outlives_its_time_while_it_is_kept(layout: Layout) -> None:
         loop.run_until_complete(main(loop))
 
 
-@pytest.mark.integration
 async def test_a_restarted_process_is_the_same_member(
     coordinator: EtcdCoordinator, layout: Layout, tmp_path: Path
 ) -> None:
@@ -87,7 +86,6 @@ async def test_a_restarted_process_is_the_same_member(
     assert not (tmp_path / LEASE_FILE).exists()
 
 
-@pytest.mark.integration
 async def test_a_lease_that_is_gone_or_of_another_etcd_is_not_resumed(
     coordinator: EtcdCoordinator, tmp_path: Path
 ) -> None:
@@ -106,7 +104,6 @@ async def test_a_lease_that_is_gone_or_of_another_etcd_is_not_resumed(
     await coordinator.lease_revoke(second.lease)
 
 
-@pytest.mark.integration
 async def test_a_key_of_another_lease_is_waited_for(coordinator: EtcdCoordinator, layout: Layout) -> None:
     key = layout.member_key(MEMBER)
     old = await open_session(coordinator, ttl_seconds=30)
@@ -126,7 +123,6 @@ async def test_a_key_of_another_lease_is_waited_for(coordinator: EtcdCoordinator
     await new.close()
 
 
-@pytest.mark.integration
 async def test_a_lost_lease_is_noticed_and_ends_announcing(coordinator: EtcdCoordinator, layout: Layout) -> None:
     key = layout.member_key(MEMBER)
     holder = await open_session(coordinator, ttl_seconds=30)
@@ -153,7 +149,6 @@ class _PausedClock(SystemClock):
         await super().sleep(min(seconds, 0.1))
 
 
-@pytest.mark.integration
 async def test_a_lease_is_in_doubt_after_a_pause_until_etcd_was_asked(coordinator: EtcdCoordinator) -> None:
     clock = _PausedClock()
     session = await open_session(coordinator, ttl_seconds=60, clock=clock)
@@ -172,7 +167,6 @@ async def test_a_lease_is_in_doubt_after_a_pause_until_etcd_was_asked(coordinato
     await session.close(revoke=False)
 
 
-@pytest.mark.integration
 async def test_updates_are_of_our_own_key_only(coordinator: EtcdCoordinator, layout: Layout) -> None:
     key = layout.member_key(MEMBER)
     session = await open_session(coordinator, ttl_seconds=30)
@@ -191,7 +185,6 @@ async def test_updates_are_of_our_own_key_only(coordinator: EtcdCoordinator, lay
     await coordinator.txn([], [Delete(key)])
 
 
-@pytest.mark.integration
 async def test_an_etcd_that_stays_away_takes_the_lease_with_it(
     tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +213,6 @@ def test_the_clock_advances_while_the_machine_sleeps() -> None:
     assert before - 1 < uptime < SystemClock().monotonic() + 1
 
 
-@pytest.mark.integration
 async def test_a_lease_is_doubted_after_the_machine_slept(coordinator: EtcdCoordinator) -> None:
     class Sleeper(SystemClock):
         """Time goes on while a machine sleeps, but nothing that waits for it."""
@@ -248,7 +240,6 @@ async def test_a_lease_is_doubted_after_the_machine_slept(coordinator: EtcdCoord
     await session.close()
 
 
-@pytest.mark.integration
 async def test_a_copied_record_resumes_nothing(coordinator: EtcdCoordinator, tmp_path: Path) -> None:
     original, copy = tmp_path / "original", tmp_path / "copy"
     first = await open_session(coordinator, ttl_seconds=30, record=LeaseRecord.within(original))

@@ -22,8 +22,6 @@ from coranto.fragments.stores import open_store
 from coranto.testing.fragments import CONTENT, fragment_of, listed, put, read_directly
 from tests.servers.s3 import ANY_KEY, REGION, AwsKey, S3Server
 
-pytestmark = pytest.mark.integration
-
 BUCKET = "bucket"
 
 

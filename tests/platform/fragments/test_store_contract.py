@@ -10,8 +10,6 @@ from coranto.fragments.stores import FragmentStore, open_store
 from coranto.testing.contracts.fragment_store import FragmentStoreContract
 from tests.servers.s3 import ANY_KEY, S3Server
 
-pytestmark = pytest.mark.integration
-
 BUCKET = "contract"
 
 

@@ -20,7 +20,6 @@ from coranto.member.membership import MemberPhase, Membership, Seen
 from coranto.wire import protocol_pb2 as pb
 from tests.platform.coordination.test_allocator import put_journals, synchronize
 
-pytestmark = pytest.mark.integration
 WAIT_SECONDS = 60
 
 

@@ -21,8 +21,6 @@ from coranto.messages.mapping import by_key
 from coranto.messages.sequencer import ReplayRange
 from coranto.wire import protocol_pb2 as pb
 
-pytestmark = pytest.mark.integration
-
 LINES = JsonLines()
 JOURNALS = ("messages/part-000", "messages/part-001")
 TRANSACTIONS = 12

@@ -16,9 +16,6 @@ from coranto.recovery import (
 )
 from coranto.wire import protocol_pb2 as pb
 
-pytestmark = pytest.mark.integration
-
-
 SIZE = 3000
 
 

@@ -34,9 +34,6 @@ from coranto.recovery import (
 )
 from coranto.wire import protocol_pb2 as pb
 
-pytestmark = pytest.mark.integration
-
-
 BROKERS = 3
 SIZE = 3000
 
@@ -44,13 +41,14 @@ SIZE = 3000
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    with EmbeddedCluster(folder, BROKERS, lease_seconds=2, supervise=False, etcd_fsync=False) as running:
+    with EmbeddedCluster(folder, BROKERS, lease_seconds=60, supervise=False, etcd_fsync=False) as running:
         yield running
 
 
 @pytest.fixture
 async def client(cluster: EmbeddedCluster) -> AsyncIterator[JournalClient]:
-    async with JournalClient(",".join(cluster.info.endpoints), file_root=cluster.file_root, patience=60) as made:
+    # Doctors read damaged content until the retry timeout has run out, so only appends have a long one.
+    async with JournalClient(",".join(cluster.info.endpoints), file_root=cluster.file_root, patience=1) as made:
         yield made
 
 
@@ -69,7 +67,7 @@ class Journal:
         spec.fragment.refresh_interval.FromSeconds(refresh_seconds)
         await self.client.apply([pb.ApplyRequest.Change(upsert=spec)])
         for number in range(fragments + 1):  # The last one stays with the brokers.
-            await self.client.append(self.name, bytes([65 + number]) * SIZE)
+            await self.client.append(self.name, bytes([65 + number]) * SIZE, patience=60)
         return await self.stored(fragments)
 
     async def stored(self, count: int) -> list[Fragment]:

@@ -27,8 +27,6 @@ from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.stores import SqlStore
 
-pytestmark = pytest.mark.integration
-
 HOME = Path(pyspark.__file__).parent
 PROGRAM = Path(__file__).with_name("program.py")
 SOURCES = [f"numbers/in/{n}" for n in range(3)]

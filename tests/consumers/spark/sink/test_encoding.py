@@ -106,7 +106,6 @@ def parsed(text: str):
     return json.loads(text, parse_float=float, object_pairs_hook=list), decimals
 
 
-@pytest.mark.integration
 def test_rows_become_what_to_json_makes_of_them(spark):
     rng = random.Random(3)
     rows = [value(rng, SCHEMA) or {} for _ in range(300)]

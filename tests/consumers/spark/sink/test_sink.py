@@ -30,8 +30,6 @@ from coranto_consumers.spark import error_of_task
 from tests.consumers.conftest import Broker
 from tests.consumers.spark.streaming.test_query import ONE, TWO, committed, stream, write
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SyncCluster]:

@@ -37,7 +37,6 @@ from coranto_consumers.spark.sink import stream_publishing
 from coranto_consumers.spark.source import JournalDataSource
 from coranto_consumers.spark.task_errors import error_of_task
 
-pytestmark = pytest.mark.integration
 SCHEMA = StructType().add("n", IntegerType()).add("key", StringType())
 QUERY = "11111111-2222-3333-4444-555555555555"
 

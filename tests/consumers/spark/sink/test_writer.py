@@ -28,7 +28,6 @@ from coranto_consumers.spark.sink import settled
 from coranto_consumers.spark.sink import writer as writers
 from coranto_consumers.spark.source import JournalDataSource
 
-pytestmark = pytest.mark.integration
 SCHEMA = StructType().add("n", IntegerType()).add("key", StringType())
 KEY = b"k" * 32
 KEYS = Keys((Secret(KEY),))

@@ -17,7 +17,6 @@ from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark.streaming.progress import bytes_behind
 
-pytestmark = pytest.mark.integration
 ONE, TWO = "a/topic/one", "a/topic/two"
 SCHEMA = "n INT, _journal STRING, _offset BIGINT"
 

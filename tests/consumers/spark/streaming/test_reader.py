@@ -18,7 +18,6 @@ from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark.source import JournalDataSource
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
 
-pytestmark = pytest.mark.integration
 ONE, TWO = "a/topic/one", "a/topic/two"
 
 

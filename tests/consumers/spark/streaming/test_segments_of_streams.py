@@ -17,7 +17,6 @@ from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.source import JournalDataSource
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
 
-pytestmark = pytest.mark.integration
 STREAM = "shop/orders"
 FIRST, LOW, HIGH = (segment_journal(STREAM, number) for number in range(3))
 SCHEMA = StructType().add("n", "integer").add("_journal", "string")

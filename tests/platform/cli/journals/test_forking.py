@@ -22,8 +22,6 @@ from coranto.testing.command_line import CommandLine
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
-pytestmark = pytest.mark.integration
-
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
 SOURCE, FORK = "shop/orders", "what-if/orders"
 LINE = b'{"pad":"' + b"x" * 4000 + b'"}\n'

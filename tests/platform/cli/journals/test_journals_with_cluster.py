@@ -24,8 +24,6 @@ from coranto.offsets import id_of, vector_of_json
 from coranto.testing.command_line import CommandLine
 from coranto.wire import protocol_pb2 as pb
 
-pytestmark = pytest.mark.integration
-
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
 
 TREE = """
