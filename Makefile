@@ -26,7 +26,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-near test-parsers test-pythons test-airflow test-install check unit lint format types imports bench proto faces docs dist release-check clean
+.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-near test-parsers test-pythons test-airflow test-install check unit slow lint format types imports bench proto faces docs dist release-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -104,6 +104,9 @@ check: lint types imports ## Everything but the tests
 
 unit: setup ## Only the fast tests, which start no server (a minute)
 	@$(BIN)/python -m pytest -q -n auto --dist worksteal -m fast $(addprefix --ignore=,$(LINT_TESTS))
+
+slow: setup ## Measure again which tests without servers are slow, and write tests/slow.txt (on a quiet machine)
+	@$(BIN)/python -m pytest -q --record-slow -m "not integration and not system and not simulation and not browser"
 
 lint: $(STAMP) ## Ruff; checks of words, names, generated code, links in the documents, and licenses of dependencies
 	@$(BIN)/ruff check .

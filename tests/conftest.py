@@ -4,6 +4,7 @@ import gc
 import inspect
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -108,7 +109,13 @@ FOLDERS = {"simulation": "simulation", "system": "system"}
 """The marks of all tests below a folder."""
 PROGRAMS = frozenset({"etcd", "java", "spark-submit", "postgres", "mariadbd"})
 """Programs that only tests with one of these marks may start."""
-SLOW_MARKS = frozenset({"integration", "system", "simulation", "browser"})
+SERVER_MARKS = frozenset({"integration", "system", "simulation", "browser"})
+PLANTED = re.compile(r"_caught$|^test_planted_bugs|^test_what_is_planted|^test_sound_code")
+"""Tests of `simulation/` that plant bugs to show that the simulation finds them. They are `exhaustive`."""
+SLOW_FILE = Path(__file__).with_name("slow.txt")
+"""Test functions without servers that take long. `make slow` writes it."""
+SLOW_SECONDS = 0.15
+SLOW = frozenset(SLOW_FILE.read_text().split())
 
 # A shell has what it starts in the background ignore interrupts, and all that this starts in turn; Dagster then has
 # them ignore SIGTERM, too.
@@ -164,6 +171,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         for mark in _derived_marks(item, here):
             item.add_marker(mark)
+        if _has_no_server(item) and _function_name(item.nodeid) not in SLOW:
+            item.add_marker("fast")
     ranks = {here / name: rank for rank, name in enumerate(LONG)}
     if missing := [str(path) for path in ranks if not path.exists()]:
         raise pytest.UsageError(f"tests/conftest.py: LONG names files that do not exist: {', '.join(missing)}")
@@ -175,10 +184,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _derived_marks(item: pytest.Item, here: Path) -> Iterator[str]:
     if mark := FOLDERS.get(item.path.relative_to(here).parts[0]):
         yield mark
+        if mark == "simulation" and PLANTED.search(_function_name(item.name)):
+            yield "exhaustive"
     if isinstance(item, pytest.Function):
         fixtures = [used[-1].func for used in item._fixtureinfo.name2fixturedefs.values()]
         if any(_starts_server(inspect.unwrap(function)) for function in (item.function, *fixtures)):
             yield "integration"
+
+
+def _function_name(name: str) -> str:
+    """Return the name of a test without its parameters."""
+    return name.partition("[")[0]
+
+
+def _has_no_server(item: pytest.Item) -> bool:
+    return SERVER_MARKS.isdisjoint(mark.name for mark in item.iter_markers())
 
 
 @cache
@@ -214,11 +234,30 @@ sys.addaudithook(_check_program)
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     global _fast_test
-    _fast_test = "" if any(mark.name in SLOW_MARKS for mark in item.iter_markers()) else item.nodeid
+    _fast_test = item.nodeid if _has_no_server(item) else ""
     try:
         return (yield)
     finally:
         _fast_test = ""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-slow", action="store_true", help=f"write the names of slow tests to {SLOW_FILE.name}")
+
+
+_seconds: dict[str, float] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    name = _function_name(report.nodeid)
+    if report.when == "call":
+        _seconds[name] = max(report.duration, _seconds.get(name, 0.0))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--record-slow") and not hasattr(session.config, "workerinput"):
+        slow = sorted(name for name, seconds in _seconds.items() if seconds >= SLOW_SECONDS)
+        SLOW_FILE.write_text("".join(f"{name}\n" for name in slow))
 
 
 @pytest.fixture(autouse=True)

@@ -47,6 +47,7 @@ def script(left_out: tuple[str, ...] = LEFT_OUT) -> tuple[str, list[str]]:
     return "\n".join(lines), promised
 
 
+@pytest.mark.exhaustive
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
     environment |= {

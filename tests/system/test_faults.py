@@ -66,7 +66,15 @@ def test_every_fault_has_its_round() -> None:
     assert sorted(map(str, done)) == sorted(map(str, (*nemesis.FAULTS, nemesis.scale)))
 
 
-@pytest.mark.parametrize("round_", ROUNDS, ids=lambda round_: round_.name.replace(" ", "_"))
+LONG_ROUNDS = {"hold_etcd", "roll"}
+"""Rounds that `make test` leaves to `make test-all`: others cut off etcd, and stop brokers."""
+
+
+@pytest.mark.parametrize(
+    "round_",
+    [pytest.param(each, marks=pytest.mark.exhaustive) if each.name in LONG_ROUNDS else each for each in ROUNDS],
+    ids=lambda round_: round_.name.replace(" ", "_"),
+)
 async def test_a_round_of_faults(round_: Round, server: S3Server, tmp_path: Path) -> None:
     async with FaultRun(tmp_path, server, round_.options) as run:
         for fault in round_.faults:

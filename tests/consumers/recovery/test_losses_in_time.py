@@ -48,6 +48,7 @@ from coranto_consumers.stores.staging import StageWriter, stage_of
 from tests.consumers.audit.conftest import EXPECTATIONS, ORDERS, SPEC, Orders, Scene
 from tests.consumers.recovery.test_stores import doctor, write_checkpoint
 from tests.platform.recovery.in_time import HOUR, assert_succeeded, plans_at_all_times, play
+from tests.sampling import sampled
 
 STEPS, SHARD = StepKind, "shard-orders"
 TOTAL = 24
@@ -322,7 +323,7 @@ ROWS = [
     Row(create_source_again_and_fill_it, ACCEPTED, [Kind.JOURNAL_RECREATED]),
 ]
 """A consumer continues behind each of them, except where its checkpoint or its journal is not there."""
-rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.damage.__name__)
+rows = pytest.mark.parametrize("row", sampled(ROWS, 4), ids=lambda row: row.damage.__name__)
 Story = Callable[[Timed], Coroutine[Any, Any, None]]
 Played = Callable[..., None]
 

@@ -44,6 +44,7 @@ from coranto_consumers.spark.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.window_growth import grow
 from tests.consumers.spark.shop_protobuf import ORDER, descriptors
+from tests.sampling import sampled
 
 T = TypeVar("T")
 
@@ -506,7 +507,7 @@ class Texts:
         return Outputs(tables=[TableOutput(self.table, committed.select(F.col("_offset").alias("at"), text))])
 
 
-@pytest.mark.parametrize("kind", FRAMINGS)
+@pytest.mark.parametrize("kind", sampled(FRAMINGS, 3))
 def test_a_consumer_has_the_same_messages_as_a_read_in_every_framing(shop, spark, tmp_path, kind):
     url = f"sqlite:///{tmp_path}/store.db"
     journal = journal_of(shop, kind)
@@ -519,7 +520,7 @@ def test_a_consumer_has_the_same_messages_as_a_read_in_every_framing(shop, spark
         assert [row.text for row in connection.execute(select(TEXTS).order_by(TEXTS.c.at))] == read
 
 
-@pytest.mark.parametrize("kind", ["json", "csv", "json without UUIDs"])
+@pytest.mark.parametrize("kind", sampled(["json", "csv", "json without UUIDs"], 3))
 def test_windows_have_the_messages_by_the_registry(shop, spark, tmp_path, kind):
     by_window = Table(
         "by_window",

@@ -43,6 +43,7 @@ from coranto_consumers.spark import (
 from coranto_consumers.spark.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.window_growth import grow
+from tests.sampling import sampled
 
 SOURCE, DEAD, COPIES = "rejected/source", "rejected/dead", "rejected/copies"
 METADATA = MetaData()
@@ -58,6 +59,7 @@ ORDERS = Table(
     Column("due", DateTime),
     CheckConstraint("price >= 0", name="price_is_no_debt"),
 )
+
 LETTERS = dead_letter_table("letters")
 GOOD = {"id": 0, "name": "good", "price": 1.25, "place": None, "due": "2024-02-29T12:00:00"}
 BAD = {
@@ -131,6 +133,10 @@ class World:
             ]
 
 
+ONE_DATABASE = pytest.mark.parametrize("world", sampled(["sqlite", "postgresql"], 2), indirect=True)
+"""Rejections by the other database in these tests take minutes, so `make test-all` runs them."""
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def world(request, new_store, broker) -> World:
     return World(broker, new_store(request.param))
@@ -144,6 +150,7 @@ def run(spark, broker, world):
     return start
 
 
+@ONE_DATABASE
 def test_by_default_the_first_rejected_message_is_named_and_no_value_is(world, run, caplog, capfd):
     offset = min(at for at, _ in world.bad.values())
     with caplog.at_level(logging.DEBUG), capture_logs() as logs, pytest.raises(RejectedRow) as caught:
@@ -179,6 +186,7 @@ def test_dead_letters_in_journals_and_messages_of_the_application_are_published_
     assert committed.option("subscribe", COPIES).load().count() == len(world.good)
 
 
+@ONE_DATABASE
 def test_nulls_replace_what_the_database_rejects_where_it_may_be_null(world, run, broker, new_store):
     with pytest.raises(RejectedRow) as caught:
         run(misfits=MisfitPolicy.NULLS)
@@ -205,6 +213,7 @@ def test_nulls_replace_what_the_database_rejects_where_it_may_be_null(world, run
     assert report.misfits == len(world.bad) - 2
 
 
+@pytest.mark.exhaustive
 def test_large_inputs_that_are_written_in_one_job_are_settled_too(new_store, broker, spark):
     world = World(broker, new_store("postgresql"))
     filler = b"".join(json.dumps({**GOOD, "id": 10_000 + n}).encode() + b"\n" for n in range(20_000))

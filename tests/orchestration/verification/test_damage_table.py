@@ -102,6 +102,7 @@ def test_deleted_and_damaged_fragments(place: Place) -> None:
         row.recover(plan)
 
 
+@pytest.mark.exhaustive
 def test_deleted_fragments_that_brokers_have_cached(place: Place) -> None:
     """The audit remembers them, and brokers have them in their caches: at once, and after they listed the store."""
     with Row(place, "cached", dagster=True) as row:
@@ -151,6 +152,7 @@ def test_a_byte_that_is_flipped_in_a_spool(place: Place) -> None:
         assert row.plan().metadata["summary"] == "nothing to recover"
 
 
+@pytest.mark.exhaustive
 def test_objects_of_wrong_names(place: Place) -> None:
     far = 1 << 30
     with Row(place, "names") as row:
@@ -194,6 +196,7 @@ def test_one_disk_is_wiped(place: Place) -> None:
             assert place.client.head(journal.name) == journal.head - SIZE * (journal in losers)
 
 
+@pytest.mark.exhaustive
 def test_all_disks_are_wiped(place: Place) -> None:
     with Row(place, "all-disks") as row:
         for number in range(BROKERS):
@@ -268,6 +271,7 @@ def test_retention_is_shortened_and_lengthened_again(place: Place) -> None:
         row.recover(plan)
 
 
+@pytest.mark.exhaustive
 def test_stores_that_are_away_for_a_while(place: Place) -> None:
     root = place.cluster.file_root
     with Row(place, "away", folder="away/") as row:
@@ -357,6 +361,7 @@ CONSUMER: dict[str, tuple[set[str], Counter[str]]] = {
 }
 
 
+@pytest.mark.exhaustive
 def test_a_consumers_store(place: Place, tmp_path: Path) -> None:
     row = ConsumerRow(place, f"sqlite:///{tmp_path}/store.db")
     scene = row.scene

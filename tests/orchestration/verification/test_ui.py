@@ -146,6 +146,7 @@ def open_until(page: Page, url: str, shown: Locator) -> None:
             return
 
 
+@pytest.mark.exhaustive
 def test_a_backfill_of_windows_is_launched_by_clicking(ui: DagsterUi, page: Page) -> None:
     page.set_viewport_size({"width": 1400, "height": 1000})
     partitions = f"{ui.url}/assets/order_counts?view=partitions"
@@ -169,6 +170,7 @@ def test_a_backfill_of_windows_is_launched_by_clicking(ui: DagsterUi, page: Page
     picture(page, "dagster-backfill")
 
 
+@pytest.mark.exhaustive
 def test_a_failed_check_tells_what_is_gone_and_a_recovery_is_approved_by_clicking(
     ui: DagsterUi, page: Page, cluster_dir: Path
 ) -> None:

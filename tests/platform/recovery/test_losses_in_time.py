@@ -25,6 +25,7 @@ from coranto.testing.cluster import STORE_URL, Cluster
 from coranto.wire import protocol_pb2 as pb
 from tests.platform.audit.conftest import LENGTH, PIECE, Damaged, J
 from tests.platform.recovery.in_time import HOUR, assert_succeeded, plans_at_all_times, play
+from tests.sampling import sampled
 
 STEPS = StepKind
 Damage = Callable[[Damaged], Awaitable[None]]
@@ -195,7 +196,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Damaged], Cor
     return run
 
 
-rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.damage.__name__)
+rows = pytest.mark.parametrize("row", sampled(ROWS, 4), ids=lambda row: row.damage.__name__)
 
 
 @rows
@@ -222,7 +223,9 @@ def test_a_plan_is_the_same_at_once_and_later_and_its_first_hash_is_approved(pla
     played(story)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.losses and row.stored], ids=lambda row: row.damage.__name__)
+@pytest.mark.parametrize(
+    "row", sampled((row for row in ROWS if row.losses and row.stored), 4), ids=lambda row: row.damage.__name__
+)
 @pytest.mark.parametrize("wait", [0.0, HOUR])
 def test_the_file_that_a_loss_names_makes_everything_good(played: Any, row: Row, wait: float) -> None:
     async def story(journal: Damaged) -> None:

@@ -290,6 +290,7 @@ def test_a_standalone_cluster_gets_packages_from_spark_submit_speculates_and_sho
 
 
 @pytest.mark.skipif(bool(NO_CONNECT), reason=NO_CONNECT)
+@pytest.mark.exhaustive
 def test_spark_connect_says_what_executors_lack_and_gives_it_to_them(numbers, standalone, archive):
     port = free_port()
     settings = {**SMALL, "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": port}
