@@ -1,6 +1,7 @@
 """Hooks and fixtures of all tests."""
 
 import gc
+import getpass
 import inspect
 import logging
 import os
@@ -8,7 +9,6 @@ import re
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -105,9 +105,11 @@ SERVERS = frozenset(
     }
 )
 """Names of servers and JVMs. Tests are `integration` if their code, or that of their fixtures, uses one of these."""
+DATABASES = frozenset({"postgresql", "mariadb"})
+"""Parameters for which a test starts a server."""
 FOLDERS = {"simulation": "simulation", "system": "system"}
 """The marks of all tests below a folder."""
-PROGRAMS = frozenset({"etcd", "java", "spark-submit", "postgres", "mariadbd"})
+PROGRAMS = frozenset({"etcd", "java", "spark-submit", "initdb", "postgres", "mariadbd"})
 """Programs that only tests with one of these marks may start."""
 SERVER_MARKS = frozenset({"integration", "system", "simulation", "browser"})
 PLANTED = re.compile(r"_caught$|^test_planted_bugs|^test_what_is_planted|^test_sound_code")
@@ -133,10 +135,12 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 -XX:+UseSeri
 # Test processes, of other runs too, must not take ports from one another while a server that was killed is away. Each
 # owns a block of ports for as long as it holds the block's first one.
 _PORTS_EACH = 300
+_ALL_PORTS = range(11_000, 32_600)
+"""Below those that the kernel gives to connections."""
 
 
 def _own_ports() -> tuple[socket.socket, range]:
-    for first in range(20_000, 30_000, _PORTS_EACH):
+    for first in _ALL_PORTS[::_PORTS_EACH]:
         held = socket.socket()
         try:
             held.bind(("127.0.0.1", first))
@@ -144,7 +148,7 @@ def _own_ports() -> tuple[socket.socket, range]:
             held.close()
         else:
             return held, range(first + 1, first + _PORTS_EACH)
-    raise pytest.UsageError("all blocks of ports from 20000 to 30000 are in use by other test processes")
+    raise pytest.UsageError(f"all blocks of ports in {_ALL_PORTS} are in use by other test processes")
 
 
 _held_port, _ports = _own_ports()
@@ -187,6 +191,9 @@ def _derived_marks(item: pytest.Item, here: Path) -> Iterator[str]:
         if mark == "simulation" and PLANTED.search(_function_name(item.name)):
             yield "exhaustive"
     if isinstance(item, pytest.Function):
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if any(isinstance(each, str) and each in DATABASES for each in parameters):
+            yield "integration"
         fixtures = [used[-1].func for used in item._fixtureinfo.name2fixturedefs.values()]
         if any(_starts_server(inspect.unwrap(function)) for function in (item.function, *fixtures)):
             yield "integration"
@@ -224,7 +231,7 @@ def _check_program(event: str, details: tuple[object, ...]) -> None:
     if event != "subprocess.Popen" or not _fast_test:
         return
     program = Path(str(details[0]))
-    if program.name in PROGRAMS and not program.is_relative_to(tempfile.gettempdir()):
+    if program.name in PROGRAMS and f"/pytest-of-{getpass.getuser()}/" not in str(program):
         raise AssertionError(f"{_fast_test} starts {program}: mark it `integration`, or extend tests/conftest.py")
 
 
