@@ -112,8 +112,11 @@ FOLDERS = {"simulation": "simulation", "system": "system"}
 PROGRAMS = frozenset({"etcd", "java", "spark-submit", "initdb", "postgres", "mariadbd"})
 """Programs that only tests with one of these marks may start."""
 SERVER_MARKS = frozenset({"integration", "system", "simulation", "browser"})
-PLANTED = re.compile(r"_caught$|^test_planted_bugs|^test_what_is_planted|^test_sound_code")
-"""Tests of `simulation/` that plant bugs to show that the simulation finds them. They are `exhaustive`."""
+OF_SIMULATION = re.compile(r"_caught$|^test_planted_bugs|^test_what_is_planted|^test_sound_code|^test_the_seeds_go")
+"""Tests of `simulation/` that examine the simulation: it finds planted bugs, and its seeds reach what they should.
+
+They are `exhaustive`.
+"""
 SLOW_FILE = Path(__file__).with_name("slow.txt")
 """Test functions without servers that take long. `make slow` writes it."""
 SLOW_SECONDS = 0.15
@@ -188,7 +191,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _derived_marks(item: pytest.Item, here: Path) -> Iterator[str]:
     if mark := FOLDERS.get(item.path.relative_to(here).parts[0]):
         yield mark
-        if mark == "simulation" and PLANTED.search(_function_name(item.name)):
+        if mark == "simulation" and OF_SIMULATION.search(_function_name(item.name)):
             yield "exhaustive"
     if isinstance(item, pytest.Function):
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()

@@ -231,6 +231,7 @@ async def flipped(journal: Journal, *numbers: int) -> JournalDoctor:
     return doctor
 
 
+@pytest.mark.exhaustive
 async def test_a_recovery_that_was_killed_is_approved_anew_and_ends_the_same(cluster, client):
     journal = Journal(cluster, client, "night/killed", 1)
     doctor = await flipped(journal, 1, 2)
@@ -254,6 +255,7 @@ async def test_a_recovery_that_was_killed_is_approved_anew_and_ends_the_same(clu
         await carry_out([doctor], left.hash)
 
 
+@pytest.mark.exhaustive
 async def test_two_recoveries_at_once_end_as_one_does(cluster, client):
     journal = Journal(cluster, client, "night/twice", 1)
     doctor = await flipped(journal, 1)
@@ -269,6 +271,7 @@ async def test_two_recoveries_at_once_end_as_one_does(cluster, client):
     assert (await make_plan([doctor])).is_empty
 
 
+@pytest.mark.exhaustive
 async def test_a_loss_after_the_approval_is_not_accepted(cluster, client):
     journal = Journal(cluster, client, "night/more", 1)
     doctor = await flipped(journal, 1)

@@ -254,6 +254,7 @@ def home(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_a_standalone_cluster_gets_packages_from_spark_submit_speculates_and_shows_no_secrets(
     numbers, standalone, archive
 ):
