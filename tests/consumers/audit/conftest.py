@@ -131,15 +131,23 @@ class Scene:
             await shard.read_through({journal: await self.client.head(journal)})
             await shard.finish()
 
-    async def audit(self, *, remember: bool = True, expect: tuple[str, ...] | None = None, **options: Any) -> Report:
+    async def audit(
+        self,
+        *,
+        remember: bool = True,
+        expect: tuple[str, ...] | None = None,
+        patience_s: float = 0.5,
+        evidence: SqlEvidence | None = None,
+        **options: Any,
+    ) -> Report:
         check = ConsumerCheck(
             "orders",
             self.client,
-            SqlEvidence(self.store),
+            evidence or SqlEvidence(self.store),
             ["shard-orders"],
             expectations=[parse_expectation(each) for each in (self.expect if expect is None else expect)],
             memory=self.memory if remember else None,
-            patience_s=0.5,
+            patience_s=patience_s,
             **options,
         )
         return await run_checks("orders", [check], depth=Depth.DEEP if check.is_deep else Depth.CHEAP)

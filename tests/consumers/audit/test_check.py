@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -15,6 +17,8 @@ from coranto.errors import JournalSuspended
 from coranto.labels import CONTENT_TYPE, JSON_LINES
 from coranto.messages import Checkpoint, JsonLines, ProducerId, ProducerState, Source
 from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.audit import SqlEvidence
+from coranto_consumers.audit.evidence import Evidence
 from coranto_consumers.audit.memory import Known
 from coranto_consumers.runtime.testing import running_shard
 from coranto_consumers.stores.merge import Replace, plan_merge
@@ -289,8 +293,21 @@ async def test_an_acknowledgement_that_comes_while_the_audit_looks_is_waited_for
     await scene.flush(builder)
     intents = builder.ack_intents()
     write_checkpoint(scene, Checkpoint(checkpoint_of(scene).sources, intents))
-    auditing = asyncio.create_task(scene.audit(expect=()))
-    await asyncio.sleep(0.05)
+    missed = threading.Event()
+
+    class Watched(SqlEvidence):
+        """Tells that the audit reads the store again, which it does when it misses an acknowledgement."""
+
+        reads = 0
+
+        def read(self, *arguments: Any) -> Evidence:
+            self.reads += 1
+            if self.reads > 1:
+                missed.set()
+            return super().read(*arguments)
+
+    auditing = asyncio.create_task(scene.audit(expect=(), patience_s=60.0, evidence=Watched(scene.store)))
+    assert await asyncio.to_thread(missed.wait, 60)
     await scene.client.append("out/one", intents["out/one"])
 
     assert kinds(await auditing) == set()
