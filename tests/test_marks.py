@@ -1,0 +1,64 @@
+"""Marks: tests get them from what they and their fixtures start, and fast tests start no server."""
+
+from __future__ import annotations
+
+import subprocess
+from types import ModuleType
+
+import pytest
+
+from tests.sampling import sampled
+
+HERE = __file__.rpartition("/")[0]
+
+
+@pytest.fixture
+def conftest(request: pytest.FixtureRequest) -> ModuleType:
+    """The module of hooks of all tests, as pytest loaded it."""
+    plugin = request.config.pluginmanager.get_plugin(f"{HERE}/conftest.py")
+    assert isinstance(plugin, ModuleType)
+    return plugin
+
+
+def test_code_that_names_a_server_starts_one(conftest: ModuleType) -> None:
+    def directly() -> object:
+        return EtcdServer  # type: ignore[name-defined]  # noqa: F821
+
+    def within() -> object:
+        return [lambda: coranto.cluster.EmbeddedCluster()]  # type: ignore[name-defined]  # noqa: F821
+
+    def nothing() -> str:
+        return "EtcdServer"
+
+    assert [conftest._starts_server(each) for each in (directly, within, nothing)] == [True, True, False]
+
+
+def test_a_fast_test_that_starts_a_server_fails(request: pytest.FixtureRequest) -> None:
+    assert request.node.get_closest_marker("integration") is None
+    with pytest.raises(AssertionError, match=r"test_marks\.py::test_a_fast_test.* starts /no/such/etcd: mark it"):
+        subprocess.run(["/no/such/etcd"], check=True)
+
+
+@pytest.mark.integration
+def test_a_test_that_is_marked_may_start_a_server() -> None:
+    with pytest.raises(FileNotFoundError):
+        subprocess.run(["/no/such/etcd"], check=True)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "sqlite"])
+def test_a_test_of_a_database_server_is_marked(request: pytest.FixtureRequest, database: str) -> None:
+    assert (request.node.get_closest_marker("integration") is not None) == (database == "postgresql")
+
+
+def test_a_sample_leaves_the_other_cases_to_the_exhaustive_run() -> None:
+    kept = sampled(["a", "b", "c", "d"], 3)
+    assert [each for each in kept if isinstance(each, str)] == ["a", "d"]
+    assert [(each.values, each.marks[0].name) for each in kept[1:3]] == [(("b",), "exhaustive"), (("c",), "exhaustive")]
+    with pytest.raises(ValueError, match=r"case 0 is a pytest\.param"):
+        sampled([pytest.param(1)], 2)
+
+
+def test_every_slow_test_has_its_file(conftest: ModuleType) -> None:
+    root = conftest.SLOW_FILE.parent.parent
+    gone = {path for path in (name.partition("::")[0] for name in conftest.SLOW) if not (root / path).exists()}
+    assert gone == set(), "write tests/slow.txt again with `make slow`, or remove the lines"
