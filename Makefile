@@ -76,7 +76,7 @@ airflow: $(AIRFLOW_STAMP) java ## Open the demo's cluster in Airflow, in an envi
 up: setup ## Run an embedded cluster in the foreground
 	@$(BIN)/coranto up
 
-test: setup browser mariadb ## Lint, types, import rules, stubs and the tests of every change (ten minutes)
+test: setup browser mariadb ## Lint, types, import rules, stubs and the tests of every change
 	@$(MAKE) --no-print-directory -j2 check
 	@$(BIN)/python tools/run_tests.py $(SHARED) -m "not exhaustive" $(addprefix --ignore=,$(LINT_TESTS))
 

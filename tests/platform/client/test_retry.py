@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from coranto.client import JournalClient
 from coranto.client.retry import REPORT_SECONDS, Retry, RetryPolicy, wait_or_raise
 from coranto.errors import Unavailable
+from coranto.testing.clocks import HurriedClock
 
 
 def test_waits_grow() -> None:
@@ -102,9 +103,11 @@ async def test_a_long_wait_is_logged_after_some_seconds_and_then_each_minute() -
     assert logs[0]["log_level"] == "warning"
 
 
-async def test_a_call_to_a_broker_that_is_away_says_so_long_before_it_fails(unused_endpoint: str) -> None:
+async def test_a_call_to_a_broker_that_is_away_says_so_long_before_it_fails(
+    unused_endpoint: str, clock: HurriedClock
+) -> None:
     with capture_logs() as logs:
-        async with JournalClient(unused_endpoint, patience=7) as client:
+        async with JournalClient(unused_endpoint, patience=7, clock=clock) as client:
             with pytest.raises(Unavailable):
                 await client.list("")
     assert unused_endpoint in next(each["error"] for each in logs if each["event"] == "client.waiting")
