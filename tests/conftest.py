@@ -267,7 +267,7 @@ _seconds: dict[str, float] = {}
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     name = _function_name(report.nodeid)
-    if report.when == "call":
+    if report.when != "teardown":
         _seconds[name] = max(report.duration, _seconds.get(name, 0.0))
 
 
