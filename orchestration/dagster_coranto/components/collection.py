@@ -23,6 +23,7 @@ from coranto.labels import as_pairs, matcher, parse_selector, with_meta
 from coranto.specs.journal_tree import parse_tree
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto.components.cluster import ClusterModel, resolve_cluster, shared_resource
+from dagster_coranto.components.elsewhere import defined_elsewhere
 from dagster_coranto.components.scaffolding import JournalCollectionScaffolder
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.specs.journals import build_journal_specs_asset, build_journal_specs_check
@@ -47,7 +48,10 @@ class JournalProps:
 
 @dg.scaffold_with(JournalCollectionScaffolder)
 class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
-    """Journals as assets, as the cluster has them, and optionally their specs from a tree in YAML."""
+    """Journals as assets, as the cluster has them, and optionally their specs from a tree in YAML.
+
+    Assets and checks that another part of the project defines are left to it, such as the outputs of a consumer.
+    """
 
     cluster: Annotated[JournalResource, dg.Resolver(resolve_cluster, model_field_type=ClusterModel)] = Field(
         default_factory=JournalResource, description="The cluster of brokers. Left out: found in the environment."
@@ -135,16 +139,20 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
             checks.append(build_journal_specs_check(tree, asset=applying.key, resource_key=key))
             deps.append(applying.key)
         translator = _Translations(self)
+        elsewhere = defined_elsewhere(context, JournalCollectionComponent)
         for name, members in sorted(self._named(journals.values()).items()):
             translator.members[name] = members
-            assets.append(with_deps(translator.get_asset_spec(JournalTranslatorData(name)), deps))
+            spec = with_deps(translator.get_asset_spec(JournalTranslatorData(name)), deps)
+            if spec.key not in elsewhere.assets:
+                assets.append(spec)
             if not all(spec.name.startswith(f"{name}/") for spec in members):
                 continue  # A journal is no group, so it has no audit of its own.
             group = JournalGroup(name)
-            checks += [
+            audits = [
                 build_audit_check(group, depth=depth, dagster_journal_translator=translator, resource_key=key)
                 for depth in map(Depth, self.audits)
             ]
+            checks += [each for each in audits if elsewhere.checks.isdisjoint(each.check_keys)]
         return dg.Definitions(assets=assets, asset_checks=dg.with_resources(checks, {key: cluster}))
 
     def _named(self, journals: Iterable[pb.JournalSpec]) -> dict[str, list[pb.JournalSpec]]:

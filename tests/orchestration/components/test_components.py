@@ -278,3 +278,83 @@ def test_what_contradicts_windows_is_refused(
     with pytest.raises(ComponentTreeException) as raised, loaded(sandbox, path):
         pytest.fail("it was loaded")
     assert f"consume_orders has windows, and so {name} has no meaning" in str(raised.value.__cause__)
+
+
+IN_PYTHON = """
+import dagster as dg
+from dagster_coranto import (
+    JournalGroup,
+    JournalResource,
+    build_journal_recovery,
+    build_recovery_sensor,
+    build_spark_consumer_assets,
+    build_verification,
+    journal_assets,
+)
+
+ORDERS = JournalGroup("shop/orders")
+verification = build_verification(ORDERS)
+recovery = build_journal_recovery(ORDERS)
+
+
+@journal_assets(JournalGroup("shop/refunds"))
+def refunds(context): ...
+
+
+consumer = build_spark_consumer_assets(
+    name="consume",
+    settings=lambda context: None,
+    sources=[ORDERS],
+    tables=[dg.AssetSpec("revenue")],
+    outputs=[JournalGroup("shop/alerts")],
+)
+defs = dg.Definitions.merge(
+    verification.definitions,
+    dg.Definitions(
+        assets=[refunds, consumer],
+        jobs=recovery.jobs,
+        sensors=[build_recovery_sensor(recovery, verification.check_keys)],
+        resources={"journals": JournalResource(), "spark": 1},
+    ),
+)
+"""
+
+
+@pytest.mark.parametrize("place", ["before", "zz_after"])
+def test_a_collection_leaves_to_other_parts_what_they_define(
+    sandbox: DefsFolderSandbox, broker: FakeBroker, place: str
+) -> None:
+    """Dagster refuses a key that two parts define. The order in which it loads parts plays no role."""
+    for name in ("shop/orders/part-000", "shop/refunds/eu", "shop/alerts/eu", "shop/late/eu", "shop/sums/eu"):
+        broker.create(name)
+    path = collection(sandbox, broker, audits=["cheap", "deep"])
+    refresh(sandbox, path)
+    (sandbox.defs_folder_path / f"{place}.py").write_text(IN_PYTHON)
+    consumer(sandbox, broker, name="late", outputs=["shop/late"], tables=[{"key": "lateness"}])
+    sandbox.scaffold_component(
+        component_cls=ShardConsumerComponent,
+        scaffold_params=ConsumerParams(application="t:T", source="shop/orders", table="sums").model_dump(),
+        defs_yaml_contents={
+            "type": "dagster_coranto.ShardConsumerComponent",
+            "attributes": {"specs": "shards.yaml", "sources": ["shop/orders"], "outputs": ["shop/sums"]},
+        },
+    )
+    with sandbox.build_all_defs() as defs:
+        graph = defs.resolve_asset_graph()
+        folders = {"shop/orders", "shop/refunds", "shop/alerts", "shop/late", "shop/sums"}
+        assert keys_of(defs) >= folders | {"revenue", "lateness"}
+        executable = {key.to_user_string() for key in graph.executable_asset_keys}
+        assert executable == {"shop/refunds", "shop/alerts", "shop/late", "revenue", "lateness", "shard_specs"}
+        audited = {key.asset_key.to_user_string() for key in graph.asset_check_keys if key.name == "audit"}
+        assert audited == folders
+        assert defs.resolve_job_def("audit_shop__orders").asset_layer.selected_asset_keys == set()
+        assert defs.resolve_sensor_def("journal_recovery_sensor")
+
+
+def test_a_collection_may_be_loaded_by_itself(sandbox: DefsFolderSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It then knows no other parts, and does not search the current folder for them."""
+    monkeypatch.chdir(sandbox.project_root)
+    (sandbox.project_root / "broken.py").write_text("raise RuntimeError")
+    made = JournalCollectionComponent(selector="name:prefix=shop/")
+    with sandbox.build_component_tree():
+        assert keys_of(dg.build_defs_for_component(made)) == set()

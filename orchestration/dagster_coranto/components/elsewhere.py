@@ -1,0 +1,60 @@
+"""The assets and checks that the rest of a project defines, so that a collection of journals leaves these out.
+
+Dagster refuses two definitions of one key. A collection shows every journal that is there, and another part of the
+project may publish to some of them, or audit them: that part's definitions have more to say.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import dagster as dg
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Keys of assets and checks that other parts of a project define."""
+
+    assets: set[dg.AssetKey] = field(default_factory=set)
+    checks: set[dg.AssetCheckKey] = field(default_factory=set)
+
+    def add(self, defs: dg.Definitions) -> None:
+        """Add what definitions have."""
+        for each in (*(defs.assets or ()), *(defs.asset_checks or ())):
+            if isinstance(each, dg.AssetsDefinition):  # Checks are such definitions, too.
+                self.assets.update(each.keys)
+                self.checks.update(each.check_keys)
+            elif isinstance(each, dg.AssetSpec | dg.SourceAsset):
+                self.assets.add(each.key)
+
+
+def defined_elsewhere(context: dg.ComponentLoadContext, left_out: type[dg.Component]) -> Elsewhere:
+    """Return what the project of a component defines beside components of the class `left_out`.
+
+    Dagster keeps the definitions that this loads, so each part is loaded once. It is nothing for a component that is
+    loaded without a project (`dg.build_defs_for_component`).
+    """
+    found = Elsewhere()
+    tree = context.component_tree
+    if not isinstance(tree.defs_module, ModuleType):
+        return found
+    for part in _parts(tree.find_root_decl(), left_out):
+        # Dagster 1.12 calls the place of a part its path.
+        found.add(tree.build_defs_at_path(getattr(part, "loc", None) or part.path))
+    return found
+
+
+def _parts(declared: Any, left_out: type[dg.Component]) -> Iterator[Any]:
+    """Yield the largest parts of a project that have no component of a class."""
+    if issubclass(declared.component_type, left_out):
+        return
+    if not _has(declared, left_out):
+        yield declared
+        return
+    for child in declared.iterate_child_component_decls():
+        yield from _parts(child, left_out)
+
+
+def _has(declared: Any, kind: type[dg.Component]) -> bool:
+    return any(issubclass(each.component_type, kind) for each in declared.iterate_all_component_decls())
