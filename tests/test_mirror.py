@@ -101,8 +101,6 @@ ELSEWHERE: Final = {
     "coranto_consumers.runtime.discovery": ("consumers/cli/test_consumer.py", "commands find a consumer by it"),
     "coranto_consumers.runtime.metrics": ("consumers/runtime/test_process.py", "a process serves them"),
     "coranto_consumers.spark.frames": ("consumers/spark/test_rows_misfits.py", "it takes a Spark session and misfits"),
-    "dagster_coranto.consumers.assets": ("orchestration/flights/test_pipeline.py", "it takes Spark and a cluster"),
-    "dagster_coranto.consumers.consumption": ("orchestration/test_serve.py", "it takes a consumer that works"),
     "dagster_coranto.flights.cli": ("system/test_main_job.py", "the demo is run as its users run it"),
     "dagster_coranto.instance.log": ("orchestration/flights/test_ui_processes.py", "it takes processes of Dagster"),
     "dagster_coranto.instance.underway": ONE_RUN,

@@ -4,10 +4,11 @@
 
     journals = JournalResource()                                   # finds the embedded cluster, or takes an endpoint
     specs    = build_journal_specs_asset(Path("journals.yaml"))    # applies journal specs
-    events   = build_journal_group_asset(JournalGroup("shop/orders"), publish, deps=[specs])
-    check    = build_fragment_check(JournalGroup("shop/orders"))   # stores agree with the brokers' index
-    delays   = build_spark_consumer_assets(name="consume", settings=…, sources=[…], tables=[…], outputs=[…])
+    check    = build_audit_check(JournalGroup("shop/orders"))      # all content is there
     sensor   = build_journal_polling_sensor(journals=journals, group=JournalGroup("shop/orders"), job=consume)
+
+    @journal_assets(JournalGroup("shop/orders"), deps=[specs])     # a function that publishes
+    @spark_consumer_assets(sources=[…], tables=[…], outputs=[…])   # a function that returns a consumer's settings
 
 Importing this package does not import Spark.
 """
@@ -23,110 +24,65 @@ except ModuleNotFoundError as error:
 
 from coranto.client.groups import JournalGroup
 from dagster_coranto.components import JournalCollectionComponent, ShardConsumerComponent, SparkConsumerComponent
-from dagster_coranto.consumers.assets import ConsumerRun, build_spark_consumer_assets
+from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.consumers.automation import on_new_content
 from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
-from dagster_coranto.consumers.left_out import LeftOutConfig, build_left_out_check
-from dagster_coranto.consumers.polling_sensor import JournalPollingSensorCursor, build_journal_polling_sensor
-from dagster_coranto.instance.home import dagster_environment, prepare_home, prepare_storage
-from dagster_coranto.instance.log import DagsterLog
-from dagster_coranto.journals.assets import (
-    Publication,
-    PublishContext,
-    PublishFunction,
-    build_journal_group_asset,
-    journal_assets,
-)
+from dagster_coranto.consumers.left_out import build_left_out_check
+from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
+from dagster_coranto.journals.assets import Publication, PublishContext, journal_assets
 from dagster_coranto.journals.compaction import build_compaction_asset
 from dagster_coranto.journals.io_manager import JournalIOManager
 from dagster_coranto.observation.consumers import (
-    ObservedConsumer,
     ShardConsumerResource,
     build_consumer_observation_sensor,
     build_observed_consumer,
 )
-from dagster_coranto.observation.journals import JournalObservationSensorCursor, build_journal_observation_sensor
+from dagster_coranto.observation.journals import build_journal_observation_sensor
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
-from dagster_coranto.specs.journals import JournalSpecsConfig, build_journal_specs_asset, build_journal_specs_check
-from dagster_coranto.specs.shards import ShardSpecsConfig, build_shard_specs_asset, build_shard_specs_check
-from dagster_coranto.translation.metadata import (
-    ConsumerMetadataSet,
-    GroupMetadataSet,
-    JournalMetadataSet,
-    WindowMetadataSet,
-)
-from dagster_coranto.translation.options import AssetOptions, OpOptions, SpecOptions
+from dagster_coranto.specs.journals import build_journal_specs_asset, build_journal_specs_check
+from dagster_coranto.specs.shards import build_shard_specs_asset, build_shard_specs_check
 from dagster_coranto.translation.translator import (
     DagsterJournalTranslator,
     JournalTranslatorData,
-    build_group_spec,
     build_journal_asset_specs,
 )
 from dagster_coranto.translation.typed import TypedJournalTranslator
 from dagster_coranto.verification.alerts import build_failed_check_sensor
 from dagster_coranto.verification.checks import build_audit_check, build_fragment_check
-from dagster_coranto.verification.recovery import (
-    JournalRecovery,
-    RecoveryConfig,
-    build_journal_recovery,
-    build_recovery_sensor,
-)
-from dagster_coranto.verification.schedules import Verification, build_verification
+from dagster_coranto.verification.recovery import build_journal_recovery, build_recovery_sensor
+from dagster_coranto.verification.schedules import build_verification
 from dagster_coranto.version import __version__
 from dagster_coranto.windows.as_of import AsOf
-from dagster_coranto.windows.assets import WindowedConsumer, build_window_sensor, build_windowed_consumer
+from dagster_coranto.windows.assets import build_window_sensor, build_windowed_consumer
 
 DagsterLibraryRegistry.register("dagster-coranto", __version__, is_dagster_package=False)
 
 __all__ = [
     "AsOf",
-    "AssetOptions",
-    "ConsumerMetadataSet",
     "ConsumerMode",
-    "ConsumerRun",
     "ConsumerSettings",
     "DagsterJournalTranslator",
-    "DagsterLog",
-    "GroupMetadataSet",
     "JournalCollectionComponent",
     "JournalGroup",
     "JournalIOManager",
-    "JournalMetadataSet",
-    "JournalObservationSensorCursor",
-    "JournalPollingSensorCursor",
-    "JournalRecovery",
     "JournalResource",
-    "JournalSpecsConfig",
     "JournalTranslatorData",
-    "LeftOutConfig",
-    "ObservedConsumer",
-    "OpOptions",
     "Publication",
     "PublishContext",
-    "PublishFunction",
-    "RecoveryConfig",
     "ShardConsumerComponent",
     "ShardConsumerResource",
-    "ShardSpecsConfig",
     "SparkConsumerComponent",
     "SparkResource",
-    "SpecOptions",
     "SqlStoreResource",
     "TypedJournalTranslator",
-    "Verification",
-    "WindowMetadataSet",
-    "WindowedConsumer",
-    "__version__",
     "build_audit_check",
     "build_compaction_asset",
     "build_consumer_observation_sensor",
     "build_failed_check_sensor",
     "build_fragment_check",
-    "build_group_spec",
     "build_journal_asset_specs",
-    "build_journal_group_asset",
     "build_journal_observation_sensor",
     "build_journal_polling_sensor",
     "build_journal_recovery",
@@ -137,13 +93,10 @@ __all__ = [
     "build_recovery_sensor",
     "build_shard_specs_asset",
     "build_shard_specs_check",
-    "build_spark_consumer_assets",
     "build_verification",
     "build_window_sensor",
     "build_windowed_consumer",
-    "dagster_environment",
     "journal_assets",
     "on_new_content",
-    "prepare_home",
-    "prepare_storage",
+    "spark_consumer_assets",
 ]

@@ -8,6 +8,7 @@ other.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -16,14 +17,12 @@ from typing import Annotated
 import dagster as dg
 import structlog
 import typer
-from dagster._core.code_pointer import CodePointer
-from dagster._core.definitions.reconstruct import initialize_repository_def_from_pointer
-from dagster._core.workspace.autodiscovery import loadable_targets_from_python_module
+from dagster.components.definitions import LazyDefinitions
 from prometheus_client import CollectorRegistry, start_http_server
 from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.client.retry import Retry, RetryPolicy
-from coranto.errors import ClusterError, CommitOutcomeUnknown, CorantoError, Fenced
+from coranto.errors import ClusterError, CommitOutcomeUnknown, CorantoError, Fenced, InvalidInput
 from coranto.telemetry import configure_logging
 from coranto_consumers.spark import SparkConsumerMetrics, StopOnSignals
 from coranto_consumers.spark.stopping import Stop
@@ -40,9 +39,16 @@ _log = structlog.get_logger(__name__)
 
 
 def load_repository(module: str) -> dg.RepositoryDefinition:
-    """Return the definitions of a module, in any form that `dagster -m` takes."""
-    target = loadable_targets_from_python_module(module, os.getcwd())[0]
-    return initialize_repository_def_from_pointer(CodePointer.from_module(module, target.attribute, os.getcwd()))
+    """Return the definitions of a module: its `dg.Definitions`, a function that makes them, or its assets.
+
+    Raises InvalidInput for a module with several.
+    """
+    loaded = importlib.import_module(module)
+    found = [each for each in vars(loaded).values() if isinstance(each, dg.Definitions | LazyDefinitions)]
+    if len(found) > 1:
+        raise InvalidInput(f"{module} has {len(found)} objects with definitions; leave one of them", field="module")
+    made = found[0] if found else dg.load_definitions_from_module(loaded)
+    return (made if isinstance(made, dg.Definitions) else made()).get_repository_def()
 
 
 def serve(
@@ -112,7 +118,7 @@ def _serve_once(
             return False
         return True
 
-    Consumption(definition, settings, journals, spark, warn).serve(
+    Consumption(definition, settings, journals, spark, instance, warn).serve(
         emit, stop, lambda: stop.wait(_IDLE_SECONDS), _log, metrics.observe
     )
 

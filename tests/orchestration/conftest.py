@@ -34,7 +34,7 @@ def journals(broker: FakeBroker, tmp_path: Path) -> JournalResource:
 @pytest.fixture(scope="module")
 def cluster_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a real cluster, which this process's environment names, with a home for Dagster."""
-    from dagster_coranto import dagster_environment
+    from dagster_coranto.instance.home import dagster_environment
 
     folder = tmp_path_factory.mktemp("cluster")
     with pytest.MonkeyPatch.context() as environment:

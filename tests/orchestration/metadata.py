@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_coranto.translation.metadata import NAMESPACE
+from dagster_coranto.translation.metadata_set import NAMESPACE
 
 
 def own(metadata: Mapping[str, Any]) -> dict[str, Any]:

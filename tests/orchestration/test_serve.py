@@ -26,8 +26,8 @@ from dagster_coranto import (
     JournalResource,
     SparkResource,
     SqlStoreResource,
-    build_spark_consumer_assets,
 )
+from dagster_coranto.consumers.assets import build_spark_consumer_assets
 from dagster_coranto.instance.heartbeat import ALIVE_TAG
 from dagster_coranto.serve import run, serve
 from tests.orchestration.revenue import ORDERS, REVENUE, SCHEMA, Revenue

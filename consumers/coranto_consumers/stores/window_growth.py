@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -108,6 +108,27 @@ def coverage(fragments: Iterable[FragmentInfo]) -> tuple[int, list[int]]:
         through = max(through, info.fragment.end)
         ends.add(info.fragment.end)
     return begin, sorted(end for end in ends if end > begin)
+
+
+def stored_times(client: SyncJournalClient, windows: Sequence[Window]) -> dict[str, tuple[float, float]]:
+    """Return the times between which the content of windows was stored, by name, in seconds since 1970.
+
+    The first is the time when the fragments in front of a window were stored, or, without such fragments, its own first
+    one. A window whose fragments' stores tell no times is left out.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for journal in sorted({journal for window in windows for journal in window.spans}):
+        fragments = [info.fragment for info in client.fragments(journal)]
+        ends = sorted((each.end, float(each.mod_time)) for each in fragments if each.mod_time > 0)
+        for window in windows:
+            span = window.spans.get(journal)
+            own = [at for end, at in ends if span is not None and span.begin < end <= span.end]
+            if span is None or not own:
+                continue
+            since = max((at for end, at in ends if end <= span.begin), default=min(own))
+            first, last = found.get(window.name, (since, max(own)))
+            found[window.name] = min(first, since), max(last, max(own))
+    return found
 
 
 def ends_line(client: SyncJournalClient, journal: str, end: int) -> bool:

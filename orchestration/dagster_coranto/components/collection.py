@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import dagster as dg
-from dagster.components.utils.defs_state import DefsStateConfig, DefsStateConfigArgs, ResolvedDefsStateConfig
+from dagster.components import DefsStateConfig, DefsStateConfigArgs, ResolvedDefsStateConfig
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
-from dagster_shared.serdes.objects.models.defs_state_info import DefsStateManagementType
 from google.protobuf.json_format import MessageToDict, ParseDict
 from pydantic import Field
 
@@ -44,6 +43,8 @@ class JournalProps:
     replication: int
     journals: int
     """The number of journals of a folder. 1 for a journal."""
+    spec: pb.JournalSpec | None = None
+    """The journal's spec. None for a folder."""
 
 
 @dg.scaffold_with(JournalCollectionScaffolder)
@@ -87,9 +88,9 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
         description="Attributes of the assets, with `journal` (name, labels, replication, journals) and `spec`.",
         examples=[{"group_name": "shop", "owners": ["team:shop"], "key": "journals/{{ journal.name }}"}],
     )
-    defs_state: ResolvedDefsStateConfig = DefsStateConfigArgs(
-        management_type=DefsStateManagementType.LOCAL_FILESYSTEM,
-        refresh_if_dev=False,  # Definitions also load while the cluster is down.
+    # Definitions also load while the cluster is down.
+    defs_state: ResolvedDefsStateConfig = DefsStateConfigArgs.local_filesystem().model_copy(
+        update={"refresh_if_dev": False}
     )
 
     @classmethod
@@ -121,9 +122,10 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
         matches = matcher(parse_selector(self.selector))
         return {spec.name: spec for spec in specs if matches(with_meta(spec.name, spec.labels))}
 
-    def get_asset_spec(self, props: JournalProps, base: dg.AssetSpec) -> dg.AssetSpec:
+    def get_asset_spec(self, data: JournalProps) -> dg.AssetSpec:
         """Return the asset spec of a journal or folder. Override this for what YAML cannot say."""
-        return base if self.translation is None else self.translation(base, props)
+        spec = DagsterJournalTranslator().get_asset_spec(JournalTranslatorData(data.name, data.spec))
+        return spec if self.translation is None else self.translation(spec, data)
 
     def build_defs_from_state(self, context: dg.ComponentLoadContext, state_path: Path | None) -> dg.Definitions:
         journals = {} if state_path is None else _read_state(state_path)
@@ -179,5 +181,5 @@ class _Translations(DagsterJournalTranslator):
         members = self.members[data.name]
         first = members[0]
         shown = first if self._component.assets == "journal" else None
-        props = JournalProps(data.name, dict(as_pairs(first.labels)), first.replication, len(members))
-        return self._component.get_asset_spec(props, super().get_asset_spec(JournalTranslatorData(data.name, shown)))
+        labels = dict(as_pairs(first.labels))
+        return self._component.get_asset_spec(JournalProps(data.name, labels, first.replication, len(members), shown))

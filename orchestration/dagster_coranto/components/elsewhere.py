@@ -36,7 +36,7 @@ def defined_elsewhere(context: dg.ComponentLoadContext, left_out: type[dg.Compon
     loaded without a project (`dg.build_defs_for_component`).
     """
     found = Elsewhere()
-    tree = context.component_tree
+    tree: Any = context.component_tree
     if not isinstance(tree.defs_module, ModuleType):
         return found
     for part in _parts(tree.find_root_decl(), left_out):

@@ -1,5 +1,6 @@
 """The files that `dg scaffold defs dagster_coranto.…` writes."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from pydantic import BaseModel, Field
 from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES
 
 _TREE = """\
-# The journals, and how each is kept. Apply changes by materialising the asset `journal_specs`.
+# The journals, and how each is kept. Apply changes by materialising the asset `{asset}`.
 name: {folder}/
 replication: 1
 labels: [{{name: content-type, value: application/x-ndjson}}]
@@ -35,13 +36,18 @@ class JournalCollectionScaffolder(dg.Scaffolder[CollectionParams]):
 
     def scaffold(self, request: dg.ScaffoldRequest[CollectionParams]) -> None:
         folder = request.params.folder.strip("/")
-        attributes: dict[str, Any] = {"selector": f"name:prefix={folder}/", "specs": "journals.yaml"}
+        asset = f"{_identifier(folder)}_specs"  # A project may have several collections.
+        attributes: dict[str, Any] = {
+            "selector": f"name:prefix={folder}/",
+            "specs": "journals.yaml",
+            "specs_asset": asset,
+        }
         if request.params.endpoint:
             attributes["cluster"] = {"endpoint": request.params.endpoint}
         dg.scaffold_component(request, attributes)
         tree = Path(request.target_path) / "journals.yaml"
         if not tree.exists():
-            tree.write_text(_TREE.format(folder=folder))
+            tree.write_text(_TREE.format(folder=folder, asset=asset))
 
 
 class ConsumerParams(BaseModel):
@@ -82,7 +88,7 @@ class SparkConsumerScaffolder(dg.Scaffolder[SparkConsumerParams]):
 
 
 _SHARDS = """\
-# The shards of {application}, one for each journal that it reads. Apply changes by materialising `shard_specs`.
+# The shards of {application}, one for each journal that it reads. Apply changes by materialising `{asset}`.
 common:
   max_txn_duration: 1s
   labels: [{{name: app, value: {app}}}]
@@ -103,8 +109,10 @@ class ShardConsumerScaffolder(dg.Scaffolder[ConsumerParams]):
         params = request.params
         app = params.table.replace("/", "-")
         source = params.source.strip("/")
+        asset = f"{_identifier(app)}_shards"
         attributes = {
             "specs": "shards.yaml",
+            "specs_asset": asset,
             "sources": [source],
             "tables": [{"key": params.table}],
             "prune_selector": f"app={app}",
@@ -112,4 +120,8 @@ class ShardConsumerScaffolder(dg.Scaffolder[ConsumerParams]):
         dg.scaffold_component(request, attributes)
         document = Path(request.target_path) / "shards.yaml"
         if not document.exists():
-            document.write_text(_SHARDS.format(application=params.application, app=app, source=source))
+            document.write_text(_SHARDS.format(application=params.application, asset=asset, app=app, source=source))
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)

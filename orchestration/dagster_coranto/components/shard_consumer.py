@@ -10,7 +10,7 @@ from coranto.client.groups import JournalGroup
 from dagster_coranto.components.scaffolding import ShardConsumerScaffolder
 from dagster_coranto.specs.shards import build_shard_specs_asset, build_shard_specs_check
 from dagster_coranto.translation.options import with_deps
-from dagster_coranto.translation.translator import build_group_spec
+from dagster_coranto.translation.translator import ComponentTranslator, build_group_spec
 
 
 @dg.scaffold_with(ShardConsumerScaffolder)
@@ -44,6 +44,13 @@ class ShardConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
             tags=["integration", "streaming"],
         )
 
+    def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
+        """Return the asset spec of a table or of a folder of journals. Override this for what YAML cannot say.
+
+        `spec` is as YAML says. For `sources`, the key counts alone.
+        """
+        return spec
+
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         document = context.path / self.specs
         applying = build_shard_specs_asset(
@@ -60,7 +67,9 @@ class ShardConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
             data_dir=self.data_dir,
             prune_selector=self.prune_selector,
         )
-        sources = [build_group_spec(JournalGroup(name)).key for name in self.sources]
-        outputs = [build_group_spec(JournalGroup(name)) for name in self.outputs]
-        maintained = [with_deps(spec, [*sources, applying.key]) for spec in (*self.tables, *outputs)]
+        translator = ComponentTranslator(self.get_asset_spec)
+        sources = [build_group_spec(JournalGroup(name), translator).key for name in self.sources]
+        outputs = [build_group_spec(JournalGroup(name), translator) for name in self.outputs]
+        tables = [self.get_asset_spec(spec) for spec in self.tables]
+        maintained = [with_deps(spec, [*sources, applying.key]) for spec in (*tables, *outputs)]
         return dg.Definitions(assets=[applying, *maintained], asset_checks=[check])

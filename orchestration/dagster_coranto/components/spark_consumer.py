@@ -1,6 +1,7 @@
 """A component for a Spark consumer: its tables and output journals as assets, its job, and a sensor that starts it."""
 
 import os
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import dagster as dg
@@ -13,14 +14,15 @@ from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES
 from dagster_coranto.components.cluster import ClusterModel, resolve_cluster, shared_resource
 from dagster_coranto.components.consumer_options import ConsumerOptionsModel
 from dagster_coranto.components.scaffolding import SparkConsumerScaffolder
-from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.consumers.assets import ConsumerStep, build_spark_consumer_assets
 from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
 from dagster_coranto.consumers.left_out import build_left_out_check
 from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.resources.sql_store import STORE_VARIABLE, SqlStoreResource
-from dagster_coranto.windows.assets import build_window_sensor, build_windowed_consumer
+from dagster_coranto.translation.translator import ComponentTranslator
+from dagster_coranto.windows.assets import WindowStep, build_window_sensor, build_windowed_consumer
 
 
 class SparkModel(dg.Model, dg.Resolvable):
@@ -111,6 +113,19 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
             return ConsumerSettings(application, IcebergStore.at(url), options)
         return ConsumerSettings(application, url, options)
 
+    def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
+        """Return the asset spec of a table or of a folder of journals. Override this for what YAML cannot say.
+
+        `spec` is as YAML says. For `sources`, the key counts alone.
+        """
+        return spec
+
+    def execute(
+        self, context: dg.AssetExecutionContext, consumer: ConsumerStep | WindowStep
+    ) -> Iterator[dg.MaterializeResult[None]]:
+        """Run the consumer, and yield a result for each asset. Override this to do more before or after it."""
+        yield from consumer.run()
+
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         sources = [JournalGroup(name) for name in self.sources]
         journals_key, journals = shared_resource("journals", self.cluster)
@@ -122,11 +137,13 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
             name=self.name,
             settings=self.settings,
             sources=sources,
-            tables=self.tables,
+            tables=[self.get_asset_spec(spec) for spec in self.tables],
             outputs=[JournalGroup(name) for name in self.outputs],
+            dagster_journal_translator=ComponentTranslator(self.get_asset_spec),
             resource_key=journals_key,
             spark_resource_key=spark_key,
             mode=ConsumerMode(self.mode),
+            execute=self.execute,
         )
         check = build_left_out_check(assets)
         job = dg.define_asset_job(
@@ -161,9 +178,11 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
             name=self.name,
             settings=self.settings,
             sources=sources,
-            tables=self.tables,
+            tables=[self.get_asset_spec(spec) for spec in self.tables],
+            dagster_journal_translator=ComponentTranslator(self.get_asset_spec),
             resource_key=journals_key,
             spark_resource_key=spark_key,
+            execute=self.execute,
         )
         sensor = build_window_sensor(
             windowed,
@@ -175,7 +194,9 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
             minimum_interval_seconds=windows.sensor_seconds,
             default_status=dg.DefaultSensorStatus.RUNNING,
         )
-        return dg.Definitions(assets=dg.with_resources([windowed.assets], resources), sensors=[sensor])
+        return dg.Definitions(
+            assets=[*dg.with_resources([windowed.assets], resources), windowed.windows], sensors=[sensor]
+        )
 
     def _sensor(self, sources: list[JournalGroup], job: Any) -> dg.SensorDefinition:
         return build_journal_polling_sensor(

@@ -1,9 +1,9 @@
 """Assets of a Spark consumer: the tables it maintains and the journals it publishes to."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from functools import partial
+from dataclasses import dataclass
 from time import monotonic, sleep
-from typing import Unpack
+from typing import Any, Unpack
 
 import dagster as dg
 from pydantic import Field
@@ -49,6 +49,58 @@ class ConsumerRun(dg.Config):
             raise InvalidInput(f"{self.mode!r} is no mode of a consumer; write {known}", field="mode") from None
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerStep:
+    """One run of a consumer, for `SparkConsumerComponent.execute`. Use `run`, once."""
+
+    definition: SparkConsumerDefinition
+    context: dg.AssetExecutionContext
+    config: ConsumerRun
+
+    def run(self) -> Iterator[dg.MaterializeResult[None]]:
+        """Consume, and yield a result for each asset that the run was asked for.
+
+        A consumer's tables and journals change together, so the others are reported by events. Raises dg.Failure when
+        another instance of the consumer has started, and the errors of `SparkConsumer`.
+        """
+        definition, context = self.definition, self.context
+        mode = self.config.mode_or(definition.mode)
+        log = DagsterLog(context.log)
+        with OneAtATime(context.instance, context.run.run_id, f"coranto_{definition.name}", context.log.info):
+            consumption = Consumption(
+                definition,
+                definition.settings(context, **resource_arguments(definition.settings, context.resources)),
+                resource_of(context.resources, definition.resource_key, JournalResource),
+                resource_of(context.resources, definition.spark_resource_key, SparkResource),
+                context.instance,
+                self._warn,
+            )
+            try:
+                if mode is ConsumerMode.DRAIN:
+                    report = consumption.drain(log)
+                else:
+                    end = monotonic() + self.config.for_seconds if self.config.for_seconds else float("inf")
+                    report = consumption.serve(
+                        lambda state: context.log_event(state.as_event()),
+                        lambda: monotonic() >= end,
+                        lambda: sleep(_IDLE_SECONDS),
+                        log,
+                    )
+            except Fenced as error:
+                raise dg.Failure(str(error), allow_retries=False) from error
+            for state in consumption.states(report):
+                if state.key in context.selected_asset_keys:
+                    yield state.as_result()
+                else:
+                    context.log_event(state.as_event())
+
+    def _warn(self, new: LeftOut) -> bool:
+        """Tell in the run, and by the assets' checks, what the consumer went on without."""
+        self.context.log.warning(f"{self.definition.name} went on without {new}.")
+        report_left_out(self.context.instance, self.definition, new)
+        return True
+
+
 def build_spark_consumer_assets(
     *,
     name: str,
@@ -62,33 +114,12 @@ def build_spark_consumer_assets(
     spark_resource_key: str = "spark",
     mode: ConsumerMode = ConsumerMode.DRAIN,
     report_seconds: float = 30.0,
+    execute: Callable[[dg.AssetExecutionContext, ConsumerStep], Iterator[Any]] = lambda context, step: step.run(),
     **options: Unpack[AssetOptions],
 ) -> dg.AssetsDefinition:
-    """Return assets for the tables that a Spark consumer maintains, and for the journal groups that it publishes to.
-
-    All of them depend on the assets of the `sources`. They are materialised together. In the mode DRAIN a run goes on
-    until it has caught up with the heads that its source journals had when it began. In the mode SERVICE it goes on
-    until it is terminated, or for as long as its configuration says, and reports materialisations at most every
-    `report_seconds`. The consumer itself gives the exactly-once guarantees (`coranto_consumers.spark`), so a run may be
-    killed and started again at any time.
-
-    Runs wait for one another in the pool `coranto_` and the name, however they were launched. Its limit is one, unless
-    you set another one in Dagster; `pool` adds a pool of yours. If two run nevertheless, the SQL store's fence shuts
-    out the earlier one, whose run fails without retries.
-
-    What the consumer goes on without is in the metadata and the run's log: dead letters, and content that was gone.
-    `build_left_out_check` makes the check that tells of it until somebody accepts it.
-
-    `settings` is called at run time, with Dagster's context, and with a resource for each further parameter that is
-    annotated with a resource's class; import the application there.
-
-    All fields of the translator's specs take effect, as do those of `tables`; see AssetOptions for what options add.
-    Metadata: ConsumerMetadataSet for tables, with table name, columns and row count if the store has the table;
-    GroupMetadataSet for journal groups. The data version of tables is a digest of the offsets read, and that of journal
-    groups a digest of their heads.
-    """
+    """Return the assets that `spark_consumer_assets` makes of a function `settings`. `execute` runs their step."""
     sources = tuple(sources)
-    deps = [build_group_spec(group, dagster_journal_translator).key for group in sources]
+    source_keys = tuple(build_group_spec(group, dagster_journal_translator).key for group in sources)
     added: SpecOptions = {
         **spec_options(options),
         "kinds": {"spark", *options.get("kinds", ())},
@@ -98,9 +129,10 @@ def build_spark_consumer_assets(
         name=name,
         settings=settings,
         sources=sources,
-        tables=tuple(with_deps(filled(spec, added), deps) for spec in tables),
+        source_keys=source_keys,
+        tables=tuple(with_deps(filled(spec, added), source_keys) for spec in tables),
         outputs=tuple(
-            (with_deps(filled(build_group_spec(group, dagster_journal_translator), added), deps), group)
+            (with_deps(filled(build_group_spec(group, dagster_journal_translator), added), source_keys), group)
             for group in outputs
         ),
         mode=mode,
@@ -111,49 +143,79 @@ def build_spark_consumer_assets(
 
     @dg.multi_asset(
         name=name,
-        specs=[*definition.tables, *(spec for spec, _ in definition.outputs)],
+        # All of them change together, but a run may be asked for some: Dagster's selections need not name them all.
+        specs=definition.specs,
         required_resource_keys={
             resource_key,
             spark_resource_key,
             *required_resource_keys,
             *resource_parameters(settings),
         },
-        can_subset=False,
+        can_subset=True,
         **op_options(options),
     )
-    def consume(context: dg.AssetExecutionContext, config: ConsumerRun) -> Iterator[dg.MaterializeResult[None]]:
-        chosen = config.mode_or(mode)
-        log = DagsterLog(context.log)
-        with OneAtATime(context.instance, context.run.run_id, f"coranto_{name}", context.log.info):
-            consumption = Consumption(
-                definition,
-                settings(context, **resource_arguments(settings, context.resources)),
-                resource_of(context.resources, resource_key, JournalResource),
-                resource_of(context.resources, spark_resource_key, SparkResource),
-                partial(_warn, context, definition),
-            )
-            try:
-                if chosen is ConsumerMode.DRAIN:
-                    report = consumption.drain(log)
-                else:
-                    end = monotonic() + config.for_seconds if config.for_seconds else float("inf")
-                    report = consumption.serve(
-                        lambda state: context.log_event(state.as_event()),
-                        lambda: monotonic() >= end,
-                        lambda: sleep(_IDLE_SECONDS),
-                        log,
-                    )
-            except Fenced as error:
-                raise dg.Failure(str(error), allow_retries=False) from error
-            for state in consumption.states(report):
-                yield state.as_result()
+    def consume(context: dg.AssetExecutionContext, config: ConsumerRun) -> Iterator[Any]:
+        yield from execute(context, ConsumerStep(definition, context, config))
 
     remember_consumer(consume, definition)
     return consume
 
 
-def _warn(context: dg.AssetExecutionContext, definition: SparkConsumerDefinition, new: LeftOut) -> bool:
-    """Tell in the run, and by the assets' checks, what the consumer went on without."""
-    context.log.warning(f"{definition.name} went on without {new}.")
-    report_left_out(context.instance, definition, new)
-    return True
+def spark_consumer_assets(
+    *,
+    sources: Iterable[JournalGroup],
+    tables: Sequence[dg.AssetSpec],
+    outputs: Sequence[JournalGroup] = (),
+    name: str | None = None,
+    required_resource_keys: Set[str] = frozenset(),
+    dagster_journal_translator: DagsterJournalTranslator | None = None,
+    resource_key: str = "journals",
+    spark_resource_key: str = "spark",
+    mode: ConsumerMode = ConsumerMode.DRAIN,
+    report_seconds: float = 30.0,
+    **options: Unpack[AssetOptions],
+) -> Callable[[Callable[..., ConsumerSettings]], dg.AssetsDefinition]:
+    """Decorate a function that returns a Spark consumer's settings, to make assets of the consumer.
+
+    They are the tables that it maintains, and the journal groups that it publishes to. All of them depend on the assets
+    of the `sources`. The function is called when a run begins, with Dagster's context, and with a resource for each
+    further parameter that is annotated with a resource's class; import the application there. `name` is the
+    consumer's name in Dagster, by default the function's.
+
+    A run does all that the consumer does, also if it was asked for some of the assets: the others then get
+    materialisations by events. In the mode DRAIN a run goes on until it has caught up with the heads that its source
+    journals had when it began. In the mode SERVICE it goes on until it is terminated, or for as long as its
+    configuration says, and reports materialisations at most every `report_seconds`. The consumer itself gives the
+    exactly-once guarantees (`coranto_consumers.spark`), so a run may be killed and started again at any time.
+
+    Runs wait for one another in the pool `coranto_` and the name, however they were launched. Its limit is one, unless
+    you set another one in Dagster; `pool` adds a pool of yours. If two run nevertheless, the SQL store's fence shuts
+    out the earlier one, whose run fails without retries.
+
+    What the consumer goes on without is in the metadata and the run's log: dead letters, and content that was gone.
+    `build_left_out_check` makes the check that tells of it until somebody accepts it.
+
+    All fields of the translator's specs take effect, as do those of `tables`; see AssetOptions for what options add.
+    Metadata: ConsumerMetadataSet for tables, with table name, columns and row count if the store has the table;
+    GroupMetadataSet for journal groups. The data version of tables is a digest of the offsets read, and that of journal
+    groups a digest of their heads. A run that has read its sources up to their heads reports their growth, too, unless
+    something else has: so its assets are up to date in Dagster's eyes.
+    """
+
+    def decorate(settings: Callable[..., ConsumerSettings]) -> dg.AssetsDefinition:
+        return build_spark_consumer_assets(
+            name=name or settings.__name__,
+            settings=settings,
+            sources=sources,
+            tables=tables,
+            outputs=outputs,
+            required_resource_keys=required_resource_keys,
+            dagster_journal_translator=dagster_journal_translator,
+            resource_key=resource_key,
+            spark_resource_key=spark_resource_key,
+            mode=mode,
+            report_seconds=report_seconds,
+            **options,
+        )
+
+    return decorate

@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import dagster as dg
+
 from coranto.client.positions import heads_of
 from coranto.telemetry import Log
 from dagster_coranto.consumers.definition import ConsumerSettings, Materialized, SparkConsumerDefinition
+from dagster_coranto.consumers.inputs import Inputs
 from dagster_coranto.consumers.left_out import LeftOut, LeftOutWatch, lost_table
+from dagster_coranto.instance.tags import event_tags
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
 from dagster_coranto.translation.iceberg_tables import iceberg_facts
@@ -37,6 +41,7 @@ class Consumption:
         settings: ConsumerSettings,
         journals: JournalResource,
         spark: SparkResource,
+        instance: dg.DagsterInstance,
         left_out: Callable[[LeftOut], bool],
         *,
         monotonic: Callable[[], float] = time.monotonic,
@@ -47,6 +52,7 @@ class Consumption:
         self._spark = spark
         self._monotonic = monotonic
         self._watch = LeftOutWatch(settings.options, left_out, definition.report_seconds, monotonic)
+        self._inputs = Inputs(definition, journals, instance)
         self._before = {group: heads_of(journals.positions(group)) for _, group in definition.outputs}
 
     def drain(self, log: Log) -> ConsumeReport:
@@ -108,7 +114,11 @@ class Consumption:
             tell(None, now=True)
 
     def states(self, report: ConsumeReport, *, count_rows: bool = True) -> Iterator[Materialized]:
-        """Yield the state of each asset after what the report tells of. Counting rows reads the tables."""
+        """Yield the state of each asset after what the report tells of. Counting rows reads the tables.
+
+        Sources that have grown, and whose growth nothing has reported yet, are among them.
+        """
+        grown = list(self._inputs.look(report.offsets))
         store = self._settings.store
         if isinstance(store, str):
             keep_vector(store, self._settings.application.name, report.offsets)
@@ -117,7 +127,7 @@ class Consumption:
                 facts = table_facts(store, spec, count_rows=count_rows)
             else:
                 facts = iceberg_facts(store, spec)
-            yield Materialized(spec.key, vector_version(report.offsets), {**consumer_metadata(report), **facts})
+            yield self._state(spec, report.offsets, {**consumer_metadata(report), **facts})
         for spec, group in self._definition.outputs:
             heads = heads_of(self._journals.positions(group))
             metadata = GroupMetadataSet(
@@ -128,7 +138,14 @@ class Consumption:
                 heads=offsets_metadata(heads),
                 offsets_read=offsets_metadata(report.offsets),
             )
-            yield Materialized(spec.key, vector_version(heads), dict(metadata))
+            yield self._state(spec, heads, dict(metadata))
+        yield from grown
+        self._inputs.next()
+
+    def _state(self, spec: dg.AssetSpec, vector: Mapping[str, int], metadata: Mapping[str, Any]) -> Materialized:
+        version = vector_version(vector)
+        tags = event_tags(version.value, self._inputs.of(spec), spec.code_version)
+        return Materialized(spec.key, version, metadata, tags)
 
     def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
         from coranto_consumers.spark.consumer import SparkConsumer

@@ -13,6 +13,7 @@ import dagster as dg
 from coranto.client.groups import JournalGroup
 from coranto.errors import InvalidInput
 from coranto_consumers.spark.consumer_options import ConsumerOptions
+from dagster_coranto.instance.tags import result_tags
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.application import Application
@@ -56,6 +57,7 @@ class SparkConsumerDefinition:
     name: str
     settings: Callable[..., ConsumerSettings]
     sources: tuple[JournalGroup, ...]
+    source_keys: tuple[dg.AssetKey, ...]
     tables: tuple[dg.AssetSpec, ...]
     outputs: tuple[tuple[dg.AssetSpec, JournalGroup], ...]
     mode: ConsumerMode
@@ -64,28 +66,35 @@ class SparkConsumerDefinition:
     spark_resource_key: str
 
     @property
+    def specs(self) -> list[dg.AssetSpec]:
+        """The assets that the consumer maintains."""
+        return [*self.tables, *(spec for spec, _ in self.outputs)]
+
+    @property
     def keys(self) -> list[dg.AssetKey]:
-        """The keys of the assets that the consumer maintains."""
-        return [spec.key for spec in (*self.tables, *(spec for spec, _ in self.outputs))]
+        """Their keys."""
+        return [spec.key for spec in self.specs]
 
 
 @dataclass(frozen=True, slots=True)
 class Materialized:
-    """A new state of one asset of a consumer."""
+    """A new state of one asset of a consumer, or of a source that it has seen grow."""
 
     key: dg.AssetKey
     version: dg.DataVersion
     metadata: Mapping[str, Any]
+    tags: Mapping[str, str]
+    """The versions of the asset and of its inputs, as `instance.tags` makes them."""
 
     def as_result(self) -> dg.MaterializeResult[None]:
         """Return the result of a step."""
-        return dg.MaterializeResult(asset_key=self.key, data_version=self.version, metadata=self.metadata)
+        return dg.MaterializeResult(
+            asset_key=self.key, data_version=self.version, metadata=self.metadata, tags=result_tags(self.tags)
+        )
 
     def as_event(self) -> dg.AssetMaterialization:
-        """Return the event for a step that goes on, or for no run at all."""
-        return dg.AssetMaterialization(
-            asset_key=self.key, metadata=self.metadata, tags={"dagster/data_version": self.version.value}
-        )
+        """Return the event for a step that goes on, for an asset that it was not asked for, or for no run at all."""
+        return dg.AssetMaterialization(asset_key=self.key, metadata=self.metadata, tags=dict(self.tags))
 
 
 _definitions: WeakKeyDictionary[dg.OpDefinition, SparkConsumerDefinition] = WeakKeyDictionary()

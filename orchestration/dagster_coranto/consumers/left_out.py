@@ -18,7 +18,8 @@ from coranto_consumers.outputs.dead_letters import DeadLetters
 from coranto_consumers.spark.consumer_options import ConsumerOptions
 from dagster_coranto.consumers.definition import SparkConsumerDefinition, consumers_of
 from dagster_coranto.instance.evaluations import last_evaluation
-from dagster_coranto.translation.metadata import NAMESPACE, JournalRow, namespaced, table
+from dagster_coranto.translation.metadata import JournalRow, namespaced, table
+from dagster_coranto.translation.metadata_set import NAMESPACE
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.losses import LostContent

@@ -7,11 +7,10 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from time import time
+from typing import cast
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-from dagster._record import record
-from dagster._serdes import deserialize_value, serialize_value, whitelist_for_serdes
+from pydantic import BaseModel
 
 from coranto.client.groups import JournalGroup
 from coranto.client.positions import JournalPosition, grown_bytes, present_positions
@@ -25,16 +24,14 @@ from dagster_coranto.instance.requests import (
     pause_after,
     unused_run_key,
 )
-from dagster_coranto.instance.underway import Target, runs_under_way
+from dagster_coranto.instance.underway import NamedJob, Target, runs_under_way
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import bound
 
 _PLAIN_JOURNALS = 100
 
 
-@whitelist_for_serdes
-@record
-class JournalPollingSensorCursor:
+class JournalPollingSensorCursor(BaseModel, frozen=True):
     """The positions of journals at the last requested run, by name, as `JournalPosition.kept` has them.
 
     The positions of many journals are in `packed`. `run_key` is the key of that run, and `failures` counts the runs
@@ -55,7 +52,7 @@ class JournalPollingSensorCursor:
         """Return the cursor of a tick. It is empty at the first tick."""
         if not text:
             return JournalPollingSensorCursor(positions={})
-        cursor = deserialize_value(text, JournalPollingSensorCursor)
+        cursor = JournalPollingSensorCursor.model_validate_json(text)
         if not cursor.packed:
             return cursor
         positions = json.loads(zlib.decompress(base64.b64decode(cursor.packed)))
@@ -64,11 +61,9 @@ class JournalPollingSensorCursor:
     def to_text(self) -> str:
         """Return the text for `parse`. Dagster keeps it in its database, so the positions of many are compressed."""
         if len(self.positions) <= _PLAIN_JOURNALS:
-            return serialize_value(self)
+            return self.model_dump_json()
         packed = base64.b64encode(zlib.compress(json.dumps(self.positions, separators=(",", ":")).encode())).decode()
-        return serialize_value(
-            JournalPollingSensorCursor(positions={}, packed=packed, run_key=self.run_key, failures=self.failures)
-        )
+        return self.model_copy(update={"positions": {}, "packed": packed}).model_dump_json()
 
     def moved(self, since: JournalPollingSensorCursor) -> bool:
         """Return True if any journal has grown, or was created since and has content."""
@@ -93,7 +88,7 @@ def build_journal_polling_sensor(
     *,
     journals: JournalResource,
     group: JournalGroup | Sequence[JournalGroup],
-    job: dg.JobDefinition | UnresolvedAssetJobDefinition | None = None,
+    job: NamedJob | None = None,
     target: dg.AssetSelection | None = None,
     name: str | None = None,
     minimum_interval_seconds: int = 30,
@@ -118,7 +113,7 @@ def build_journal_polling_sensor(
 
     @dg.sensor(
         name=sensor_name,
-        job=job,
+        job=cast(dg.JobDefinition | None, job),
         target=target,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_sensor_status or dg.DefaultSensorStatus.RUNNING,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dagster as dg
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
-_ENDED = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
+_AT_ONCE = 20
 
 
 def last_evaluation(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> dg.AssetCheckEvaluation | None:
     """Return the last evaluation of a check, however many executions have begun since and not ended."""
-    for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=1, status=_ENDED):
-        event = record.event.dagster_event if record.event is not None else None
-        if event is not None:
-            return event.asset_check_evaluation_data
+    cursor: int | None = None
+    while records := instance.event_log_storage.get_asset_check_execution_history(check, _AT_ONCE, cursor):
+        for record in records:
+            event = record.event.dagster_event if record.event is not None else None
+            if event is not None and event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+                return event.asset_check_evaluation_data
+        cursor = records[-1].id
     return None

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import dagster as dg
-from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
+
+from dagster_coranto.instance.tags import RUN_KEY, SENSOR
 
 REQUEST_TAG: Final = "coranto/request"
 """The tag of a run that a sensor has requested: a digest of its purpose, and of the sensor's generation."""
@@ -59,7 +60,7 @@ class Requests:
         tags = {purpose: self._tag(purpose) for purpose in purposes}
         found: dict[str, list[dg.RunRecord]] = defaultdict(list)
         if tags:
-            asked = dg.RunsFilter(tags={REQUEST_TAG: list(tags.values()), SENSOR_NAME_TAG: self._sensor})
+            asked = dg.RunsFilter(tags={REQUEST_TAG: list(tags.values()), SENSOR: self._sensor})
             for record in self._instance.get_run_records(asked):
                 found[record.dagster_run.tags[REQUEST_TAG]].append(record)
         return {purpose: RunHistory(found[tag]) for purpose, tag in tags.items()}
@@ -92,7 +93,7 @@ def unused_run_key(instance: dg.DagsterInstance, sensor: str, purpose: str) -> s
 
 def latest_run(instance: dg.DagsterInstance, sensor: str, run_key: str) -> dg.RunRecord | None:
     """Return a sensor's run of a key. Sensors of several consumers over the same journals have the same keys."""
-    records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: run_key, SENSOR_NAME_TAG: sensor}), limit=1)
+    records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY: run_key, SENSOR: sensor}), limit=1)
     return records[0] if records else None
 
 

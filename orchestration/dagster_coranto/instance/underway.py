@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+# Dagster has no public way to ask for backfills by status. All of them would be too many.
 from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
-from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, last_sign_of_life
 
@@ -18,6 +18,17 @@ CONSUMER_TAG: Final = "coranto/consumer"
 """The tag of the assets that a consumer maintains: the consumer's name."""
 _PATIENCE_BEFORE_CONSUMING: Final = 12
 """A run that has started and does not consume yet may do other work first. Its time limit is longer by this factor."""
+
+
+_FINISHED: Final = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+_UNFINISHED: Final = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
+
+
+class NamedJob(Protocol):
+    """A job of any kind, such as `dg.define_asset_job` returns."""
+
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class Target:
     @staticmethod
     def of(
         repository: dg.RepositoryDefinition,
-        job: dg.JobDefinition | UnresolvedAssetJobDefinition | None,
+        job: NamedJob | None,
         selection: dg.AssetSelection | None,
     ) -> Target:
         """Return the target of a sensor. Of the assets, those of consumers count if there are any."""
@@ -78,7 +89,7 @@ def runs_under_way(
     two apart.
     """
     found = []
-    records = instance.get_run_records(dg.RunsFilter(statuses=list(NOT_FINISHED_STATUSES)), ascending=True)
+    records = instance.get_run_records(dg.RunsFilter(statuses=_UNFINISHED), ascending=True)
     for record in records:
         run = record.dagster_run
         if not target.is_run_by(run, repository, instance):

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG
 from pydantic import Field
 
 from coranto.client import SyncJournalClient
@@ -15,6 +14,7 @@ from coranto.client.heads import Heads
 from coranto.errors import InvalidInput, JournalNotFound, Unavailable
 from coranto.messages.framing import JsonLines
 from coranto.telemetry import amount
+from dagster_coranto.instance.tags import PARENT_RUN, RESUMES
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.sql_store import SqlStoreResource
 from dagster_coranto.translation.metadata import GroupMetadataSet, JournalMetadataSet, namespaced, offsets_metadata
@@ -125,7 +125,7 @@ def first_run(context: dg.OutputContext) -> tuple[str, float]:
     """Return the run that this one resumes, if it does, else itself, and when that began (Unix seconds)."""
     instance, run = context.step_context.instance, context.step_context.dagster_run
     run_id = run.run_id
-    while run.tags.get(RESUME_RETRY_TAG) == "true" and (parent := run.tags.get(PARENT_RUN_ID_TAG)):
+    while run.tags.get(RESUMES) == "true" and (parent := run.tags.get(PARENT_RUN)):
         run_id = parent
         found = instance.get_run_by_id(parent)
         if found is None:

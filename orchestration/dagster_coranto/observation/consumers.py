@@ -8,9 +8,7 @@ from time import time
 from typing import Protocol, Unpack
 
 import dagster as dg
-from dagster._record import record
-from dagster._serdes import deserialize_value, serialize_value, whitelist_for_serdes
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from coranto.client import ClientConfig
 from coranto.client.groups import JournalGroup
@@ -79,9 +77,7 @@ def build_observed_consumer(
     return ObservedConsumer(name, offsets, groups, tuple(with_deps(filled(spec, added), deps) for spec in specs))
 
 
-@whitelist_for_serdes
-@record
-class ConsumerSeen:
+class ConsumerSeen(BaseModel, frozen=True):
     """The last event about a consumer: its time in seconds since 1970, the version of its offsets, and its lag."""
 
     at: float
@@ -89,9 +85,7 @@ class ConsumerSeen:
     lag: int
 
 
-@whitelist_for_serdes
-@record
-class ConsumerObservationSensorCursor:
+class ConsumerObservationSensorCursor(BaseModel, frozen=True):
     """The last event about each consumer, by its name."""
 
     consumers: Mapping[str, ConsumerSeen]
@@ -121,7 +115,8 @@ def build_consumer_observation_sensor(
         description="Reports offsets and lag of consumers that run outside Dagster.",
     )
     def observation_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        cursor = deserialize_value(context.cursor, ConsumerObservationSensorCursor) if context.cursor else None
+        kept = ConsumerObservationSensorCursor
+        cursor = kept.model_validate_json(context.cursor) if context.cursor else None
         seen = dict(cursor.consumers) if cursor is not None else {}
         resource = bound(journals)
         events: list[dg.AssetMaterialization | dg.AssetObservation] = []
@@ -151,8 +146,6 @@ def build_consumer_observation_sensor(
                 tags = {"dagster/data_version": version}
                 events += [kind(spec.key, metadata=metadata, tags=tags) for spec in each.specs]
                 seen[each.name] = ConsumerSeen(at=wall(), version=version, lag=lag)
-        return dg.SensorResult(
-            asset_events=events, cursor=serialize_value(ConsumerObservationSensorCursor(consumers=seen))
-        )
+        return dg.SensorResult(asset_events=events, cursor=kept(consumers=seen).model_dump_json())
 
     return observation_sensor

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import gmtime, strftime, time
 from typing import Any
 
 import dagster as dg
-from dagster._record import record
-from dagster._serdes import deserialize_value, serialize_value, whitelist_for_serdes
+from pydantic import BaseModel
 
 from coranto.client.groups import JournalGroup
 from coranto.client.heads import Heads, JournalHead
 from coranto.errors import ClusterError, SqlStoreError, Unavailable
+from dagster_coranto.instance.tags import VERSION_TAG, growth_tags, last_tags
 from dagster_coranto.observation.consumers import OffsetsSource
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import bound
@@ -24,6 +25,7 @@ from dagster_coranto.translation.metadata import (
     table,
     vector_version,
 )
+from dagster_coranto.translation.metadata_set import NAMESPACE
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 
 _COLUMNS = {
@@ -35,9 +37,7 @@ _COLUMNS = {
 }
 
 
-@whitelist_for_serdes
-@record
-class GroupSeen:
+class GroupSeen(BaseModel, frozen=True):
     """The last event about a group: its time in seconds since 1970, and the reported state."""
 
     at: float
@@ -46,9 +46,7 @@ class GroupSeen:
     state: str = ""
 
 
-@whitelist_for_serdes
-@record
-class JournalObservationSensorCursor:
+class JournalObservationSensorCursor(BaseModel, frozen=True):
     """The last event about each group, by the group's name."""
 
     groups: Mapping[str, GroupSeen]
@@ -56,11 +54,12 @@ class JournalObservationSensorCursor:
     @staticmethod
     def parse(text: str | None) -> JournalObservationSensorCursor:
         """Return the cursor of a tick. It is empty at the first tick."""
-        return (
-            deserialize_value(text, JournalObservationSensorCursor)
-            if text
-            else JournalObservationSensorCursor(groups={})
-        )
+        cursor = JournalObservationSensorCursor
+        return cursor.model_validate_json(text) if text else cursor(groups={})
+
+    def to_text(self) -> str:
+        """Return the text for `parse`."""
+        return self.model_dump_json()
 
 
 def build_journal_observation_sensor(
@@ -106,7 +105,7 @@ def build_journal_observation_sensor(
             for group in due:
                 found = ObservedGroup.of(resource.heads(group), offsets)
                 before = seen.get(group.name)
-                event = found.event(keys[group.name], before, _reported(context.instance, keys[group.name]))
+                event = found.event(keys[group.name], before, last_tags(context.instance, keys[group.name]))
                 if event is not None:
                     events.append(event)
                 seen[group.name] = found.seen(before, said=event is not None)
@@ -117,14 +116,14 @@ def build_journal_observation_sensor(
         if not events:
             return dg.SensorResult(
                 skip_reason=f"Nothing has changed in {len(due)} groups.",
-                cursor=serialize_value(JournalObservationSensorCursor(groups=seen)),
+                cursor=JournalObservationSensorCursor(groups=seen).to_text(),
             )
-        return dg.SensorResult(asset_events=events, cursor=serialize_value(JournalObservationSensorCursor(groups=seen)))
+        return dg.SensorResult(asset_events=events, cursor=JournalObservationSensorCursor(groups=seen).to_text())
 
     return observation_sensor
 
 
-@record
+@dataclass(frozen=True, slots=True)
 class ObservedGroup:
     """The state of a group of journals: heads, and consumers' lags in bytes by name."""
 
@@ -162,22 +161,21 @@ class ObservedGroup:
         return repr((self.unknown, self.unstored, sorted(self.lags.items())))
 
     def event(
-        self, key: dg.AssetKey, before: GroupSeen | None, reported: str | None
+        self, key: dg.AssetKey, before: GroupSeen | None, last: Mapping[str, str]
     ) -> dg.AssetMaterialization | dg.AssetObservation | None:
         """Return the event about the changes since the last one; None without changes.
 
-        `reported` is the data version of the asset's last materialisation, which may be that of a run. Growth is not
-        reported while a head is unknown.
+        `last` are the tags of the asset's last materialisation, which may be that of a run. Growth is not reported
+        while a head is unknown.
         """
-        moved = self.version != reported and (before is None or self.version != before.version)
+        moved = self.version != last.get(VERSION_TAG) and (before is None or self.version != before.version)
         grown = moved and self.head > 0 and not self.unknown
         if not grown and before is not None and self.rest == before.state:
             return None
         metadata = dict(self.metadata(before))
-        tags = {"dagster/data_version": self.version}
         if grown:
-            return dg.AssetMaterialization(key, metadata=metadata, tags=tags)
-        return dg.AssetObservation(key, metadata=metadata, tags=tags)
+            return dg.AssetMaterialization(key, metadata=metadata, tags=growth_tags(self.version, last))
+        return dg.AssetObservation(key, metadata=metadata, tags={VERSION_TAG: self.version})
 
     def seen(self, before: GroupSeen | None, *, said: bool) -> GroupSeen:
         """Return the entry for the next tick. It keeps the last heads that were all known."""
@@ -213,7 +211,7 @@ class ObservedGroup:
             )
         ).items()
         for consumer, lag in sorted(self.lags.items()):
-            yield f"{GroupMetadataSet.namespace()}/lag_bytes/{consumer}", lag
+            yield f"{NAMESPACE}/lag_bytes/{consumer}", lag
 
 
 def _lag(heads: Sequence[JournalHead], offsets: Mapping[str, int]) -> int:
@@ -222,13 +220,6 @@ def _lag(heads: Sequence[JournalHead], offsets: Mapping[str, int]) -> int:
 
 def _is_due(seen: GroupSeen | None, report_seconds: float) -> bool:
     return seen is None or not 0 <= time() - seen.at < report_seconds  # A time ahead is of a clock that was corrected.
-
-
-def _reported(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:
-    """Return the data version of an asset's last materialisation."""
-    event = instance.get_latest_materialization_event(key)
-    made = event.asset_materialization if event is not None else None
-    return (made.tags or {}).get("dagster/data_version") if made is not None else None
 
 
 def _text(seconds: float) -> str:

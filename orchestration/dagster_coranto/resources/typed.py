@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import dagster as dg
-from dagster._core.definitions.resource_annotation import get_resource_args
 
 from coranto.errors import InvalidInput
 
@@ -15,7 +14,15 @@ T = TypeVar("T")
 
 def resource_parameters(function: Callable[..., Any]) -> frozenset[str]:
     """Return the names of a function's parameters that are annotated with the class of a resource."""
-    return frozenset(parameter.name for parameter in get_resource_args(function))
+    hints = get_type_hints(function, include_extras=True)
+    return frozenset(name for name, hint in hints.items() if name != "return" and _is_resource(hint))
+
+
+def _is_resource(hint: Any) -> bool:
+    if isinstance(hint, type):
+        return issubclass(hint, dg.ConfigurableResource | dg.ConfigurableIOManagerFactory | dg.ResourceDefinition)
+    marked: Any = dg.ResourceParam
+    return get_origin(hint) is Annotated and hint == marked[get_args(hint)[0]]
 
 
 def resource_arguments(function: Callable[..., Any], resources: object) -> Mapping[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
+
+from dagster_coranto.translation.metadata_set import TableMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,7 @@ def iceberg_facts(store: IcebergStore, spec: dg.AssetSpec) -> Mapping[str, Any]:
     The table is the one that the asset's metadata `dagster/table_name` names, else the last part of its key, in the
     store's namespace if it names none. Without such a table, nothing is returned. No file of rows is read.
     """
-    table = store.load(TableMetadataSet.extract(spec.metadata).table_name or spec.key.path[-1])
+    table = store.load(TableMetadata.extract(spec.metadata).table_name or spec.key.path[-1])
     if table is None:
         return {}
     keys = set(table.schema().identifier_field_names())
@@ -35,7 +36,7 @@ def iceberg_facts(store: IcebergStore, spec: dg.AssetSpec) -> Mapping[str, Any]:
     ]
     snapshot = table.current_snapshot()
     summary = snapshot.summary.additional_properties if snapshot is not None and snapshot.summary is not None else {}
-    facts = TableMetadataSet(
+    facts = TableMetadata(
         table_name=".".join(table.name()),
         row_count=int(summary.get("total-records", 0)),
         column_schema=dg.TableSchema(columns=columns),

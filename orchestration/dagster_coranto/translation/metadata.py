@@ -7,20 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import dagster as dg
-from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet
 
 from coranto.client.positions import vector_digest
 from coranto.offsets import JournalOffset, vector_to_json
+from dagster_coranto.translation.metadata_set import NAMESPACE, MetadataSet
 
 JournalRow = dict[str, str | int | float | bool | None]
 """A row of a table: the values of its columns."""
 SHOWN_JOURNALS: Final = 100
-NAMESPACE: Final = "dagster-coranto"
-"""The first part of the names of all metadata that is not Dagster's own."""
 _BACKTICKS: Final = re.compile("`+")
 
 
-class JournalMetadataSet(NamespacedMetadataSet):
+class JournalMetadataSet(MetadataSet):
     """Metadata of a journal, or of a group of journals, when its asset is defined. Namespace `dagster-coranto`."""
 
     journal: str | None = None
@@ -30,12 +28,8 @@ class JournalMetadataSet(NamespacedMetadataSet):
     replication: int | None = None
     stores: str | None = None
 
-    @classmethod
-    def namespace(cls) -> str:
-        return NAMESPACE
 
-
-class GroupMetadataSet(NamespacedMetadataSet):
+class GroupMetadataSet(MetadataSet):
     """Metadata of a group of journals when it was published to, or observed. Namespace `dagster-coranto`."""
 
     messages: int | None = None
@@ -57,12 +51,8 @@ class GroupMetadataSet(NamespacedMetadataSet):
     offsets_read: dg.JsonMetadataValue | None = None
     """Of a consumer's output: the offsets of its sources that the messages come from."""
 
-    @classmethod
-    def namespace(cls) -> str:
-        return NAMESPACE
 
-
-class ConsumerMetadataSet(NamespacedMetadataSet):
+class ConsumerMetadataSet(MetadataSet):
     """Metadata of a consumer's tables when they were materialised. Namespace `dagster-coranto`."""
 
     messages: int | None = None
@@ -81,16 +71,16 @@ class ConsumerMetadataSet(NamespacedMetadataSet):
     offsets_read: dg.JsonMetadataValue | None = None
     journals: dg.TableMetadataValue | None = None
 
-    @classmethod
-    def namespace(cls) -> str:
-        return NAMESPACE
 
-
-class WindowMetadataSet(NamespacedMetadataSet):
+class WindowMetadataSet(MetadataSet):
     """Metadata of a window of a consumer's tables when it was materialised. Namespace `dagster-coranto`."""
 
     window: str | None = None
     """The name of the window that was read. It differs from the partition if that was merged into a larger one."""
+    stored_from: dg.TimestampMetadataValue | None = None
+    """The time when the content before the window was stored: its content is later."""
+    stored_until: dg.TimestampMetadataValue | None = None
+    """The time when the last of its content was stored: its content is earlier."""
     messages: int | None = None
     misfits: int | None = None
     """The messages among them that do not fit the application's columns: dead letters, or nulls."""
@@ -102,10 +92,6 @@ class WindowMetadataSet(NamespacedMetadataSet):
     offsets_read: dg.JsonMetadataValue | None = None
     """The offsets at which it ends."""
     journals: dg.TableMetadataValue | None = None
-
-    @classmethod
-    def namespace(cls) -> str:
-        return NAMESPACE
 
 
 def namespaced(metadata: Mapping[str, Any]) -> dict[str, Any]:

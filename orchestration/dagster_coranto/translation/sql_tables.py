@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
+
+from dagster_coranto.translation.metadata_set import TableMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,7 @@ def table_facts(store_url: str, spec: dg.AssetSpec, *, count_rows: bool = True) 
 
     from coranto_consumers.stores.sql import SqlStore
 
-    named = TableMetadataSet.extract(spec.metadata).table_name or spec.key.path[-1]
+    named = TableMetadata.extract(spec.metadata).table_name or spec.key.path[-1]
     schema, _, name = named.rpartition(".")
     with SqlStore(store_url).engine.connect() as connection:
         inspector = sa.inspect(connection)
@@ -34,7 +35,7 @@ def table_facts(store_url: str, spec: dg.AssetSpec, *, count_rows: bool = True) 
         count = sa.select(sa.func.count()).select_from(sa.table(name, schema=schema or None))
         rows = connection.execute(count).scalar_one() if count_rows else None
     return dict(
-        TableMetadataSet(
+        TableMetadata(
             table_name=named,
             row_count=rows,
             column_schema=dg.TableSchema(columns=[_column(column, column["name"] in keys) for column in columns]),

@@ -8,7 +8,7 @@ journal's own name stays in the metadata.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import dagster as dg
@@ -51,6 +51,16 @@ class DagsterJournalTranslator:
                 stores=", ".join(spec.fragment.stores),
             )
         return dg.AssetSpec(key=self.get_asset_key(data), kinds={"journal"}, metadata=dict(metadata))
+
+
+class ComponentTranslator(DagsterJournalTranslator):
+    """A translator whose specs a component changes."""
+
+    def __init__(self, change: Callable[[dg.AssetSpec], dg.AssetSpec]) -> None:
+        self._change = change
+
+    def get_asset_spec(self, data: JournalTranslatorData) -> dg.AssetSpec:
+        return self._change(super().get_asset_spec(data))
 
 
 def build_group_spec(

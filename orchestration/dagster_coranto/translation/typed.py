@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import dagster as dg
-from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
 
 from coranto.errors import CorruptData, MessageTypeNotFound
 from coranto.labels import MESSAGE_TYPE, value_of
 from coranto.types import Catalog, TypeVersion, parse_reference
 from coranto.types.kinds import format_kind
 from dagster_coranto.translation.metadata import namespaced
+from dagster_coranto.translation.metadata_set import TableMetadata
 from dagster_coranto.translation.translator import DagsterJournalTranslator, JournalTranslatorData
 
 
@@ -38,7 +38,7 @@ class TypedJournalTranslator(DagsterJournalTranslator):
             )
             for each in found.definition.fields
         ]
-        facts = TableMetadataSet(column_schema=dg.TableSchema(columns=columns))
+        facts = TableMetadata(column_schema=dg.TableSchema(columns=columns))
         described = spec.replace_attributes(description=spec.description or found.definition.description or None)
         return described.merge_attributes(metadata={**dict(facts), **namespaced({"message_type": str(found)})})
 

@@ -16,7 +16,8 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.telemetry import amount
 from dagster_coranto.instance.evaluations import last_evaluation
 from dagster_coranto.resources.journals import JournalResource
-from dagster_coranto.translation.metadata import NAMESPACE, JournalRow, namespaced, table, verbatim
+from dagster_coranto.translation.metadata import JournalRow, namespaced, table, verbatim
+from dagster_coranto.translation.metadata_set import NAMESPACE
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 
 _COLUMNS = {

@@ -1,12 +1,11 @@
 """Tables of a Spark consumer whose partitions are windows of offsets, and the sensor that keeps the partitions up."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from time import time
 from typing import TYPE_CHECKING, Any, Unpack
 
 import dagster as dg
-from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from coranto.client.groups import JournalGroup
 from coranto.errors import CorantoError, Fenced, InvalidInput
@@ -14,6 +13,7 @@ from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES,
 from coranto.offsets import JournalOffset
 from dagster_coranto.consumers.definition import ConsumerSettings
 from dagster_coranto.instance.requests import Requests
+from dagster_coranto.instance.tags import PARTITION
 from dagster_coranto.instance.underway import Target, backfill_under_way, runs_under_way
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.spark import SparkResource
@@ -35,10 +35,16 @@ _COLUMNS = {"journal": "string", "begin": "int", "end": "int", "bytes": "int"}
 
 @dataclass(frozen=True, slots=True)
 class WindowedConsumer:
-    """A consumer by windows: its assets, and what `build_window_sensor` needs to keep up their partitions."""
+    """A consumer by windows: its assets, and what `build_window_sensor` needs to keep up their partitions.
+
+    `windows` is an asset that no run makes, between the sources and the tables: the windows themselves. The sensor
+    reports each of them once, with its offsets and the time of its content. Content of a window never changes, so its
+    rows stay up to date while the journals grow.
+    """
 
     name: str
     assets: dg.AssetsDefinition
+    windows: dg.AssetSpec
     partitions_def: dg.DynamicPartitionsDefinition
     sources: tuple[JournalGroup, ...]
     tables: tuple[dg.AssetSpec, ...]
@@ -54,17 +60,19 @@ def build_windowed_consumer(
     dagster_journal_translator: DagsterJournalTranslator | None = None,
     resource_key: str = "journals",
     spark_resource_key: str = "spark",
+    execute: "Callable[[dg.AssetExecutionContext, WindowStep], Iterator[Any]]" = lambda context, step: step.run(),
     **options: Unpack[AssetOptions],
 ) -> WindowedConsumer:
-    """Return assets for tables that a Spark consumer fills window by window.
+    """Return assets for tables that a Spark consumer fills window by window. Add both `assets` and `windows`.
 
     Each partition is a window: fixed ranges of offsets of the `sources`, made of whole stored fragments. Materialising
     it reads exactly these bytes and replaces the window's rows, in one SQL transaction. So it has its effect once,
     however often it is done, and beside consumers that go on with the same journals: it shares neither checkpoints nor
     rows with them. A backfill over partitions launches a run for each.
 
-    `settings` is as of `build_spark_consumer_assets`. The application returns tables only, each with the column
-    `coranto_window` (BIGINT NOT NULL, part of its key), which is filled in. Its name and its selector play no part.
+    `settings` is as of `spark_consumer_assets`, and `execute` runs the step. The application returns tables only, each
+    with the column `coranto_window` (BIGINT NOT NULL, part of its key), which is filled in. Its name and its selector
+    play no part.
 
     Runs of one window take turns, however they were launched: a later one waits until the earlier one has ended, and
     then replaces the rows again. They wait in pools of Dagster (`windows.turns`).
@@ -80,9 +88,19 @@ def build_windowed_consumer(
             field="partitions_def" if options.get("partitions_def") is not None else "backfill_policy",
         )
     partitions = dg.DynamicPartitionsDefinition(name=f"coranto_{name}_windows")
-    deps = [build_group_spec(group, dagster_journal_translator).key for group in sources]
+    shown = ", ".join(f"{group.name}/…" for group in sources)
+    windows = dg.AssetSpec(
+        ["windows", name],
+        deps=[build_group_spec(group, dagster_journal_translator).key for group in sources],
+        description=f"Windows of {shown}: each partition has fixed ranges of offsets, and the time of their content.",
+        kinds={"journal"},
+        group_name=options.get("group_name"),
+        partitions_def=partitions,
+    )
     added: SpecOptions = {**spec_options(options), "kinds": {"spark", *options.get("kinds", ())}}
-    specs = tuple(with_deps(filled(spec, added), deps).replace_attributes(partitions_def=partitions) for spec in tables)
+    specs = tuple(
+        with_deps(filled(spec, added), [windows.key]).replace_attributes(partitions_def=partitions) for spec in tables
+    )
 
     @dg.multi_asset(
         name=name,
@@ -93,19 +111,42 @@ def build_windowed_consumer(
             *required_resource_keys,
             *resource_parameters(settings),
         },
-        can_subset=False,
+        can_subset=True,
         **op_options(options),
     )
-    def materialise_window(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+    def materialise_window(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        yield from execute(context, WindowStep(name, settings, specs, context, resource_key, spark_resource_key))
+
+    return WindowedConsumer(name, materialise_window, windows, partitions, sources, specs)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStep:
+    """A run of one window, for `SparkConsumerComponent.execute`. Use `run`, once."""
+
+    name: str
+    settings: Callable[..., ConsumerSettings]
+    specs: Sequence[dg.AssetSpec]
+    context: dg.AssetExecutionContext
+    resource_key: str
+    spark_resource_key: str
+
+    def run(self) -> Iterator[dg.MaterializeResult[None]]:
+        """Replace the window's rows, and yield a result for each table that the run was asked for.
+
+        The other tables of the consumer, which change with these, are reported by events. Raises dg.Failure when
+        another run of the window was quicker.
+        """
         from coranto_consumers.spark.windows import WindowConsumer
 
-        chosen = settings(context, **resource_arguments(settings, context.resources))
+        context = self.context
+        chosen = self.settings(context, **resource_arguments(self.settings, context.resources))
         consumer = WindowConsumer(
-            name,
+            self.name,
             chosen.application,
-            resource_of(context.resources, resource_key, JournalResource).client_config(),
+            resource_of(context.resources, self.resource_key, JournalResource).client_config(),
             chosen.database_url,
-            resource_of(context.resources, spark_resource_key, SparkResource).session,
+            resource_of(context.resources, self.spark_resource_key, SparkResource).session,
             **chosen.options.of_windows(),
         )
         try:
@@ -113,16 +154,18 @@ def build_windowed_consumer(
         except Fenced as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         window = report.window
-        keep_offsets(chosen.database_url, name, window)
-        for spec in specs:
+        keep_offsets(chosen.database_url, self.name, window)
+        if window.name != context.partition_key:
+            context.log.info(f"Window {context.partition_key} is a part of {window.name} now, which was read.")
+        for spec in self.specs:
             facts = table_facts(chosen.database_url, spec, count_rows=False)
             metadata = {**window_metadata(window, report), **facts}
             if window.name != context.partition_key:
-                context.log.info(f"Window {context.partition_key} is a part of {window.name} now, which was read.")
                 context.instance.report_runless_asset_event(_event(spec.key, window, metadata))
-            yield dg.MaterializeResult(asset_key=spec.key, data_version=window_version(window), metadata=metadata)
-
-    return WindowedConsumer(name, materialise_window, partitions, sources, specs)
+            if spec.key in context.selected_asset_keys:
+                yield dg.MaterializeResult(asset_key=spec.key, data_version=window_version(window), metadata=metadata)
+            elif window.name == context.partition_key:
+                context.log_event(_event(spec.key, window, metadata))
 
 
 def build_window_sensor(
@@ -138,6 +181,8 @@ def build_window_sensor(
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
     """Return a sensor that adds a partition when about `window_bytes` of content were stored, and merges old ones.
+
+    It reports each new one as a partition of `consumer.windows`, with the time of its content.
 
     There are at most `max_windows` partitions. A merged one, such as `00000009-00000016`, counts as materialised if all
     of its parts are; the windows themselves are in the SQL store, so another Dagster home sees the same.
@@ -158,10 +203,11 @@ def build_window_sensor(
     )
     def keep_up(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         from coranto_consumers.stores.sql import SqlStore
-        from coranto_consumers.stores.window_growth import grow
+        from coranto_consumers.stores.window_growth import grow, stored_times
         from coranto_consumers.stores.windows import WindowLog
 
         cluster, url = bound(journals), bound(store).url_with_password()
+        there = set(context.instance.get_dynamic_partitions(_name_of(consumer.partitions_def)))
         try:
             with cluster.client() as client:
                 known = grow(
@@ -171,9 +217,9 @@ def build_window_sensor(
                     window_bytes=window_bytes,
                     max_windows=max_windows,
                 )
+                times = stored_times(client, [each.window for each in known if each.window.name not in there])
         except Fenced as error:
             return dg.SkipReason(str(error))  # Another daemon was quicker.
-        there = set(context.instance.get_dynamic_partitions(_name_of(consumer.partitions_def)))
         for each in known:
             if each.materialised is not None and each.window.name not in there:
                 keep_offsets(url, consumer.name, each.window)
@@ -182,6 +228,7 @@ def build_window_sensor(
             consumer,
             known,
             there,
+            times,
             requested_runs(context, consumer, sensor_name, waiting, minimum_interval_seconds) if launch else [],
         )
 
@@ -203,7 +250,7 @@ def requested_runs(
         return []
     repository = context.repository_def
     runs = runs_under_way(context.instance, repository, Target(keys, None)) if repository is not None else []
-    busy = {run.tags.get(PARTITION_NAME_TAG) for run in runs}
+    busy = {run.tags.get(PARTITION) for run in runs}
     purposes = {f"{consumer.name}/{window}": window for window in windows if window not in busy}
     requests = Requests(context, sensor)
     due = [
@@ -216,9 +263,16 @@ def requested_runs(
 
 
 def partitions_result(
-    consumer: WindowedConsumer, known: "Sequence[KnownWindow]", there: Set[str], runs: Sequence[dg.RunRequest]
+    consumer: WindowedConsumer,
+    known: "Sequence[KnownWindow]",
+    there: Set[str],
+    times: Mapping[str, tuple[float, float]],
+    runs: Sequence[dg.RunRequest],
 ) -> dg.SensorResult | dg.SkipReason:
-    """Return what makes Dagster's partitions, `there`, those of the SQL store, whatever an earlier tick has left."""
+    """Return what makes Dagster's partitions, `there`, those of the SQL store, whatever an earlier tick has left.
+
+    `times` are those of the new windows, by name.
+    """
     names = {each.window.name for each in known}
     added = [each for each in known if each.window.name not in there]
     gone = sorted(there - names)
@@ -232,10 +286,9 @@ def partitions_result(
     return dg.SensorResult(
         dynamic_partitions_requests=requests,
         asset_events=[
-            _event(spec.key, each.window, window_metadata(each.window))
+            _event(spec.key, each.window, window_metadata(each.window, stored=times.get(each.window.name)))
             for each in added
-            if each.materialised is not None
-            for spec in consumer.tables
+            for spec in (consumer.windows, *(consumer.tables if each.materialised is not None else ()))
         ],
         run_requests=list(runs),
     )
@@ -247,12 +300,16 @@ def window_version(window: Window) -> dg.DataVersion:
     return vector_version({**begins, **{journal: span.end for journal, span in window.spans.items()}})
 
 
-def window_metadata(window: Window, report: "WindowReport | None" = None) -> dict[str, Any]:
-    """Return what a window's materialisation says of it."""
+def window_metadata(
+    window: Window, report: "WindowReport | None" = None, stored: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """Return what a window's materialisation says of it. `stored` is the time of its content, from and until."""
     spans = sorted(window.spans.items())
     return dict(
         WindowMetadataSet(
             window=window.name,
+            stored_from=dg.MetadataValue.timestamp(stored[0]) if stored is not None else None,
+            stored_until=dg.MetadataValue.timestamp(stored[1]) if stored is not None else None,
             messages=report.messages if report is not None else None,
             misfits=report.misfits if report is not None else None,
             rows_read=report.rows if report is not None else None,

@@ -152,10 +152,10 @@ def dagster(made: Environment, cluster: EmbeddedCluster) -> None:
     data = str(cluster.data_dir)
     text = block("docs/dagster.md", "python", "build_journal_specs_asset")
     made.program(
-        f"{text}\nassert dg.materialize([specs, orders], resources={{'journals': JOURNALS}}).success\n",
+        f"{text}\nassert dg.materialize([specs, refunds], resources={{'journals': JOURNALS}}).success\n",
         CORANTO_DATA=data,
     )
-    assert '"cents":1990' in made.run("coranto", "journals", "read", "shop/orders/part-000", CORANTO_DATA=data)
+    assert '"cents":1990' in made.run("coranto", "journals", "read", "shop/refunds/part-000", CORANTO_DATA=data)
 
 
 AIRFLOW = """

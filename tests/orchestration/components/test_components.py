@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -203,7 +204,12 @@ def test_components_of_one_project_share_resources_with_equal_settings(
         (
             JournalCollectionComponent,
             {"folder": "shop/orders/", "endpoint": "b:9"},
-            {"selector": "name:prefix=shop/orders/", "specs": "journals.yaml", "cluster": {"endpoint": "b:9"}},
+            {
+                "selector": "name:prefix=shop/orders/",
+                "specs": "journals.yaml",
+                "specs_asset": "shop_orders_specs",
+                "cluster": {"endpoint": "b:9"},
+            },
         ),
         (
             SparkConsumerComponent,
@@ -237,8 +243,20 @@ def test_what_is_scaffolded_loads(
             assert defs.resolve_sensor_def("consume_revenue__window_sensor")
         if component is ShardConsumerComponent:
             parents = defs.resolve_asset_graph().get(dg.AssetKey("revenue")).parent_keys
-            assert parents == {dg.AssetKey("shard_specs"), dg.AssetKey(["shop", "orders"])}
+            assert parents == {dg.AssetKey("revenue_shards"), dg.AssetKey(["shop", "orders"])}
             assert parse_shards((path / "shards.yaml").read_text())[0].upsert.id == "revenue-000"
+
+
+def test_a_project_may_have_several_collections_and_consumers_that_were_scaffolded(sandbox: DefsFolderSandbox) -> None:
+    for folder in ("shop/orders", "shop/refunds"):
+        params: dict[str, str] = {"folder": folder}
+        sandbox.scaffold_component(component_cls=JournalCollectionComponent, scaffold_params=params)
+        params = {"application": "shop:Revenue", "source": folder, "table": folder.rpartition("/")[2]}
+        sandbox.scaffold_component(component_cls=SparkConsumerComponent, scaffold_params=params)
+        params["table"] += "_shards"
+        sandbox.scaffold_component(component_cls=ShardConsumerComponent, scaffold_params=params)
+    with sandbox.build_all_defs() as defs:
+        assert keys_of(defs) >= {"shop_orders_specs", "shop_refunds_specs", "shop/orders", "orders", "orders_shards"}
 
 
 def test_a_consumer_with_windows_has_partitions_that_its_sensor_adds(
@@ -252,7 +270,10 @@ def test_a_consumer_with_windows_has_partitions_that_its_sensor_adds(
     with loaded(sandbox, path) as (_, defs), dg.instance_for_test() as instance:
         node = defs.resolve_asset_graph().get(dg.AssetKey("revenue_by_window"))
         assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
-        assert node.parent_keys == {dg.AssetKey(["shop", "orders"])}
+        (windows,) = node.parent_keys
+        assert windows == dg.AssetKey(["windows", "again"])
+        between = defs.resolve_asset_graph().get(windows)
+        assert (between.parent_keys, between.is_executable) == ({dg.AssetKey(["shop", "orders"])}, False)
         sensor = defs.resolve_sensor_def("again__window_sensor")
         assert (sensor.minimum_interval_seconds, sensor.default_status) == (20, dg.DefaultSensorStatus.RUNNING)
         assert broker.requests == []
@@ -287,10 +308,10 @@ from dagster_coranto import (
     JournalResource,
     build_journal_recovery,
     build_recovery_sensor,
-    build_spark_consumer_assets,
     build_verification,
     journal_assets,
 )
+from dagster_coranto.consumers.assets import build_spark_consumer_assets
 
 ORDERS = JournalGroup("shop/orders")
 verification = build_verification(ORDERS)
@@ -358,3 +379,58 @@ def test_a_collection_may_be_loaded_by_itself(sandbox: DefsFolderSandbox, monkey
     made = JournalCollectionComponent(selector="name:prefix=shop/")
     with sandbox.build_component_tree():
         assert keys_of(dg.build_defs_for_component(made)) == set()
+
+
+OVERRIDDEN = """
+import dagster as dg
+from dagster_coranto import JournalCollectionComponent, ShardConsumerComponent, SparkConsumerComponent
+
+
+def owned(spec):
+    return spec.replace_attributes(key=dg.AssetKey(["ours", *spec.key.path]), owners=["team:ours"])
+
+
+class OurCollection(JournalCollectionComponent):
+    def get_asset_spec(self, data):
+        return owned(super().get_asset_spec(data)).merge_attributes(tags={"journals": str(data.journals)})
+
+
+class OurConsumer(SparkConsumerComponent):
+    def get_asset_spec(self, spec):
+        return owned(super().get_asset_spec(spec))
+
+    def execute(self, context, consumer):
+        context.log.info("it begins")
+        for key in context.selected_asset_keys:
+            yield dg.MaterializeResult(asset_key=key, metadata={"name": consumer.definition.name})
+
+
+class OurShards(ShardConsumerComponent):
+    def get_asset_spec(self, spec):
+        return owned(super().get_asset_spec(spec))
+"""
+
+
+def test_a_subclass_changes_specs_and_what_a_run_does(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+    (sandbox.project_root / "src" / sandbox.project_name / "ours.py").write_text(OVERRIDDEN)
+    for component, folder, attributes in (
+        ("OurCollection", "one", {"selector": "name:prefix=shop/", "cluster": {"endpoint": broker.endpoint}}),
+        ("OurConsumer", "two", {"name": "c", "application": "a:B", "sources": ["shop/x"], "tables": [{"key": "t"}]}),
+        ("OurShards", "three", {"specs": "s.yaml", "sources": ["shop/x"], "tables": [{"key": "u"}]}),
+    ):
+        path = sandbox.defs_folder_path / folder
+        path.mkdir()
+        text = json.dumps({"type": f"{sandbox.project_name}.ours.{component}", "attributes": attributes})
+        (path / "defs.yaml").write_text(text)
+    broker.create("shop/orders/part-000")
+    refresh(sandbox, sandbox.defs_folder_path / "one")
+    with sandbox.build_all_defs() as defs, dg.instance_for_test() as instance:
+        graph = defs.resolve_asset_graph()
+        x, t, u = (dg.AssetKey(["ours", *path]) for path in (["shop", "x"], ["t"], ["u"]))
+        assert graph.get(t).parent_keys == {x}
+        assert x in graph.get(u).parent_keys
+        orders = graph.get(dg.AssetKey(["ours", "shop", "orders"]))
+        assert (orders.owners, orders.tags["journals"]) == (["team:ours"], "1")
+        result = defs.resolve_job_def("c_job").execute_in_process(instance=instance)
+        (made,) = result.asset_materializations_for_node("c")
+        assert (made.asset_key, made.metadata["name"].value) == (t, "c")

@@ -18,7 +18,8 @@ from dagster._daemon.sensor import execute_sensor_iteration
 from coranto.client.loop import run_blocking
 from coranto.client.positions import JournalPosition
 from coranto.testing.fake_broker import FakeBroker
-from dagster_coranto import JournalGroup, JournalPollingSensorCursor, JournalResource, build_journal_polling_sensor
+from dagster_coranto import JournalGroup, JournalResource, build_journal_polling_sensor
+from dagster_coranto.consumers.polling_sensor import JournalPollingSensorCursor
 
 EVENTS = JournalGroup("flights/events")
 PART = "flights/events/part-000"
@@ -242,3 +243,13 @@ def test_dagsters_daemon_launches_a_run_after_the_cursor_was_reset_and_after_a_r
             instance.delete_run(run.run_id)
         assert evaluate() == 1, "the run that was requested is not there"
         assert evaluate() == 1
+
+
+def test_a_cursor_that_an_earlier_version_has_kept_reads_back() -> None:
+    kept = (
+        '{"__class__": "JournalPollingSensorCursor", "failures": 2, "packed": "", '
+        '"positions": {"a": [1, 5, "x-1"]}, "run_key": "k"}'
+    )
+    wanted = JournalPollingSensorCursor(positions={"a": [1, 5, "x-1"]}, run_key="k", failures=2)
+    assert JournalPollingSensorCursor.parse(kept) == wanted
+    assert JournalPollingSensorCursor.parse(wanted.to_text()) == wanted

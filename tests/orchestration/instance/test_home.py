@@ -7,7 +7,7 @@ import pytest
 from dagster._core.nux import get_has_seen_nux
 from dagster._core.run_coordinator import DefaultRunCoordinator
 
-from dagster_coranto import dagster_environment, prepare_home, prepare_storage
+from dagster_coranto.instance.home import dagster_environment, prepare_home, prepare_storage
 
 
 def test_an_instance_of_the_home_starts_runs_at_once_and_sends_no_telemetry(

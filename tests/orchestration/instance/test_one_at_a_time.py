@@ -208,6 +208,7 @@ PROCESS = """
 import sys, time
 import dagster as dg
 from dagster_coranto import *
+from dagster_coranto.consumers.assets import build_spark_consumer_assets
 
 endpoint, root, notes = sys.argv[1:]
 

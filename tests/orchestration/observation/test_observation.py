@@ -27,12 +27,13 @@ from dagster_coranto import (
     JournalGroup,
     JournalResource,
     SqlStoreResource,
-    build_group_spec,
     build_journal_observation_sensor,
     on_new_content,
 )
-from dagster_coranto.observation.journals import GroupSeen, ObservedGroup, _is_due
+from dagster_coranto.observation.consumers import ConsumerObservationSensorCursor, ConsumerSeen
+from dagster_coranto.observation.journals import GroupSeen, JournalObservationSensorCursor, ObservedGroup, _is_due
 from dagster_coranto.translation.metadata import vector_version
+from dagster_coranto.translation.translator import build_group_spec
 
 ORDERS = JournalGroup("shop/orders")
 JOURNALS = ("shop/orders/part-000", "shop/orders/part-001")
@@ -162,13 +163,13 @@ def test_a_head_that_nobody_can_tell_is_said_and_makes_nothing_grow() -> None:
         return Heads(pb.Header(), tuple(journals))
 
     whole = ObservedGroup.of(heads(pb.OK, pb.OK), {})
-    assert isinstance(whole.event(KEY, None, None), dg.AssetMaterialization)
+    assert isinstance(whole.event(KEY, None, {}), dg.AssetMaterialization)
     seen = whole.seen(None, said=True)
     partial = ObservedGroup.of(heads(pb.OK, pb.NO_JOURNAL_PRIMARY_BROKER), {})
-    event = partial.event(KEY, seen, None)
+    event = partial.event(KEY, seen, {})
     assert isinstance(event, dg.AssetObservation)
     assert event.metadata["dagster-coranto/unknown_journals"].value == 1
-    back = whole.event(KEY, partial.seen(seen, said=True), None)
+    back = whole.event(KEY, partial.seen(seen, said=True), {})
     assert isinstance(back, dg.AssetObservation)
 
 
@@ -176,7 +177,7 @@ def test_events_about_many_journals_are_small() -> None:
     many = tuple(
         JournalHead(f"shop/orders/region-{n:05}/part", pb.OK, head=n, last_append_time=float(n)) for n in range(10_000)
     )
-    event = ObservedGroup.of(Heads(pb.Header(), many), {}).event(KEY, None, None)
+    event = ObservedGroup.of(Heads(pb.Header(), many), {}).event(KEY, None, {})
     assert event is not None
     assert len(serialize_value(event)) < 60_000
     heads: Any = event.metadata["dagster-coranto/heads"].value
@@ -285,3 +286,19 @@ def state_of(instance: dg.DagsterInstance, graph: Any) -> FreshnessState:
     """The freshness of the group, as Dagster's daemon evaluates it."""
     evaluator = TimeWindowFreshnessPolicyEvaluator()
     return asyncio.run(evaluator.evaluate_freshness(LoadingContextForTest(instance), graph.get(KEY)))
+
+
+def test_cursors_that_an_earlier_version_has_kept_read_back() -> None:
+    kept = (
+        '{"__class__": "JournalObservationSensorCursor", "groups": {"g": {"__class__": "GroupSeen", "at": 1.5, '
+        '"head": 3, "state": "s", "version": "v"}}}'
+    )
+    wanted = JournalObservationSensorCursor(groups={"g": GroupSeen(at=1.5, head=3, state="s", version="v")})
+    assert JournalObservationSensorCursor.parse(kept) == wanted
+    assert JournalObservationSensorCursor.parse(wanted.to_text()) == wanted
+    consumers = (
+        '{"__class__": "ConsumerObservationSensorCursor", "consumers": {"c": {"__class__": "ConsumerSeen", '
+        '"at": 1.5, "lag": 3, "version": "v"}}}'
+    )
+    seen = ConsumerObservationSensorCursor(consumers={"c": ConsumerSeen(at=1.5, lag=3, version="v")})
+    assert ConsumerObservationSensorCursor.model_validate_json(consumers) == seen

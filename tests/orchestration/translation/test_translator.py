@@ -12,18 +12,18 @@ from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import (
     DagsterJournalTranslator,
     JournalGroup,
-    JournalMetadataSet,
     JournalResource,
     JournalTranslatorData,
     Publication,
     PublishContext,
     SparkResource,
     build_fragment_check,
-    build_group_spec,
     build_journal_asset_specs,
-    build_journal_group_asset,
-    build_spark_consumer_assets,
 )
+from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.journals.assets import build_journal_group_asset
+from dagster_coranto.translation.metadata import JournalMetadataSet
+from dagster_coranto.translation.translator import build_group_spec
 
 
 def listed(name: str) -> JournalInfo:

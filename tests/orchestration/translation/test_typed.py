@@ -7,7 +7,8 @@ import dagster as dg
 from coranto.labels import CONTENT_TYPE, JSON_LINES, MESSAGE_TYPE, label_set
 from coranto.types import Catalog, Compatibility, JsonForm, MessageType, TypeVersion, parse_fields
 from coranto.wire import protocol_pb2 as pb
-from dagster_coranto import JournalGroup, JournalTranslatorData, TypedJournalTranslator, build_group_spec
+from dagster_coranto import JournalGroup, JournalTranslatorData, TypedJournalTranslator
+from dagster_coranto.translation.translator import build_group_spec
 
 
 def types() -> Catalog:

@@ -96,7 +96,7 @@ windows = build_window_sensor(
 defs = dg.Definitions.merge(
     verification.definitions,
     dg.Definitions(
-        assets=[orders, order_counts, windowed.assets],
+        assets=[orders, order_counts, windowed.assets, windowed.windows],
         jobs=recovery.jobs,
         sensors=[windows, build_recovery_sensor(recovery, verification.check_keys)],
         resources={"journals": JOURNALS, "spark": SparkResource(short=True)},

@@ -152,6 +152,9 @@ def test_a_backfill_of_windows_is_launched_by_clicking(ui: DagsterUi, page: Page
     partitions = f"{ui.url}/assets/order_counts?view=partitions"
     with dg.DagsterInstance.get() as instance:
         await_true(page, lambda: len(instance.get_dynamic_partitions("coranto_revenue_windows_windows")) == 2)
+    times = page.get_by_text("dagster-coranto/stored_until").first
+    open_until(page, f"{ui.url}/assets/windows/revenue_windows?view=partitions&partition=00000002", times)
+    picture(page, "dagster-window")
     open_until(page, partitions, page.get_by_text(re.compile(r"Missing \(2\)")))
     page.get_by_role("button").filter(has_text=re.compile("^Materialize…$")).click()
     page.get_by_role("button").filter(has_text=re.compile("^All$")).click()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from time import time as time_of_day
 from typing import Any
@@ -32,9 +33,15 @@ from dagster_coranto import (
     build_window_sensor,
     build_windowed_consumer,
 )
-from dagster_coranto.translation.metadata import ConsumerMetadataSet, offsets_metadata, vector_version
+from dagster_coranto.translation.metadata import (
+    ConsumerMetadataSet,
+    WindowMetadataSet,
+    offsets_metadata,
+    vector_version,
+)
 from dagster_coranto.windows.assets import keep_offsets, window_metadata, window_version
 from tests.orchestration.revenue import ORDERS, RevenueByWindow
+from tests.orchestration.staleness import status
 
 JOURNAL = "shop/orders/part-000"
 REVENUE = dg.AssetKey("revenue_by_window")
@@ -148,6 +155,43 @@ def test_partitions_follow_the_windows_and_a_merged_one_keeps_its_state(shop: Sh
     assert shop.materialised() == {"00000001-00000002"}, "both of its parts were"
     assert isinstance(result, dg.SensorResult)
     assert [request.partition_key for request in result.run_requests or ()] == ["00000004"]
+
+
+def test_a_new_window_tells_the_time_of_its_content_before_any_run(shop: Shop) -> None:
+    for cents in (1, 2):
+        shop.order(cents)
+    stored = shop.broker.journals[JOURNAL].stored
+    for number, each in enumerate(stored):
+        each.fragment = replace(each.fragment, mod_time=1_000 + 60 * number)
+    shop.tick()
+    windows = windowed.windows.key
+    assert set(shop.instance.get_materialized_partitions(windows)) == {"00000001", "00000002"}
+    assert shop.materialised() == set()
+    query = dg.AssetRecordsFilter(asset_key=windows, asset_partitions=["00000002"])
+    (record,) = shop.instance.fetch_materializations(query, limit=2).records
+    made = record.asset_materialization
+    assert made is not None
+    found = WindowMetadataSet.extract(made.metadata)
+    assert (found.stored_from, found.stored_until) == tuple(map(dg.MetadataValue.timestamp, (1_000.0, 1_060.0)))
+    assert found.bytes == stored[1].fragment.end - stored[1].fragment.begin
+
+
+def test_materialised_windows_are_up_to_date_while_journals_grow(shop: Shop) -> None:
+    shop.order(1)
+    shop.tick()
+    rows = dg.AssetMaterialization(REVENUE, partition="00000001")
+    definitions = dg.Definitions(
+        [windowed.assets, windowed.windows, dg.AssetSpec(["shop", "orders"])],
+        resources={"journals": shop.journals, "spark": SparkResource(), "store": shop.store},
+    )
+    shop.instance.report_runless_asset_event(rows)
+    for version in ("one", "two"):
+        shop.instance.report_runless_asset_event(
+            dg.AssetMaterialization(["shop", "orders"], tags={"dagster/data_version": version})
+        )
+        shop.order(2)
+        shop.tick()
+        assert status(shop.instance, definitions, REVENUE, "00000001") == "FRESH"
 
 
 def test_a_window_without_a_run_or_whose_run_failed_gets_another_one(

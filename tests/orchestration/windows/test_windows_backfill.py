@@ -32,6 +32,7 @@ DEFINITIONS = f"""
 import sys
 import dagster as dg
 from dagster_coranto import *
+from dagster_coranto.consumers.assets import build_spark_consumer_assets
 
 sys.path.insert(0, {ROOT!r})  # The process of the code server does not know the folder of the tests.
 from tests.orchestration.revenue import Revenue, RevenueByWindow
