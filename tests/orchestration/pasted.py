@@ -25,7 +25,7 @@ def blocks_of(page: str) -> list[tuple[str, str]]:
 
 
 class Page:
-    """The blocks of a page, each of which is to be taken once."""
+    """The blocks of a page. A test takes each of them once."""
 
     def __init__(self, name: str) -> None:
         self._blocks = blocks_of(name)

@@ -95,7 +95,7 @@ class ConsumerStep:
                     context.log_event(state.as_event())
 
     def _warn(self, new: LeftOut) -> bool:
-        """Tell in the run, and by the assets' checks, what the consumer went on without."""
+        """Report in the run, and by the assets' checks, the input that the consumer left out."""
         self.context.log.warning(f"{self.definition.name} went on without {new}.")
         report_left_out(self.context.instance, self.definition, new)
         return True
@@ -183,23 +183,23 @@ def spark_consumer_assets(
     consumer's name in Dagster, by default the function's.
 
     A run does all that the consumer does, also if it was asked for some of the assets: the others then get
-    materialisations by events. In the mode DRAIN a run goes on until it has caught up with the heads that its source
-    journals had when it began. In the mode SERVICE it goes on until it is terminated, or for as long as its
-    configuration says, and reports materialisations at most every `report_seconds`. The consumer itself gives the
+    materialisations by events. In the mode DRAIN a run ends when it has caught up with the heads that its source
+    journals had when it began. In the mode SERVICE it ends when it is terminated, or after the time that its
+    configuration sets, and reports materialisations at most every `report_seconds`. The consumer itself gives the
     exactly-once guarantees (`coranto_consumers.spark`), so a run may be killed and started again at any time.
 
     Runs wait for one another in the pool `coranto_` and the name, however they were launched. Its limit is one, unless
     you set another one in Dagster; `pool` adds a pool of yours. If two run nevertheless, the SQL store's fence shuts
     out the earlier one, whose run fails without retries.
 
-    What the consumer goes on without is in the metadata and the run's log: dead letters, and content that was gone.
-    `build_left_out_check` makes the check that tells of it until somebody accepts it.
+    Dead letters and content that was gone are in the metadata and the run's log. `build_left_out_check` makes the check
+    that fails for them until a person accepts them.
 
-    All fields of the translator's specs take effect, as do those of `tables`; see AssetOptions for what options add.
+    All fields of the specs of `tables` and of the translator take effect; see AssetOptions for what options add.
     Metadata: ConsumerMetadataSet for tables, with table name, columns and row count if the store has the table;
-    GroupMetadataSet for journal groups. The data version of tables is a digest of the offsets read, and that of journal
-    groups a digest of their heads. A run that has read its sources up to their heads reports their growth, too, unless
-    something else has: so its assets are up to date in Dagster's eyes.
+    GroupMetadataSet for journal groups. The data version of a table is a digest of the offsets read, and a journal
+    group's is a digest of its heads. A run that has read its sources up to their heads reports their growth, too,
+    unless something else has: so Dagster shows its assets as up to date.
     """
 
     def decorate(settings: Callable[..., ConsumerSettings]) -> dg.AssetsDefinition:

@@ -114,7 +114,7 @@ class Consumption:
             tell(None, now=True)
 
     def states(self, report: ConsumeReport, *, count_rows: bool = True) -> Iterator[Materialized]:
-        """Yield the state of each asset after what the report tells of. Counting rows reads the tables.
+        """Yield the state of each asset as of the report. Counting rows reads the tables.
 
         Sources that have grown, and whose growth nothing has reported yet, are among them.
         """

@@ -93,7 +93,7 @@ class Materialized:
         )
 
     def as_event(self) -> dg.AssetMaterialization:
-        """Return the event for a step that goes on, for an asset that it was not asked for, or for no run at all."""
+        """Return the event for a running step, for an asset that it was not asked for, or without a run."""
         return dg.AssetMaterialization(asset_key=self.key, metadata=self.metadata, tags=dict(self.tags))
 
 

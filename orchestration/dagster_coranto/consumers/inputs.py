@@ -56,7 +56,7 @@ class Inputs:
         self._reported = last_versions(self._instance, self._reported)
 
     def _heads_read(self, group: JournalGroup, offsets: Mapping[str, int]) -> dict[str, int] | None:
-        """Return the heads of a group if all of its content was read. None if not, or if nobody tells."""
+        """Return the heads of a group if all of its content was read. None otherwise, or if it is unknown."""
         try:
             heads = heads_of(self._journals.positions(group))
         except (ClusterError, Unavailable):

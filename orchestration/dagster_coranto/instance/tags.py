@@ -1,4 +1,4 @@
-"""Tags in which Dagster keeps facts of runs and of materialisations. Its documentation names them.
+"""Tags of Dagster on runs and materialisations, as its documentation names them.
 
 The versions of an asset's inputs are among them. Dagster compares these with the inputs' present versions, and shows
 the asset as "Unsynced" if they differ. It notes the versions that its own database had when a step began. A consumer
@@ -26,7 +26,7 @@ _NEVER_REPORTED: Final = "INITIAL"
 
 
 def last_tags(instance: dg.DagsterInstance, key: dg.AssetKey) -> Mapping[str, str]:
-    """Return the tags of an asset's last materialisation, which have its version and those of its inputs."""
+    """Return the tags of an asset's last materialisation, with its version and its inputs' versions."""
     event = instance.get_latest_materialization_event(key)
     made = event.asset_materialization if event is not None else None
     return (made.tags or {}) if made is not None else {}
@@ -45,7 +45,7 @@ def event_tags(version: str, inputs: Mapping[dg.AssetKey, str], code_version: st
 
 
 def result_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the tags that the result of a step gives in place of Dagster's own."""
+    """Return the tags that the result of a step gives in place of Dagster's own."""
     return {name: value for name, value in tags.items() if name.startswith(_INPUT_TAG)}
 
 

@@ -271,7 +271,7 @@ def partitions_result(
 ) -> dg.SensorResult | dg.SkipReason:
     """Return what makes Dagster's partitions, `there`, those of the SQL store, whatever an earlier tick has left.
 
-    `times` are those of the new windows, by name.
+    `times` are the stored times of the new windows, by name.
     """
     names = {each.window.name for each in known}
     added = [each for each in known if each.window.name not in there]

@@ -26,7 +26,7 @@ def oldest() -> str:
 
 
 def constraints(folder: Path, version: str) -> Path:
-    """Return constraints as of the repository, without those of Dagster, or with that version of it."""
+    """Return the repository's constraints with this version of Dagster; with none for an empty version."""
     kept = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "dagster" not in line]
     names = ("dagster", "dagster-webserver", "dagster-dg-cli", "create-dagster") if version else ()
     path = folder / "constraints.txt"

@@ -345,7 +345,7 @@ defs = dg.Definitions.merge(
 def test_a_collection_leaves_to_other_parts_what_they_define(
     sandbox: DefsFolderSandbox, broker: FakeBroker, place: str
 ) -> None:
-    """Dagster refuses a key that two parts define. The order in which it loads parts plays no role."""
+    """Dagster refuses a key that two parts define. The order of loading plays no role."""
     for name in ("shop/orders/part-000", "shop/refunds/eu", "shop/alerts/eu", "shop/late/eu", "shop/sums/eu"):
         broker.create(name)
     path = collection(sandbox, broker, audits=["cheap", "deep"])
