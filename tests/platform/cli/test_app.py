@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from coranto.checkup import Condition
 from coranto.testing.command_line import CommandLine, RemoteBroker
 
 
@@ -129,3 +131,33 @@ def test_output_that_is_full_is_reported_once() -> None:
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, check=False)
     assert (ended.returncode, ended.stderr) == (1, b"coranto: No space left on device\n")
+
+
+def test_a_cluster_without_the_brokers_requirements_names_the_extra(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['aiohttp'] = None; from coranto.cli import main; "
+        f"sys.exit(main(['up', '--data-dir', {str(tmp_path / 'data')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "pip install 'coranto[broker]'" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_doctor_writes_a_line_for_each_finding_to_a_pipe(tmp_path: Path) -> None:
+    """No boxes, and no wrapping at a width that a pipe does not have."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main(['doctor']))"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=tmp_path,
+        env={**kept, "COLUMNS": "20"},
+    )
+    assert done.stdout.isascii()
+    conditions = "|".join(re.escape(each.value) for each in Condition)
+    for line in done.stdout.splitlines():
+        assert re.match(rf"({conditions}): \S|    \S", line), line
+    assert re.search("^ok: Python: .* 3", done.stdout, re.MULTILINE)
