@@ -105,7 +105,6 @@ ELSEWHERE: Final = {
     "dagster_coranto.instance.log": ("orchestration/flights/test_ui_processes.py", "it takes processes of Dagster"),
     "dagster_coranto.instance.underway": ONE_RUN,
     "dagster_coranto.resources.sql_store": SECRETS,
-    "dagster_coranto.resources.typed": ("orchestration/journals/test_assets.py", "functions that publish use it"),
     "dagster_coranto.translation.options": FIELDS,
     "dagster_coranto.translation.sql_tables": FIELDS,
     "dagster_coranto.translation.vectors": ("orchestration/windows/test_windows.py", "`AsOf` finds what it keeps"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import dagster as dg
@@ -14,7 +16,8 @@ T = TypeVar("T")
 
 def resource_parameters(function: Callable[..., Any]) -> frozenset[str]:
     """Return the names of a function's parameters that are annotated with the class of a resource."""
-    hints = get_type_hints(function, include_extras=True)
+    named = function.func if isinstance(function, partial) else function
+    hints = get_type_hints(named if inspect.isroutine(named) else type(named).__call__, include_extras=True)
     return frozenset(name for name, hint in hints.items() if name != "return" and _is_resource(hint))
 
 
