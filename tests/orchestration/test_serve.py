@@ -29,7 +29,7 @@ from dagster_coranto import (
 )
 from dagster_coranto.consumers.assets import build_spark_consumer_assets
 from dagster_coranto.instance.heartbeat import ALIVE_TAG
-from dagster_coranto.serve import run, serve
+from dagster_coranto.serve import load_repository, run, serve
 from tests.orchestration.revenue import ORDERS, REVENUE, SCHEMA, Revenue
 
 pytestmark = pytest.mark.integration
@@ -224,3 +224,24 @@ def test_a_signal_asks_the_process_to_end(monkeypatch: pytest.MonkeyPatch, numbe
         run("shop.definitions")
     assert waited == [True]
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    "text", ["defs = dg.Definitions([a])", "@dg.definitions\ndef defs():\n    return dg.Definitions([a])", ""]
+)
+def test_the_definitions_of_a_module_have_any_usual_form(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    name = f"served_{request.node.callspec.indices['text']}"
+    (tmp_path / f"{name}.py").write_text(f"import dagster as dg\n\n@dg.asset\ndef a(): ...\n\n{text}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert dg.AssetKey("a") in load_repository(name).assets_defs_by_key
+
+
+def test_a_module_with_several_definitions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "served_twice.py").write_text(
+        "import dagster as dg\none = dg.Definitions([])\ntwo = dg.Definitions([])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidInput, match="served_twice has 2 objects with definitions"):
+        load_repository("served_twice")

@@ -20,7 +20,7 @@ import pytest
 from tests.consumers.stores.iceberg.rest_server import rest_server
 from tests.orchestration.pasted import LOADED, ROOT, Page, Project, environment_of, project_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.system]
+pytestmark = [pytest.mark.integration, pytest.mark.system, pytest.mark.exhaustive]
 
 PAGE = ROOT / "docs" / "tutorial.md"
 LEFT_OUT = ("python3 -m venv", ". .venv/bin/activate", "pip install ")
