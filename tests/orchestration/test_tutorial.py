@@ -226,7 +226,8 @@ def test_the_blocks_of_dagster_run_in_the_tutorials_project(project: Project) ->
         "defs/refunds.py": f"{main}\nfrom dagster_coranto import *\n{fragments}\n{together}",
         "defs/ours/defs.yaml": page.take("yaml", "JournalCollectionComponent"),
     }
-    endpoint = project.run("python", "-c", "from coranto.cluster import locate; print(locate().endpoint)").strip()
+    told = "from coranto.cluster import locate; print(locate().endpoint, locate().file_root)"
+    endpoint, file_root = project.run("python", "-c", told).split()
     with project.pasted(files):
         shown = project.program(
             f"""{LOADED}
@@ -246,6 +247,7 @@ print("read", [row.cents for row in found[-1].collect()])
 spark.stop()
 """,
             CORANTO_ENDPOINT=endpoint,
+            CORANTO_FILE_ROOT=file_root,
         )
         assert "read [1990]" in shown
     with project.pasted({"refunds.py": application}):
