@@ -50,6 +50,6 @@ def result_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def growth_tags(version: str, last: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of a materialisation that reports growth: the inputs are those of the last one (`last_tags`)."""
+    """Return the tags of a materialisation that reports growth, with the inputs of the last one (`last_tags`)."""
     kept = (_INPUT_TAG, _POINTER_TAG, _CODE_TAG)
     return {**{name: value for name, value in last.items() if name.startswith(kept)}, VERSION_TAG: version}
