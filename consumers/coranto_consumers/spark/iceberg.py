@@ -294,8 +294,10 @@ class IcebergStore(OutputStore[Written]):
                     _log.warning("iceberg.sweep_failed", table=name, folder=transaction.folder, error=str(error))
 
     def _find(self, table: Table | str) -> IcebergTable:
-        definition = None if isinstance(table, str) else table
-        return find_or_create(self._owner.catalog, self._name_of(table), definition)
+        name = self._name_of(table)
+        if isinstance(table, str) and name == self._owner.home:
+            table = self._home  # It may have a definition.
+        return find_or_create(self._owner.catalog, name, None if isinstance(table, str) else table)
 
     def _name_of(self, table: Table | str) -> str:
         name = table if isinstance(table, str) else f"{table.schema or self._namespace}.{table.name}"
