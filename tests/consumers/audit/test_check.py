@@ -26,6 +26,7 @@ from coranto_consumers.stores.retired import Retired
 from coranto_consumers.stores.sql import CHECKPOINTS
 from coranto_consumers.stores.staging import StageWriter, stage_of
 from tests.consumers.audit.conftest import ORDERS, SPEC, Scene
+from tests.consumers.conftest import DATABASES
 
 both = pytest.mark.parametrize(
     "store_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)], indirect=True
@@ -53,7 +54,7 @@ def moved(checkpoint: Checkpoint, journal: str, offset: int) -> Checkpoint:
     return Checkpoint({**checkpoint.sources, journal: Source(offset, source.producers)}, checkpoint.ack_intents)
 
 
-@both
+@pytest.mark.parametrize("store_url", DATABASES, indirect=True)
 async def test_a_sound_consumer_has_no_findings_whatever_its_journals_hold(scene):
     for _ in range(3):
         await scene.publish(20)
