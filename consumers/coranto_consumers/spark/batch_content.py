@@ -15,13 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from coranto.errors import CorruptData, InvalidInput
 
 _MOST_TEXT: Final = 32 << 10
 """The longest record of a batch, in characters. Of a longer one, there is a digest in place of the files or offsets."""
 _FILE_OFFSET: Final = "logOffset"
+_QUERY: Final = "sql.streaming.queryId"
+_ENDING_TRIGGERS: Final = frozenset({"AvailableNowTrigger", "OneTimeTrigger"})
 _SHOWN: Final = 10
 
 
@@ -123,29 +126,63 @@ def ends_of(content: BatchContent) -> str:
     )
 
 
-def content_of_batch(session: SparkSession, query: str, number: int) -> BatchContent:
-    """Return what the present batch of a query covers. For its driver, while the batch runs. Raises InvalidInput."""
-    jvm: Any = session._jvm
-    try:
-        execution = (
-            session._jsparkSession.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
-        )
-        log = execution.offsetLog()
-        end = _offsets(log.get(number))
-        begin = _offsets(log.get(number - 1)) if number else ()
-        begin += (None,) * (len(end) - len(begin))
-        files = tuple(
-            name
-            for source, offset in enumerate(end)
-            if _is_of_files(offset)
-            for name in _files(session, execution, source, begin[source], offset)
-        )
-    except (Py4JError, AttributeError, ValueError) as error:
-        raise InvalidInput(
-            f"the offsets of batch {number} could not be read: {error}. exactly_once needs a version of Spark that it "
-            "is tested with (docs/spark.md)"
-        ) from error
-    return BatchContent(begin, end, files)
+@dataclass(frozen=True, slots=True)
+class RunningQuery:
+    """The query that calls the function of `foreachBatch`. For its driver, while a batch runs."""
+
+    id: str
+    ends_by_itself: bool
+    """True for a query that ends with the data that was present when it began."""
+    _session: SparkSession
+    _execution: Any
+
+    @classmethod
+    def of(cls, batch: DataFrame) -> RunningQuery:
+        """Return the query of a batch. Raises InvalidInput."""
+        session = batch.sparkSession
+        try:
+            found = session.sparkContext.getLocalProperty(_QUERY)
+        except PySparkException as error:
+            raise InvalidInput("exactly_once needs a session that is not of Spark Connect") from error
+        if not found:
+            raise InvalidInput("there is no query: call this from foreachBatch only")
+        jvm: Any = session._jvm
+        try:
+            execution = (
+                session._jsparkSession.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(found))
+            )
+            ends_by_itself = str(execution.trigger().toString()) in _ENDING_TRIGGERS
+        except (Py4JError, AttributeError) as error:
+            raise _unreadable(f"query {found}", error) from error
+        return cls(found, ends_by_itself, session, execution)
+
+    def is_stopped(self) -> bool:
+        """Return True once the query was stopped."""
+        return not self._execution.isActive()
+
+    def content_of_batch(self, number: int) -> BatchContent:
+        """Return what the present batch covers. Raises InvalidInput."""
+        try:
+            log = self._execution.offsetLog()
+            end = _offsets(log.get(number))
+            begin = _offsets(log.get(number - 1)) if number else ()
+            begin += (None,) * (len(end) - len(begin))
+            files = tuple(
+                name
+                for source, offset in enumerate(end)
+                if _is_of_files(offset)
+                for name in _files(self._session, self._execution, source, begin[source], offset)
+            )
+        except (Py4JError, AttributeError, ValueError) as error:
+            raise _unreadable(f"the offsets of batch {number}", error) from error
+        return BatchContent(begin, end, files)
+
+
+def _unreadable(what: str, error: Exception) -> InvalidInput:
+    return InvalidInput(
+        f"{what} could not be read: {error}. exactly_once needs a version of Spark that it is tested with "
+        "(docs/spark.md)"
+    )
 
 
 def _offsets(logged: Any) -> tuple[Any, ...]:

@@ -13,7 +13,8 @@ Spark repeats the last batch of a query that ended before it knew that the batch
 one transaction of the store, together with its number and content (`batch_content.py`) and under a fence, as
 `SparkConsumer` commits (`consumer.py`). So a repeated batch is passed by, and a query that continues beside its
 successor cannot commit any more. A batch of a committed number with other content is an error: the query's checkpoint
-is older than the store.
+is older than the store. While the store or a broker is unavailable, the batch is tried again under the same fence
+(`outages.py`).
 
 The store knows the query by the id in its checkpoint. A query with another checkpoint counts its batches anew, and its
 offsets are not those of the store. So it is refused under the same name, instead of passing batches by or adding them
@@ -22,35 +23,38 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.config import require_client
-from coranto.errors import BatchChanged, CorruptData, InvalidInput
+from coranto.client.retry import JOB_SECONDS, RetryPolicy
+from coranto.errors import BatchChanged, CorruptData, InvalidInput, Unavailable
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto_consumers.outputs.identity import IdentityCheck, checked_codes
 from coranto_consumers.spark.application import Outputs, checked_outputs
 from coranto_consumers.spark.batch_content import (
     BatchContent,
     BatchDifference,
-    content_of_batch,
+    RunningQuery,
     difference,
     ends_of,
 )
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.comparing import compare_tables
+from coranto_consumers.spark.consumer_options import ConsumerOptions
+from coranto_consumers.spark.outages import Outages, RunCommits
 from coranto_consumers.spark.output_stores import OutputStore, output_store
-from coranto_consumers.spark.outputs import publish_journal_outputs
+from coranto_consumers.spark.outputs import Published, publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
-from coranto_consumers.spark.progress import Hooks, Step
+from coranto_consumers.spark.progress import NOTHING, ConsumeReport, Hooks, Step
 from coranto_consumers.spark.task_errors import errors_of_tasks, told_to_driver
 
-_QUERY = "sql.streaming.queryId"
 _PREFIX = "spark-query/"
 
 _log = structlog.get_logger(__name__)
@@ -63,8 +67,10 @@ def exactly_once(
     name: str,
     client: ClientConfig | None = None,
     first_batch: int = 0,
+    retry_timeout: float = JOB_SECONDS,
     fail_on_data_loss: bool = True,
     accept_changes: str = "",
+    on_progress: Callable[[ConsumeReport], None] | None = None,
     hooks: Hooks | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """Return a function to give to `foreachBatch`. It commits the outputs of each batch exactly once.
@@ -76,16 +82,35 @@ def exactly_once(
     under it. `client` is needed to publish to journals. `first_batch` is the number of the first batch that the query
     commits in this store; it is not 0 for a query that ran without the store before.
 
+    The store, a broker or a fragment store may be unavailable, or a transaction may conflict with another one. The
+    batch is then tried again under the same fence: in a query that ends by itself (trigger `availableNow` or `once`)
+    for `retry_timeout` seconds since the first failure, in other queries without a limit. `query.stop()` ends the
+    retries. `on_progress` is called after each batch, and at each failure that is tried again. Its report counts
+    batches as transactions since the fence was raised. It counts no rows, and has no offsets.
+
     The function raises Fenced when another query has the name now, InvalidInput for outputs that do not fit and for a
     query with another checkpoint, BatchChanged for a batch whose number is committed with other content,
     ConsumerChanged when the checkpoint records other outputs or another store (`accept_changes` takes the code that it
-    names), and what a store and brokers raise. The query then ends, and may be started again. With
-    `fail_on_data_loss=False`, a batch that differs is skipped, and what this loses is logged (`batch.content_lost`).
+    names), Unavailable when the query is stopped while it waits, and what a store and brokers raise for longer than the
+    retries, or for good. The query then ends, and may be started again. With `fail_on_data_loss=False`, a batch that
+    differs is skipped, and what this loses is logged (`batch.content_lost`).
     """
     if client is not None:
         require_client(client)
+    ConsumerOptions(retry_timeout=retry_timeout)  # Raises InvalidInput.
     identity = IdentityCheck(name, checked_codes(accept_changes))
-    return _Batches(store, outputs, name, client, first_batch, fail_on_data_loss, identity, hooks or Hooks())
+    return _Batches(
+        store,
+        outputs,
+        name,
+        client,
+        first_batch,
+        retry_timeout,
+        fail_on_data_loss,
+        identity,
+        on_progress or (lambda report: None),
+        hooks or Hooks(),
+    )
 
 
 class _Batches:
@@ -98,8 +123,10 @@ class _Batches:
         name: str,
         client: ClientConfig | None,
         first_batch: int,
+        retry_timeout: float,
         fail_on_data_loss: bool,
         identity: IdentityCheck,
+        on_progress: Callable[[ConsumeReport], None],
         hooks: Hooks,
     ) -> None:
         self._store = output_store(store, hooks.commit)
@@ -107,11 +134,17 @@ class _Batches:
         self._name = name
         self._client = client
         self._first_batch = first_batch
+        self._retry_timeout = retry_timeout
         self._fail_on_data_loss = fail_on_data_loss
         self._identity = identity
+        self._on_progress = on_progress
         self._hooks = hooks
-        self._begun: tuple[str, int] | None = None
-        """The query for which the fence was raised, and the fence."""
+        self._query = ""
+        """The query whose fence was raised. Empty before the first batch, and after an error that ended a query."""
+        self._is_restored = False
+        """True while the fields below agree with the store: until a batch fails."""
+        self._commits = RunCommits()
+        self._outages = self._retries(math.inf)
         self._next = first_batch
         self._last = ""
         """The record of the last batch's content; empty if it is unknown."""
@@ -119,21 +152,50 @@ class _Batches:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         with told_to_driver(), errors_of_tasks():
-            query = _query_of(batch)
-            if self._begun is None or self._begun[0] != query:
-                self._begun = query, self._begin(query, number, batch)
-            content = content_of_batch(batch.sparkSession, query, number)
-            if number < self._next:
-                self._pass_by(number, content)
-                return
-            if number > self._next:
-                raise CorruptData(
-                    f"batch {number} of {self._name} comes, and {self._next} was not committed: the store is older "
-                    "than the query's checkpoint, as after a restoration. Begin a new query, with another name"
+            query = RunningQuery.of(batch)
+            if self._query != query.id:
+                self._commits.forget()
+                self._outages = self._retries(self._retry_timeout if query.ends_by_itself else math.inf)
+                self._is_restored = False
+            self._query = ""
+
+            def attempt() -> ConsumeReport:
+                return self._process(batch, query, number)
+
+            if self._outages.run(attempt, self._progress, query.is_stopped) is None:
+                raise Unavailable(
+                    f"the query was stopped while batch {number} of {self._name} waited for {self._store.name} or for "
+                    "brokers. The batch is not done, and comes again when the query is started again"
                 )
-            fence, self._begun = self._begun[1], None  # After an error, all begins with the store's state again.
-            self._write(batch, query, fence, content.to_text())
-            self._begun, self._next, self._last = (query, fence), number + 1, content.to_text()
+            self._query = query.id
+
+    def _retries(self, timeout: float) -> Outages:
+        return Outages(self._name, RetryPolicy(timeout), self._hooks, self._on_progress)
+
+    def _progress(self) -> ConsumeReport:
+        return self._commits.report or NOTHING
+
+    def _process(self, batch: DataFrame, query: RunningQuery, number: int) -> ConsumeReport:
+        """Commit a batch, in one attempt. Return the progress of the query."""
+        is_restored, self._is_restored = self._is_restored, False
+        if not is_restored:
+            self._begin(query.id, number, batch)
+        content = query.content_of_batch(number)
+        if number < self._next:
+            self._pass_by(number, content)
+        elif number > self._next:
+            raise CorruptData(
+                f"batch {number} of {self._name} comes, and {self._next} was not committed: the store is older "
+                "than the query's checkpoint, as after a restoration. Begin a new query, with another name"
+            )
+        else:
+            self._write(batch, query.id, content.to_text())
+            self._next, self._last = number + 1, content.to_text()
+        self._is_restored = True
+        self._outages.progressed()
+        report = replace(self._progress(), retries=self._outages.retries)
+        self._on_progress(report)
+        return report
 
     def _pass_by(self, number: int, content: BatchContent) -> None:
         """Skip a batch whose number is committed. Raises BatchChanged if that loses something."""
@@ -175,14 +237,22 @@ class _Batches:
             "and logs what is lost"
         )
 
-    def _begin(self, query: str, number: int, batch: DataFrame) -> int:
-        """Raise the fence, and finish what the last process may have left. Return the fence.
+    def _begin(self, query: str, number: int, batch: DataFrame) -> None:
+        """Raise the fence, or resume under it after a failure, and finish what may be left unfinished.
 
         Raises InvalidInput for outputs that their tables cannot take, before an earlier process is fenced off.
         """
         key = _PREFIX + query
-        compare_tables(self._name, self._outputs, self._store, batch.limit(0))
-        fence, checkpoint = self._store.raise_fence(self._name)
+        before = self._commits.report
+        if before is None:
+            compare_tables(self._name, self._outputs, self._store, batch.limit(0))
+            fence, checkpoint = self._store.raise_fence(self._name)
+            self._commits.begin(checkpoint, replace(NOTHING, fence=fence))
+            self._commits.committed()
+            self._identity.restored(checkpoint, Identity(store=self._store.location), tuple)
+        else:  # An earlier attempt has raised it, and another process may have raised it since.
+            fence, checkpoint = before.fence, self._store.resume(self._name, before.fence)
+            self._commits.restored(checkpoint, self._store.name)
         self._ids.begin(fence)
         self._hooks.reached(Step.FENCED)
         if others := sorted(checkpoint.sources.keys() - {key}):
@@ -198,31 +268,29 @@ class _Batches:
                 f"the query had before? With first_batch={number} the query begins in it",
                 field="first_batch",
             )
-        self._identity.restored(checkpoint, Identity(store=self._store.location), tuple)
         self._next = number if known is None else known.read_through
         self._last = checkpoint.batch
         if checkpoint.ack_intents:
             with self._connected() as client:
                 acknowledge(client, checkpoint.ack_intents)
-        self._store.sweep(self._name, fence)
+        self._store.sweep(self._name, fence if before is None else fence + 1)  # What earlier attempts wrote, too.
         self._hooks.reached(Step.RECOVERED)
-        return fence
 
-    def _write(self, batch: DataFrame, query: str, fence: int, content: str) -> None:
+    def _write(self, batch: DataFrame, query: str, content: str) -> None:
         outputs = checked_outputs(self._outputs(batch))
         self._identity.take(outputs.names)
-        staged = self._store.write_all([outputs], self._name, fence)
+        staged = self._store.write_all([outputs], self._name, self._progress().fence)
         self._hooks.reached(Step.STAGED)
         if not outputs.journals:
             self._hooks.reached(Step.PUBLISHED)
-            self._commit(query, fence, staged, {}, content, lambda: None)
+            self._commit(query, staged, Published(), content, lambda: None)
             self._hooks.reached(Step.COMMITTED)
         else:
             with self._connected() as client:
                 published = publish_journal_outputs(outputs.journals, client, self._ids)
                 self._hooks.reached(Step.PUBLISHED)
                 with rolled_back_on_failure(client, published) as committing:
-                    self._commit(query, fence, staged, published.intents, content, committing)
+                    self._commit(query, staged, published, content, committing)
                 self._hooks.reached(Step.COMMITTED)
                 if not acknowledge(client, published.intents).may_repeat:
                     self._ids.settle(published.uses)
@@ -231,9 +299,8 @@ class _Batches:
     def _commit(
         self,
         query: str,
-        fence: int,
         staged: Sequence[Any],
-        intents: Mapping[str, bytes],
+        published: Published,
         content: str,
         committing: Callable[[], None],
     ) -> None:
@@ -242,20 +309,14 @@ class _Batches:
             committing()
 
         sources = {_PREFIX + query: Source(self._next + 1)}
-        checkpoint = Checkpoint(sources, intents, self._identity.record, content)
-        self._store.commit(self._name, fence, staged, checkpoint, merged)
+        checkpoint = Checkpoint(sources, published.intents, self._identity.record, content)
+        before = self._progress()
+        done = replace(before, transactions=before.transactions + 1, published=before.published + published.messages)
+        self._commits.begin(checkpoint, done)
+        self._store.commit(self._name, before.fence, staged, checkpoint, merged)
+        self._commits.committed()
 
     def _connected(self) -> SyncJournalClient:
         if self._client is None:
             raise InvalidInput("publishing to journals needs to reach them; give exactly_once a client", field="client")
         return SyncJournalClient.of(self._client)
-
-
-def _query_of(batch: DataFrame) -> str:
-    try:
-        found = batch.sparkSession.sparkContext.getLocalProperty(_QUERY)
-    except PySparkException as error:
-        raise InvalidInput("exactly_once needs a session that is not of Spark Connect") from error
-    if not found:
-        raise InvalidInput("there is no query: call this from foreachBatch only")
-    return found

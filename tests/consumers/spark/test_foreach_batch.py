@@ -75,12 +75,24 @@ class World:
         (self.folder / "partial").rename(self.folder / "rows" / f"{self.rows:06}.json")
         self.rows += count
 
-    def run(self, function, checkpoint: str = "checkpoint") -> None:
+    def start(self, function, checkpoint: str = "checkpoint", **trigger):
         frame = self.spark.readStream.schema("n BIGINT, key STRING").option("maxFilesPerTrigger", 1)
         writer = frame.json(str(self.folder / "rows")).writeStream.foreachBatch(function)
-        query = writer.option("checkpointLocation", str(self.folder / checkpoint)).trigger(availableNow=True).start()
+        writer = writer.option("checkpointLocation", str(self.folder / checkpoint))
+        return writer.trigger(**trigger or {"availableNow": True}).start()
+
+    def run(self, function, checkpoint: str = "checkpoint") -> None:
+        query = self.start(function, checkpoint)
         try:
             query.awaitTermination()
+        finally:
+            query.stop()
+
+    def run_until_idle(self, function) -> None:
+        """Run a query that has no end by itself, until it has processed what is there."""
+        query = self.start(function, processingTime="0 seconds")
+        try:
+            query.processAllAvailable()
         finally:
             query.stop()
 
@@ -98,11 +110,8 @@ class World:
         engine.dispose()
 
     def counts(self) -> dict:
-        engine = create_engine(self.store_url)
-        with engine.connect() as connection:
-            found = {row.key: (row.n, row.total) for row in connection.execute(select(COUNTS))}
-        engine.dispose()
-        return found
+        with SqlStore(self.store_url).engine.connect() as connection:
+            return {row.key: (row.n, row.total) for row in connection.execute(select(COUNTS))}
 
     def check(self) -> None:
         """Each row counts once, in the table and in the journal."""

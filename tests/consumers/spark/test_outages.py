@@ -1,19 +1,26 @@
-"""A Spark consumer continues after an outage of its store or of brokers, wherever it was, and ends when it must."""
+"""A Spark consumer, and a query with `exactly_once`, continue after an outage of their store or of brokers.
+
+They do so wherever they were, and end when they must.
+"""
 
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from pyspark.errors import PySparkException
 from sqlalchemy import Connection
 from structlog.testing import capture_logs
 
 from coranto.client.retry import RetryPolicy
 from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, SqlStoreError, StreamChanged, Unavailable
 from coranto.messages.checkpoints import Checkpoint, Source
-from coranto_consumers.spark import Hooks, SparkConsumer, Step
+from coranto_consumers.spark import Hooks, SparkConsumer, Step, error_of_task
 from coranto_consumers.spark import outputs as spark_outputs
 from coranto_consumers.spark.metrics import SparkConsumerMetrics
 from coranto_consumers.spark.outages import Outages, RunCommits
@@ -22,6 +29,7 @@ from coranto_consumers.spark.progress import NOTHING, ConsumeReport
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 from tests.consumers.outages import Outage, ProxiedStore
 from tests.consumers.spark.test_consumer import LoggedDelays, World, check_logged
+from tests.consumers.spark.test_foreach_batch import World as BatchWorld
 from tests.servers.sql import PostgresServer, PostgresStandby
 
 
@@ -42,21 +50,27 @@ class Waiting(Hooks):
 STATEMENTS = {
     "fence": ("INSERT INTO gazette_checkpoints", False),
     "checkpoint": ("INSERT INTO gazette_checkpoints", True),
-    "merge": ("INSERT INTO totals", False),
-    "merge answer": ("INSERT INTO totals", True),
+    "merge": ("INSERT INTO TABLE", False),
+    "merge answer": ("INSERT INTO TABLE", True),
     "fence check": ("UPDATE gazette_checkpoints", False),
     "fence check answer": ("UPDATE gazette_checkpoints", True),
 }
 
 
-def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, broker, postgres, monkeypatch):
-    # All rows are staged by tasks, which meet outages, too.
-    monkeypatch.setattr(spark_outputs, "CARRIED_TO_APPEND", 0)
-    monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
-    world, url = World(broker), postgres.new_database()
-    steps = [None, "connect", *Step, *STATEMENTS, "task", "commit request", "commit answer"]
-    for step in steps:
-        world.publish(9)
+def outages_at_any_step(
+    url: str,
+    run: Callable[[SqlStore, Hooks], ConsumeReport],
+    *,
+    steps: list[Step],
+    table: str,
+    name: str,
+    before_tasks: Step,
+) -> None:
+    """Run transactions, each through an outage of the database at another step, and check its retries.
+
+    `table` is one into which rows are merged, and `before_tasks` the last step before tasks stage rows.
+    """
+    for step in (None, "connect", *steps, *STATEMENTS, "task", "commit request", "commit answer"):
         with ProxiedStore(url) as proxied:
             commit = Connection.commit
             if step in ("commit request", "commit answer"):
@@ -68,37 +82,206 @@ def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, 
                 proxied.outage.begin()
             elif isinstance(step, str) and step in STATEMENTS:
                 statement, after = STATEMENTS[step]
-                proxied.outage_at(store, statement, after=after)
+                proxied.outage_at(store, statement.replace("TABLE", table), after=after)
             elif step == "task":
-                hooks = AtTask(proxied)
-            reports: list[ConsumeReport] = []
-            consumer = SparkConsumer(
-                LoggedDelays(), broker.config, SqlOutputs(store), spark, hooks=hooks, on_progress=reports.append
-            )
-            report = consumer.run_until_caught_up()
-            assert (report.transactions, report.messages) == (1, 9), step
+                hooks = AtTask(proxied, before_tasks)
+            report = run(store, hooks)
+            assert report.transactions == 1, step
             assert report.outage_seconds == 0
             if step in (None, Step.COMMITTED, Step.ACKNOWLEDGED):  # Nothing needs the store after that.
                 assert not proxied.outage.waits
                 continue
             assert len(proxied.outage.waits) == 3, step
-            # The store itself waits to find out about a commit. The consumer tries again if there was none.
+            # The store itself waits to find out about a commit. There is another attempt if there was none.
             assert report.retries == {"commit answer": 0, "commit request": 1, "fence check answer": 1}.get(step, 3), (
                 step
             )
-            assert SqlStore(url).read("delays").fence == report.fence, "an outage raises no fence"
+            assert SqlStore(url).read(name).fence == report.fence, "an outage raises no fence"
+
+
+@pytest.fixture
+def all_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are staged by tasks, which meet outages, too."""
+    monkeypatch.setattr(spark_outputs, "CARRIED_TO_APPEND", 0)
+    monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
+
+
+@pytest.mark.usefixtures("all_staged")
+def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, broker, postgres):
+    world, url = World(broker), postgres.new_database()
+
+    def run(store: SqlStore, hooks: Hooks) -> ConsumeReport:
+        world.publish(9)
+        reports: list[ConsumeReport] = []
+        consumer = SparkConsumer(
+            LoggedDelays(), broker.config, SqlOutputs(store), spark, hooks=hooks, on_progress=reports.append
+        )
+        report = consumer.run_until_caught_up()
+        assert report.messages == 9
+        return report
+
+    outages_at_any_step(url, run, steps=list(Step), table="totals", name="delays", before_tasks=Step.SEQUENCED)
     check_logged(world, url)
+
+
+class Batches(BatchWorld):
+    """Batches that are committed in a database given for each run."""
+
+    def __init__(self, spark: Any, broker: Any, folder: Any, url: str) -> None:
+        super().__init__(spark, broker, folder)
+        self.store_url = self.used = url
+        self.reports: list[ConsumeReport] = []
+
+    def store(self) -> Any:
+        return self.used
+
+    def function(self, **options: Any) -> Any:
+        return super().function(**{"on_progress": self.reports.append, **options})
+
+
+@pytest.fixture
+def batches(spark, broker, tmp_path, postgres) -> Batches:
+    return Batches(spark, broker, tmp_path, postgres.new_database())
+
+
+BATCH_STEPS = [step for step in Step if step not in (Step.PLANNED, Step.SEQUENCED)]
+
+
+@pytest.mark.usefixtures("all_staged")
+def test_an_outage_of_the_database_at_any_step_of_a_batch_loses_and_doubles_nothing(batches):
+    def run(store: SqlStore, hooks: Hooks) -> ConsumeReport:
+        batches.add(9)
+        batches.used = SqlOutputs(store)
+        batches.run(batches.function(hooks=hooks))
+        return batches.reports[-1]
+
+    outages_at_any_step(
+        batches.store_url, run, steps=BATCH_STEPS, table="counts", name="counts", before_tasks=Step.RECOVERED
+    )
+    batches.check()
+
+
+def test_a_query_without_an_end_waits_for_its_store_and_its_brokers(batches, broker):
+    """Longer than a query that ends by itself: its timeout is zero here."""
+    registry = CollectorRegistry()
+    metrics, gauges = SparkConsumerMetrics("counts", registry), []
+
+    def observe(report: ConsumeReport) -> None:
+        metrics.observe(report)
+        gauges.append(registry.get_sample_value("coranto_spark_outage_seconds", {"consumer": "counts"}) or 0.0)
+
+    batches.broker.config = replace(broker.config, patience=0.05)
+    for step in (Step.FENCED, Step.MERGED, Step.COMMITTED):
+        batches.add(9)
+        with ProxiedStore(batches.store_url) as proxied:
+            outage = Outage(broker.refuse, broker.accept) if step is Step.COMMITTED else proxied.outage
+            store = SqlStore(proxied.url, sleep=proxied.outage.wait)
+            store.location = "the database"
+            batches.used = SqlOutputs(store)
+            with capture_logs() as logs:
+                function = batches.function(hooks=Waiting(outage, step), retry_timeout=0.0, on_progress=observe)
+                batches.run_until_idle(function)
+        assert [each["event"] for each in logs if each["event"].startswith("consumer.")] == [
+            "consumer.retrying",
+            "consumer.continued",
+        ]
+        assert gauges[-1] == 0
+    assert max(gauges) > 0
+    assert registry.get_sample_value("coranto_spark_retries_total", {"consumer": "counts"}) == 9
+    assert registry.get_sample_value("coranto_spark_transactions_total", {"consumer": "counts"}) == 3
+    batches.check()
+
+
+def test_a_query_that_ends_by_itself_gives_up_after_its_timeout(batches):
+    batches.add(9)
+    with ProxiedStore(batches.store_url) as proxied:
+        batches.used = proxied.url
+        hooks = Waiting(proxied.outage, Step.MERGED)
+        with pytest.raises(PySparkException) as raised:
+            batches.run(batches.function(hooks=hooks, retry_timeout=0.0))
+    assert isinstance(error_of_task(raised.value), SqlStoreError)
+    assert not proxied.outage.waits
+    batches.used = batches.store_url
+    batches.run(batches.function())
+    batches.check()
+
+
+def test_a_query_that_is_stopped_during_an_outage_ends_and_its_batch_comes_again(batches):
+    batches.add(9)
+    with ProxiedStore(batches.store_url) as proxied:
+        store = SqlStore(proxied.url, sleep=proxied.outage.wait)
+        store.location = "the database"
+        batches.used = SqlOutputs(store)
+
+        waiting, stopping = threading.Event(), threading.Event()
+
+        class Stopped(Hooks):
+            def reached(self, step: Step) -> None:
+                if step is Step.MERGED:
+                    proxied.outage.begin()
+
+            def pause(self, seconds: float) -> None:
+                waiting.set()
+                assert stopping.wait(60)
+                while query.isActive:
+                    threading.Event().wait(0.01)
+
+        query = batches.start(batches.function(hooks=Stopped()))
+        assert waiting.wait(60)
+        stop = threading.Thread(target=query.stop)
+        stop.start()
+        stopping.set()
+        stop.join(60)
+        assert not stop.is_alive()
+    assert SqlStore(batches.store_url).read("counts").checkpoint.sources == {}
+    batches.used = SqlOutputs(store := SqlStore(batches.store_url))
+    store.location = "the database"
+    batches.run(batches.function())
+    batches.check()
+
+
+def test_a_query_that_was_replaced_during_an_outage_ends_and_fences_nobody_off(batches):
+    batches.add(9)
+    with ProxiedStore(batches.store_url) as proxied:
+        later: list[int] = []
+
+        class Replaced(Waiting):
+            def pause(self, seconds: float) -> None:
+                if not later:
+                    later.append(SqlStore(batches.store_url).raise_fence("counts").fence)
+                super().pause(seconds)
+
+        batches.used = proxied.url
+        with pytest.raises(PySparkException) as raised:
+            batches.run(batches.function(hooks=Replaced(proxied.outage, Step.MERGED)))
+    assert isinstance(error_of_task(raised.value), Fenced)
+    assert SqlStore(batches.store_url).read("counts").fence == later[0]
+
+
+def test_a_database_that_lost_a_batch_in_a_failover_ends_the_query(batches, broker):
+    batches.add(9)
+    batches.broker.config = replace(broker.config, patience=0.05)
+
+    class Lossy(Waiting):
+        def pause(self, seconds: float) -> None:
+            with SqlStore(batches.store_url).engine.begin() as connection:
+                connection.execute(CHECKPOINTS.update().values(checkpoint=b""))
+            super().pause(seconds)
+
+    with pytest.raises(PySparkException, match="lost commits, as in a failover") as raised:
+        batches.run(batches.function(hooks=Lossy(Outage(broker.refuse, broker.accept), Step.COMMITTED)))
+    assert isinstance(error_of_task(raised.value), CorruptData)
 
 
 class AtTask(Waiting):
     """Begins the outage at the first connection of a task that stages rows: the driver's comes first."""
 
-    def __init__(self, proxied: ProxiedStore) -> None:
+    def __init__(self, proxied: ProxiedStore, before_tasks: Step) -> None:
         super().__init__(proxied.outage)
-        self._proxied = proxied
+        self._proxied, self._before_tasks = proxied, before_tasks
 
     def reached(self, step: Step) -> None:
-        if step is Step.SEQUENCED and not self._outage.has_been:
+        if step is self._before_tasks and not self._outage.has_been:
             self._proxied.outage_at_connection(2)
 
 
