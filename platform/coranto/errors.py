@@ -370,18 +370,20 @@ class RejectedRow(SqlStoreError):
     """A database does not take a row because of its values. Nothing was committed, and a retry fails in the same way.
 
     `problem` has no values of rows. `journal` and `offset` say where its message is; `journal` is "" and `offset`
-    -1 until the message is found.
+    -1 until the message is found. For a row of a Spark query that comes from no message (`is_row`), they are the batch
+    and the number of the row in it.
     """
 
-    def __init__(self, problem: str, *, journal: str = "", offset: int = -1) -> None:
-        super().__init__(f"journal {journal} at offset {offset}: {problem}" if journal else problem, retriable=False)
+    def __init__(self, problem: str, *, journal: str = "", offset: int = -1, is_row: bool = False) -> None:
+        place = f"row {offset} of {journal}" if is_row else f"journal {journal} at offset {offset}"
+        super().__init__(f"{place}: {problem}" if journal else problem, retriable=False)
         self.problem = problem
         self.journal = journal
         self.offset = offset
 
-    def at(self, journal: str, offset: int) -> RejectedRow:
-        """Return the same error for the message at an offset of a journal."""
-        return RejectedRow(self.problem, journal=journal, offset=offset)
+    def at(self, journal: str, offset: int, *, is_row: bool = False) -> RejectedRow:
+        """Return the same error for the message at an offset of a journal, or for a row of a batch."""
+        return RejectedRow(self.problem, journal=journal, offset=offset, is_row=is_row)
 
 
 class CommitOutcomeUnknown(CorantoError):

@@ -126,6 +126,32 @@ def ends_of(content: BatchContent) -> str:
     )
 
 
+def older_checkpoint(
+    number: int, batches: int, committed: str, found: BatchDifference, last: BatchContent | None
+) -> str:
+    """Return the text of the error about a batch of a checkpoint that is some batches older than the store.
+
+    `committed` says whose batch is committed where, and `last` is the content of the last one there, if it is known.
+    """
+    end = number + batches - 1
+    what = f"with other content, and is the last one there: the query's checkpoint is {batches} batch"
+    then = f"{found}"
+    if batches > 1:
+        what = f"and so are those up to {end}: the query's checkpoint is {batches} batches"
+        then = (
+            f"the batches {number} to {end}, as it plans them now, are all skipped; of batch {number}, "
+            f"{found if found else 'no offset shows a loss'}; what is committed and comes in batch {end + 1} or "
+            "later counts twice"
+        )
+    at = ends_of(last) if last is not None else ""
+    return (
+        f"batch {number} of {committed} {what} older than the store, as after a restoration or a crash of the machine. "
+        f"If the query continues: {then}. Restore the newer checkpoint, or the store of the same time; or start a "
+        f"query with a new name and a new checkpoint that begins where the committed batches end"
+        f"{f' ({at})' if at else ''}. With fail_on_data_loss=False the query continues, and logs what is lost"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RunningQuery:
     """The query that calls the function of `foreachBatch`. For its driver, while a batch runs."""

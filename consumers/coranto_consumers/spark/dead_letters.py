@@ -12,8 +12,9 @@ __all__ = ["DeadLetters", "dead_letter_outputs", "dead_letter_table", "no_letter
 
 
 def no_letters(nothing: DataFrame) -> DataFrame:
-    """Return a frame without rows of `COLUMNS`, made of one without messages."""
-    return nothing.selectExpr("_journal AS journal", "_offset AS offset", "CAST(NULL AS BINARY) AS line")
+    """Return a frame of `COLUMNS` without rows, made of one without rows."""
+    types = ("STRING", "BIGINT", "BINARY")
+    return nothing.selectExpr(*(f"CAST(NULL AS {kind}) AS {name}" for name, kind in zip(COLUMNS, types, strict=True)))
 
 
 def dead_letter_outputs(letters: DeadLetters, dead: DataFrame) -> Outputs:

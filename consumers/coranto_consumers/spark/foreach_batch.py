@@ -14,7 +14,7 @@ one transaction of the store, together with its number and content (`batch_conte
 `SparkConsumer` commits (`consumer.py`). So a repeated batch is passed by, and a query that continues beside its
 successor cannot commit any more. A batch of a committed number with other content is an error: the query's checkpoint
 is older than the store. While the store or a broker is unavailable, the batch is tried again under the same fence
-(`outages.py`).
+(`outages.py`). Rows that the store rejects are treated as `misfits` say (`rejected_batches.py`).
 
 The store knows the query by the id in its checkpoint. A query with another checkpoint counts its batches anew, and its
 offsets are not those of the store. So it is refused under the same name, instead of passing batches by or adding them
@@ -34,8 +34,9 @@ from pyspark.sql import DataFrame
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.config import require_client
 from coranto.client.retry import JOB_SECONDS, RetryPolicy
-from coranto.errors import BatchChanged, CorruptData, InvalidInput, Unavailable
+from coranto.errors import BatchChanged, CorruptData, InvalidInput, RejectedRow, Unavailable
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
+from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck, checked_codes
 from coranto_consumers.spark.application import Outputs, checked_outputs
 from coranto_consumers.spark.batch_content import (
@@ -43,16 +44,18 @@ from coranto_consumers.spark.batch_content import (
     BatchDifference,
     RunningQuery,
     difference,
-    ends_of,
+    older_checkpoint,
 )
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.comparing import compare_tables
 from coranto_consumers.spark.consumer_options import ConsumerOptions
+from coranto_consumers.spark.dead_letters import dead_letter_outputs
 from coranto_consumers.spark.outages import Outages, RunCommits
 from coranto_consumers.spark.output_stores import OutputStore, output_store
 from coranto_consumers.spark.outputs import Published, publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
 from coranto_consumers.spark.progress import NOTHING, ConsumeReport, Hooks, Step
+from coranto_consumers.spark.rejected_batches import SettledBatch, settled
 from coranto_consumers.spark.task_errors import errors_of_tasks, told_to_driver
 
 _PREFIX = "spark-query/"
@@ -68,6 +71,7 @@ def exactly_once(
     client: ClientConfig | None = None,
     first_batch: int = 0,
     retry_timeout: float = JOB_SECONDS,
+    misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
     fail_on_data_loss: bool = True,
     accept_changes: str = "",
     on_progress: Callable[[ConsumeReport], None] | None = None,
@@ -88,6 +92,11 @@ def exactly_once(
     retries. `on_progress` is called after each batch, and at each failure that is tried again. Its report counts
     batches as transactions since the fence was raised. It counts no rows, and has no offsets.
 
+    Rows that the store rejects are `misfits`. They end the query with RejectedRow; or `outputs` gets them again, with
+    nulls in columns that may be null (`MisfitPolicy.NULLS`); or they become `DeadLetters` in the same transaction, as
+    lines of JSON. Errors, the log and letters name the journal and the offset of their messages, if the batch has the
+    columns with these that `format("journal")` makes; otherwise the batch and the row's number in it, from 0.
+
     The function raises Fenced when another query has the name now, InvalidInput for outputs that do not fit and for a
     query with another checkpoint, BatchChanged for a batch whose number is committed with other content,
     ConsumerChanged when the checkpoint records other outputs or another store (`accept_changes` takes the code that it
@@ -97,7 +106,9 @@ def exactly_once(
     """
     if client is not None:
         require_client(client)
-    ConsumerOptions(retry_timeout=retry_timeout)  # Raises InvalidInput.
+    elif isinstance(misfits, DeadLetters) and misfits.journals:
+        raise InvalidInput("dead letters in journals need a client; give exactly_once one", field="client")
+    ConsumerOptions(retry_timeout=retry_timeout, misfits=misfits)  # Raises InvalidInput.
     identity = IdentityCheck(name, checked_codes(accept_changes))
     return _Batches(
         store,
@@ -106,6 +117,7 @@ def exactly_once(
         client,
         first_batch,
         retry_timeout,
+        misfits,
         fail_on_data_loss,
         identity,
         on_progress or (lambda report: None),
@@ -124,6 +136,7 @@ class _Batches:
         client: ClientConfig | None,
         first_batch: int,
         retry_timeout: float,
+        misfits: MisfitPolicy | DeadLetters,
         fail_on_data_loss: bool,
         identity: IdentityCheck,
         on_progress: Callable[[ConsumeReport], None],
@@ -135,6 +148,7 @@ class _Batches:
         self._client = client
         self._first_batch = first_batch
         self._retry_timeout = retry_timeout
+        self._misfits = misfits
         self._fail_on_data_loss = fail_on_data_loss
         self._identity = identity
         self._on_progress = on_progress
@@ -189,7 +203,7 @@ class _Batches:
                 "than the query's checkpoint, as after a restoration. Begin a new query, with another name"
             )
         else:
-            self._write(batch, query.id, content.to_text())
+            self._write(batch, query.id, number, content.to_text())
             self._next, self._last = number + 1, content.to_text()
         self._is_restored = True
         self._outages.progressed()
@@ -209,33 +223,13 @@ class _Batches:
             return
         found = BatchDifference() if last is None else difference(content, last, batches)
         if self._fail_on_data_loss:
-            raise BatchChanged(self._older(number, found, last), batches=batches)
+            text = older_checkpoint(number, batches, f"{self._name} is committed in {self._store.name}", found, last)
+            raise BatchChanged(text, batches=batches)
         if found or batches == 1:
             lost, twice = list(found.lost), list(found.twice)
             _log.warning("batch.content_lost", name=self._name, batch=number, lost=lost, twice=twice)
         else:
             _log.warning("batch.committed_before", name=self._name, batch=number, content="unknown")
-
-    def _older(self, number: int, found: BatchDifference, last: BatchContent | None) -> str:
-        """Return the text of the error about a checkpoint that is older than the store."""
-        batches, end = self._next - number, self._next - 1
-        what = f"with other content, and is the last one there: the query's checkpoint is {batches} batch"
-        then = f"{found}"
-        if batches > 1:
-            what = f"and so are those up to {end}: the query's checkpoint is {batches} batches"
-            then = (
-                f"the batches {number} to {end}, as it plans them now, are all skipped; of batch {number}, "
-                f"{found if found else 'no offset shows a loss'}; what is committed and comes in batch {end + 1} or "
-                "later counts twice"
-            )
-        at = ends_of(last) if last is not None else ""
-        return (
-            f"batch {number} of {self._name} is committed in {self._store.name} {what} older than the store, as after "
-            f"a restoration or a crash of the machine. If the query continues: {then}. Restore the newer checkpoint, "
-            "or the store of the same time; or start a query with a new name and a new checkpoint that begins where "
-            f"the committed batches end{f' ({at})' if at else ''}. With fail_on_data_loss=False the query continues, "
-            "and logs what is lost"
-        )
 
     def _begin(self, query: str, number: int, batch: DataFrame) -> None:
         """Raise the fence, or resume under it after a failure, and finish what may be left unfinished.
@@ -245,7 +239,7 @@ class _Batches:
         key = _PREFIX + query
         before = self._commits.report
         if before is None:
-            compare_tables(self._name, self._outputs, self._store, batch.limit(0))
+            compare_tables(self._name, self._outputs, self._store, batch.limit(0), self._misfits)
             fence, checkpoint = self._store.raise_fence(self._name)
             self._commits.begin(checkpoint, replace(NOTHING, fence=fence))
             self._commits.committed()
@@ -276,21 +270,44 @@ class _Batches:
         self._store.sweep(self._name, fence if before is None else fence + 1)  # What earlier attempts wrote, too.
         self._hooks.reached(Step.RECOVERED)
 
-    def _write(self, batch: DataFrame, query: str, content: str) -> None:
-        outputs = checked_outputs(self._outputs(batch))
-        self._identity.take(outputs.names)
-        staged = self._store.write_all([outputs], self._name, self._progress().fence)
+    def _write(self, batch: DataFrame, query: str, number: int, content: str) -> None:
+        """Commit the outputs of a batch, without the rows that the store rejects. Raises RejectedRow."""
+        try:
+            self._finish(SettledBatch(batch, None, 0), query, content)
+        except RejectedRow as rejected:
+            found = settled(
+                batch,
+                f"batch {number} of {self._name}",
+                self._name,
+                self._outputs,
+                self._misfits,
+                lambda made: self._store.rejection(made, self._name, self._progress().fence),
+                rejected,
+            )
+        else:
+            return
+        self._finish(found, query, content)
+
+    def _finish(self, batch: SettledBatch, query: str, content: str) -> None:
+        made = [checked_outputs(self._outputs(batch.rows))]
+        self._identity.take(made[0].names)
+        if batch.dead is not None and isinstance(self._misfits, DeadLetters):
+            made.append(dead_letter_outputs(self._misfits, batch.dead))
+        with errors_of_tasks():
+            staged = self._store.write_all(made, self._name, self._progress().fence)
         self._hooks.reached(Step.STAGED)
-        if not outputs.journals:
+        journals = [output for outputs in made for output in outputs.journals]
+        if not journals:
             self._hooks.reached(Step.PUBLISHED)
-            self._commit(query, staged, Published(), content, lambda: None)
+            self._commit(query, staged, Published(), batch.misfits, content, lambda: None)
             self._hooks.reached(Step.COMMITTED)
         else:
             with self._connected() as client:
-                published = publish_journal_outputs(outputs.journals, client, self._ids)
+                with errors_of_tasks():
+                    published = publish_journal_outputs(journals, client, self._ids)
                 self._hooks.reached(Step.PUBLISHED)
                 with rolled_back_on_failure(client, published) as committing:
-                    self._commit(query, staged, published, content, committing)
+                    self._commit(query, staged, published, batch.misfits, content, committing)
                 self._hooks.reached(Step.COMMITTED)
                 if not acknowledge(client, published.intents).may_repeat:
                     self._ids.settle(published.uses)
@@ -301,6 +318,7 @@ class _Batches:
         query: str,
         staged: Sequence[Any],
         published: Published,
+        misfits: int,
         content: str,
         committing: Callable[[], None],
     ) -> None:
@@ -311,7 +329,12 @@ class _Batches:
         sources = {_PREFIX + query: Source(self._next + 1)}
         checkpoint = Checkpoint(sources, published.intents, self._identity.record, content)
         before = self._progress()
-        done = replace(before, transactions=before.transactions + 1, published=before.published + published.messages)
+        done = replace(
+            before,
+            transactions=before.transactions + 1,
+            published=before.published + published.messages,
+            misfits=before.misfits + misfits,
+        )
         self._commits.begin(checkpoint, done)
         self._store.commit(self._name, before.fence, staged, checkpoint, merged)
         self._commits.committed()

@@ -17,7 +17,7 @@ from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark.application import Application, Outputs, checked_outputs
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
-from coranto_consumers.spark.frames import ExpectedRows
+from coranto_consumers.spark.frames import METADATA, ExpectedRows
 from coranto_consumers.spark.inputs import Input
 from coranto_consumers.spark.open_transactions import LastingTransactions
 from coranto_consumers.spark.outages import RunCommits
@@ -25,7 +25,7 @@ from coranto_consumers.spark.output_stores import OutputStore
 from coranto_consumers.spark.outputs import Published, publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, PhaseTimes, Step
-from coranto_consumers.spark.rejected import Rejections
+from coranto_consumers.spark.rejected import Rejections, without_rejected
 from coranto_consumers.spark.task_errors import errors_of_tasks
 
 _log = structlog.get_logger(__name__)
@@ -91,7 +91,9 @@ class OutputTransactions:
         def reject(made: Outputs) -> RejectedRow | None:
             return self.store.rejection(made, self.application.name, fence)
 
-        return Rejections(self.application, self.misfits, reject).settled(read, rejected)
+        rejections = Rejections(self.application.name, self.application.outputs, self.misfits, reject)
+        kept = read.required.union(METADATA)
+        return without_rejected(read, rejections.treatments(read.committed, kept, rejected))
 
     def _finish(
         self,

@@ -41,6 +41,7 @@ from coranto_consumers.spark.application import Application, Outputs, TableOutpu
 from coranto_consumers.spark.consumer_options import DEFAULT_PARTITION_BYTES, ConsumerOptions
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.discovery import cuts_of
+from coranto_consumers.spark.frames import METADATA
 from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader
@@ -48,7 +49,7 @@ from coranto_consumers.spark.outages import Outages
 from coranto_consumers.spark.outputs import Staged, stage_table_output, table_of
 from coranto_consumers.spark.progress import NOTHING, Hooks, Step
 from coranto_consumers.spark.ranges import Range
-from coranto_consumers.spark.rejected import Rejections
+from coranto_consumers.spark.rejected import Rejections, without_rejected
 from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.stores.sql import SqlStore, check_deferred
 from coranto_consumers.stores.staging import delete_shards, delete_staged, delete_stale
@@ -219,7 +220,9 @@ class WindowConsumer:
                     def reject(made: Outputs) -> RejectedRow | None:
                         return self._rejection(window, shard, fence, made)
 
-                    read = Rejections(self._application, self._misfits, reject).settled(read, rejected)
+                    rejections = Rejections(self.name, self._application.outputs, self._misfits, reject)
+                    kept = read.required.union(METADATA)
+                    read = without_rejected(read, rejections.treatments(read.committed, kept, rejected))
                     self._write(window, shard, fence, read)
                 return WindowReport(window, read.messages, read.rows, fence, read.misfits)
 
