@@ -34,7 +34,7 @@ from pyspark.sql import DataFrame
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.config import require_client
 from coranto.client.retry import JOB_SECONDS, RetryPolicy
-from coranto.errors import BatchChanged, CorruptData, InvalidInput, RejectedRow, Unavailable
+from coranto.errors import BatchChanged, CorruptData, InvalidInput, Outcome, RejectedRow, Unavailable
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck, checked_codes
@@ -177,10 +177,12 @@ class _Batches:
                 return self._process(batch, query, number)
 
             if self._outages.run(attempt, self._progress, query.is_stopped) is None:
-                raise Unavailable(
+                stopped = Unavailable(
                     f"the query was stopped while batch {number} of {self._name} waited for {self._store.name} or for "
-                    "brokers. The batch is not done, and comes again when the query is started again"
+                    "brokers. Spark repeats the batch when the query is started again"
                 )
+                stopped.outcome = Outcome.UNKNOWN  # A commit whose answer was lost may have been applied.
+                raise stopped
             self._query = query.id
 
     def _retries(self, timeout: float) -> Outages:
