@@ -62,6 +62,8 @@ class Consuming:
         self._arrived_bytes = 0
         self._replays: dict[SourceInput, RangeReading] = {}
         self._passed_over: dict[str, int] = {}
+        self._decoded: dict[str, int] = {}
+        """The offsets up to which content was decoded that is not sequenced yet, or is blank."""
         self._last: tuple[SourceInput, Any] | None = None
         self.in_hand = 0
         """The number of messages that the application is consuming, and that do not count as consumed yet."""
@@ -86,6 +88,10 @@ class Consuming:
     @property
     def is_ready(self) -> bool:
         """True if there is input to work on."""
+        return self._has_messages or (bool(self._decoded) and not self.has_pending)
+
+    @property
+    def _has_messages(self) -> bool:
         return bool(self._arrived) or any(each.intake.is_ready for each in self._inputs)
 
     @property
@@ -127,8 +133,11 @@ class Consuming:
 
     # -- What happens to it --------------------------------------------------------------------------------------------
 
-    def arrive(self, of: SourceInput, journal: str, decoded: Any) -> None:
-        """Take what was read and decoded. It is sequenced by the next slice, since one may be under way."""
+    def arrive(self, of: SourceInput, journal: str, decoded: Any, through: int) -> None:
+        """Take what was read and decoded, up to an offset. A slice may be under way, so the next one sequences it."""
+        self._decoded[journal] = through
+        if not decoded:
+            return
         messages, size = of.size_of(decoded)
         self._arrived.append((of, journal, decoded))
         self._arrived_counts[of] += messages
@@ -156,6 +165,10 @@ class Consuming:
                 await self._consume_slice(each, store)
             else:
                 await self._in_thread(self._consume_slice_plainly, each, store)
+        if not self._has_messages and not self.has_pending:  # Only blank content may be left, such as empty lines.
+            for journal, end in self._decoded.items():
+                self._passed_over[journal] = max(end, self._passed_over.get(journal, 0))
+            self._decoded.clear()
 
     def _consume_slice_plainly(self, of: SourceInput, store: Store) -> None:
         now = self._now()
@@ -237,7 +250,7 @@ class RangeReading:
         if chunk is None:
             self._of.intake.end_replay()
             return False
-        decoded = self._feed(chunk)
+        decoded, _ = self._feed(chunk)
         if decoded is not None:
             self._of.add_replayed(decoded)
         return True

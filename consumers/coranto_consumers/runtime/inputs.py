@@ -28,8 +28,9 @@ from coranto_consumers.stores.sql_shard import SqlShardStore
 if TYPE_CHECKING:
     from coranto_consumers.runtime.batch_reading import BatchReader
 
-Feed = Callable[[Chunk], Any]
-"""Decodes the next content of a journal; empty or None if it completes no message."""
+Feed = Callable[[Chunk], tuple[Any, int]]
+"""Decodes the next content of a journal. Returns what it completes, empty or None if that is no message, and the offset
+up to which all content is decoded."""
 
 
 class SourceInput(ABC):
@@ -114,7 +115,7 @@ class MessageInput(SourceInput):
 
     def feed(self, journal: str, offset: int) -> Feed:
         decoder = self._framings[journal].decoder(journal, offset)
-        return lambda chunk: list(decoder.feed(chunk.content, chunk.offset))
+        return lambda chunk: (list(decoder.feed(chunk.content, chunk.offset)), decoder.offset)
 
     def add(self, journal: str, decoded: Sequence[Envelope[Any]]) -> None:
         self.intake.add(decoded)
@@ -193,7 +194,7 @@ class BatchInput(SourceInput):
         from coranto.messages.line_batches import LineBatchDecoder
 
         decoder = LineBatchDecoder(self._columns[journal].lines, journal, offset)
-        return lambda chunk: decoder.feed(chunk.content, chunk.offset)
+        return lambda chunk: (decoder.feed(chunk.content, chunk.offset), decoder.offset)
 
     def add(self, journal: str, decoded: Any) -> None:
         self.intake.add(journal, decoded)

@@ -481,13 +481,11 @@ class Primary:
             async for chunk in chunks:
                 if chunk.journal_id:
                     self._input.ids[journal] = chunk.journal_id
-                decoded = feed(chunk)
-                if not decoded:
-                    continue
+                decoded, through = feed(chunk)
                 while self._input.size_of(input) >= limit or self._input.size_bytes >= READ_AHEAD_BYTES:
                     self._room.clear()
                     await self._room.wait()
-                self._input.arrive(input, journal, decoded)
+                self._input.arrive(input, journal, decoded, through)
                 self._wake.set()
         raise CorantoError(
             f"the read of {journal} ended although it was to go on; the shard starts again from its checkpoint"

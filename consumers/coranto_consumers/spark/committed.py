@@ -47,7 +47,6 @@ import structlog
 
 from coranto.errors import CorantoError
 from coranto.messages.columnar import Int32s, RangeScanner
-from coranto.messages.framing import JsonLines
 from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
 from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.ranges import Range
@@ -123,8 +122,7 @@ class CommittedReader:
     def _scan(self, number: int, held: list[tuple[Lines, Int32s]] | None) -> RangeSummary:
         """Scan a range, and hold its lines if there is a list for them, and they are few enough."""
         part = self._ranges[number]
-        records = not isinstance(self._framing, JsonLines)
-        scan = RangeSummarizer(number, part.begin, commits=self._commits, records=records)
+        scan = RangeSummarizer(number, part.begin, commits=self._commits)
         if held is not None:
             held.clear()
         for lines in read_lines(self._content, part, self._framing):

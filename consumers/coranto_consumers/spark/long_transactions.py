@@ -64,7 +64,6 @@ class LongTransactions:
 
     def __init__(self) -> None:
         self._met: dict[str, LongTransaction] = {}
-        self._due_at: dict[str, int] = {}  # The end of the last message before the acknowledgement, or where that is.
 
     def __bool__(self) -> bool:
         return bool(self._met)
@@ -72,17 +71,7 @@ class LongTransactions:
     def meet(self, found: Iterable[LongTransaction]) -> None:
         """Take in what was met. Nothing may be committed of what was read with it."""
         for each in found:
-            self._met[each.journal], self._due_at[each.journal] = each, each.acknowledged_at
-
-    def found_nothing(self, journal: str, begin: int, end: int) -> bool:
-        """Take in that no message starts in a range. True if it ends with the acknowledgement of one that was met.
-
-        What is no message may lie there, such as an empty line of CSV.
-        """
-        if journal not in self._met or end < self._met[journal].acknowledged_at:
-            return False
-        self._due_at[journal] = begin
-        return True
+            self._met[each.journal] = each
 
     def ends(self, ends: Mapping[str, int]) -> dict[str, int]:
         """Return the offsets up to which journals can be read now, at most `ends`."""
@@ -98,13 +87,13 @@ class LongTransactions:
         """
         for journal, long in list(self._met.items()):
             source = sources[journal]
-            if source.read_through < self._due_at[journal]:
+            if source.read_through < long.acknowledged_at:
                 continue
             state = source.producers.get(long.producer)
             left = source.read_through - state.begin if state is not None and state.is_pending else 0
-            if source.read_through <= long.acknowledged_at and left > max_bytes:
+            if source.read_through == long.acknowledged_at and left > max_bytes:
                 return long
-            del self._met[journal], self._due_at[journal]
+            del self._met[journal]
         return None
 
 

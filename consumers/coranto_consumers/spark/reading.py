@@ -63,7 +63,7 @@ class Lines:
     journals: Any | None = None
     """The journal of each message, as an Arrow array of texts, if they are of several."""
     blank: Mask | None = None
-    """The lines of JSON that are no messages, because they are empty or white space; None without any."""
+    """The rows that are no messages, such as empty lines; None without any."""
 
     @classmethod
     def together(cls, parts: Sequence[Lines]) -> Lines:
@@ -133,7 +133,7 @@ def _mask_of(mask: Mask | None, length: int) -> Mask:
 def read_lines(
     content: JournalContent, part: Range, framing: ReadFraming, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Lines]:
-    """Yield the lines, or other messages, that start in a range, in blocks. Lines of JSON may be blank.
+    """Yield the lines, or other messages, that start in a range, in blocks. Some may be blank.
 
     Raises CorruptMessage for a line that is not a message, unless the framing is tolerant, and OffsetJump where content
     is gone.
@@ -178,32 +178,46 @@ def read_records(
 ) -> Iterator[Lines]:
     """Yield the messages that start in a range, in blocks; one of them starts where the range does.
 
-    Each has its payload with a newline behind it, as lines have. Raises as `read_lines` does.
+    Each has its payload with a newline behind it, as lines have. Content between and behind them that is no message,
+    such as empty lines, is one blank row each time. Raises as `read_lines` does.
     """
     framing = records.framing()
     decoder: Decoder[Any] = framing.decoder(part.journal, part.begin)
     held: list[_Record] = []
-    size = 0
+    size, at, read_through = 0, part.begin, part.begin
     for chunk in _to_end_of_message(content, part, decoder):
+        read_through += len(chunk)
         for record in _records(content, part, decoder, chunk, records):
+            if at < min(record.begin, part.end):
+                held.append(_blank(at, record.begin))
             if record.begin < part.end:
                 held.append(record)
                 size += len(record.content)
+            at = record.end
         if size >= block_bytes:
             yield _lines_of(part.journal, held, records)
             held, size = [], 0
+    tail = decoder.finish()
+    end = read_through if tail is None else tail.offset
+    if at < min(end, part.end):
+        held.append(_blank(at, end))
     if held:
         yield _lines_of(part.journal, held, records)
 
 
 class _Record(NamedTuple):
-    """A message, or content that a tolerant framing does not take for one."""
+    """A message, content that a tolerant framing does not take for one, or blank content."""
 
     begin: int
     end: int
     uuid: UuidParts
     content: bytes
     is_readable: bool = True
+    is_blank: bool = False
+
+
+def _blank(begin: int, end: int) -> _Record:
+    return _Record(begin, end, ZERO_UUID, b"", is_blank=True)
 
 
 def _records(
@@ -249,6 +263,7 @@ def _lines_of(journal: str, found: Sequence[_Record], records: Records) -> Lines
     if records.tolerant:
         unreadable = np.fromiter((not each.is_readable for each in found), np.bool_, len(found))
         unreadable = unreadable if unreadable.any() else None
+    blank: Mask = np.fromiter((each.is_blank for each in found), np.bool_, len(found))
     return Lines(
         journal,
         np.array([each.begin for each in found], dtype=np.int64),
@@ -258,6 +273,7 @@ def _lines_of(journal: str, found: Sequence[_Record], records: Records) -> Lines
         np.array([each.uuid.flags for each in found], dtype=np.uint16),
         pa.array([each.content + b"\n" for each in found], pa.binary()),
         unreadable,
+        blank=blank if blank.any() else None,
     )
 
 

@@ -30,7 +30,6 @@ from coranto.messages.columnar import (
     RowSegment,
     replay_mask,
 )
-from coranto.messages.framing import JsonLines
 from coranto.messages.outlines import BorderSegment, Limit, Outline, SegmentCommit, outline
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.framings import ReadFraming
@@ -58,11 +57,11 @@ class RangeSummary:
 
     number: int
     rows: int
-    """The number of messages in the range, including messages that do not count for a replay."""
+    """The number of rows in the range: messages, also those that do not count for a replay, and blank rows."""
     first: int
-    """The offset of the first message. Without messages, the range's begin."""
+    """The offset of the first row. Without rows, the range's begin."""
     end: int
-    """The offset after the last message. Without messages, the range's begin."""
+    """The offset after the last row. Without rows, the range's begin."""
     outline: Outline = field(default_factory=Outline)
     border_rows: tuple[int, ...] = ()
     """The numbers of rows of the outline's border segments."""
@@ -161,13 +160,11 @@ def _numbers(*values: object) -> tuple[Any, ...]:
 class RangeSummarizer:
     """Scans one range, line by line, and summarizes it.
 
-    With `commits`, the summary tells where each segment was acknowledged. In `records`, there may be content between
-    messages that is none, such as empty lines of CSV. What is before the first one counts to it.
+    With `commits`, the summary tells where each segment was acknowledged.
     """
 
-    def __init__(self, number: int, begin: int, *, commits: bool = False, records: bool = False) -> None:
+    def __init__(self, number: int, begin: int, *, commits: bool = False) -> None:
         self._number = number
-        self._records = records
         self._commits = commits
         self._first = self._end = begin
         self._rows = self._always = 0
@@ -176,7 +173,7 @@ class RangeSummarizer:
 
     def saw(self, lines: Lines) -> None:
         """Take note of the next lines, whether they are to be scanned or not."""
-        if not self._rows and not self._records:
+        if not self._rows:
             self._first = int(lines.begins[0])
         self._rows, self._end = self._rows + len(lines), int(lines.ends[-1])
 
@@ -220,8 +217,7 @@ def read_sequenced(
     Duplicates and acknowledgements are left out. Raises CorruptMessage and OffsetJump.
     """
     replay = {ProducerId(bytes.fromhex(name)): ProducerState(0, begin) for name, begin in numbered.replay.items()}
-    records = not isinstance(framing, JsonLines)
-    scan = RangeSummarizer(numbered.number, numbered.range.begin, commits=numbered.commits, records=records)
+    scan = RangeSummarizer(numbered.number, numbered.range.begin, commits=numbered.commits)
     for lines in read_lines(content, numbered.range, framing):
         scan.saw(lines)
         lines = lines.messages

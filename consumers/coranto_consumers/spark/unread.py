@@ -57,14 +57,9 @@ class UnreadContent:
 
     def processed(self, ranges: Sequence[Range], after: Mapping[str, Source]) -> None:
         """Take in that a transaction has read ranges, and left the sources in the states `after`."""
-        unread = _unread(ranges, after)
         # A journal may end in a line that its writer has not finished. That line is left to the next run.
         ends = {each.journal: each.end for each in ranges}
-        stuck = {
-            journal
-            for journal, offset in unread.items()
-            if not self.long.found_nothing(journal, offset, ends[journal]) and self.holes.stuck(journal, offset)
-        }
+        stuck = {journal for journal, offset in _unread(ranges, after).items() if self.holes.stuck(journal, offset)}
         self._behind -= stuck
         self._ended.update((name, self.heads[name]) for name in stuck if ends[name] >= self.heads[name])
 

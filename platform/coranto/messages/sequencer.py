@@ -227,6 +227,12 @@ class Sequencer(Generic[M]):
             self._offsets[journal] = envelope.end
         return outcome
 
+    def pass_over(self, journal: str, end: int) -> None:
+        """Note that no message begins before `end` but those that were queued and delivered, as in empty lines."""
+        if end > self._offsets.get(journal, 0):
+            self._handed = None
+            self._offsets[journal] = end
+
     def _queue_continue(self, envelope: Envelope[M], partial: _Partial[M]) -> QueueOutcome:
         if envelope.clock <= partial.last_ack:
             return QueueOutcome.CONTINUE_DUPLICATE

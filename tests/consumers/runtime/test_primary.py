@@ -143,6 +143,24 @@ async def test_what_commits_nothing_counts_as_read_though_it_came_before_the_res
     assert sums.sums() == {"a": (1, 1)}
 
 
+@pytest.mark.parametrize("blank", [b"\n", b" \t\r\n\n", b"\xef\xbb\xbf\n"])
+async def test_a_shard_has_read_a_source_that_ends_in_no_message(journals, client, sums, blank):
+    await journals.publish("in/one", {"key": "a", "n": 1})
+    await journals.fake.write("in/one", blank)
+    async with running_shard(sums, SPEC, client) as shard, asyncio.timeout(60):
+        await shard.read_through({"in/one": journals.head("in/one")})
+        await journals.fake.write("in/one", blank)
+        await shard.read_through({"in/one": journals.head("in/one")})
+        pending = journals.producer()
+        pending.add("in/one", {"key": "a", "n": 100})
+        await journals.flush(pending)
+        await journals.fake.write("in/one", blank)
+        for journal, content in pending.rollback_intents().items():
+            await journals.fake.write(journal, content + blank)
+        await shard.read_through({"in/one": journals.head("in/one")})
+    assert sums.sums() == {"a": (1, 1)}
+
+
 async def test_several_sources_are_consumed_together(journals, client, sums):
     first = await journals.publish("in/one", {"key": "a", "n": 1})
     second = await journals.publish("in/two", {"key": "a", "n": 2})

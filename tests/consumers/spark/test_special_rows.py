@@ -7,12 +7,15 @@ import pytest
 from pyspark.sql.types import IntegerType, StringType, StructType
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, select
 
+from coranto.client import SyncJournalClient
 from coranto.messages.csv_rows import CsvRows, TextRows
-from coranto.messages.framing import iter_messages
+from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
 from coranto_consumers.spark import CsvRecords, Outputs, SparkConsumer, TableOutput
 from coranto_consumers.spark.source import JournalDataSource
+from coranto_consumers.spark.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
+from coranto_consumers.stores.window_growth import grow
 
 MARK = b"\xef\xbb\xbf"
 FILES = [
@@ -120,3 +123,60 @@ def test_a_published_row_that_looks_blank_or_marked_comes_back(text):
         written = framing.marshal(row, format_uuid(ProducerId(b"\x01AAAAA"), 160, Flags.OUTSIDE_TXN))
         (found,) = iter_messages(framing, "j", [written], 0)
         assert list(found.message) == [text]
+
+
+BY_WINDOW = Table(
+    "special_rows_by_window",
+    MetaData(),
+    Column("coranto_window", BigInteger, nullable=False),
+    Column("n", BigInteger),
+    Column("text", String(20)),
+)
+ENDS = [b"\n", b" \t\n\r\n", MARK + b"\n", b"\n" * 5_000]
+"""What may follow the last message of a journal, and is none."""
+KINDS = {
+    "csv": (CsvRecords(2, None), lambda n: f"{n},a\n".encode()),
+    "json": (JsonLines(None), lambda n: f'{{"n":{n},"text":"a"}}\n'.encode()),
+}
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["line", "white space", "mark", "many"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_consumer_is_caught_up_with_a_journal_that_ends_in_no_message(spark, broker, tmp_path, kind, end):
+    framing, message = KINDS[kind]
+    broker.create("a/rows")
+    consumer = SparkConsumer(Copy(), broker.config, f"sqlite:///{tmp_path}/store.db", spark, framing=framing)
+    for n in (1, 2):  # What ends the content is at the beginning of the second run.
+        broker.write("a/rows", message(n) + end)
+        report = consumer.run_until_caught_up()
+        assert (report.offsets, report.lag_bytes) == ({"a/rows": broker.head("a/rows")}, 0)
+    broker.write("a/rows", end)  # And may be all that comes.
+    assert consumer.run_until_caught_up().lag_bytes == 0
+    with SqlStore(f"sqlite:///{tmp_path}/store.db").engine.connect() as connection:
+        assert sorted(tuple(row) for row in connection.execute(select(OUT))) == [(1, "a"), (2, "a")]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["line", "white space", "mark", "many"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_window_may_end_in_no_message(spark, broker, tmp_path, kind, end):
+    framing, message = KINDS[kind]
+
+    class ByWindow(Copy):
+        def outputs(self, committed):
+            return Outputs(tables=[TableOutput(BY_WINDOW, committed.select("n", "text"))])
+
+    broker.create("a/rows")
+    store = f"sqlite:///{tmp_path}/store.db"
+    made = WindowConsumer("by-window", ByWindow(), broker.config, store, spark, framing=framing)
+    for content in (message(1) + end, end, message(2) + message(3) + end):
+        broker.write("a/rows", content)
+        broker.fake.journals["a/rows"].roll(tmp_path / "fragments")
+        with SyncJournalClient.of(broker.config) as client:
+            grow(made.log, client, [Copy.sources], partial=True)
+    names = [each.window.name for each in made.log.load()]
+    assert len(names) == 3
+    assert made.materialise(names[2]).messages == 2, "the windows before it are read for their producers"
+    assert [made.materialise(name).messages for name in names] == [1, 0, 2]
+    with SqlStore(store).engine.connect() as connection:
+        found = connection.execute(select(BY_WINDOW.c.n, BY_WINDOW.c.text))
+        assert sorted(tuple(row) for row in found) == [(1, "a"), (2, "a"), (3, "a")]

@@ -233,3 +233,24 @@ def test_a_source_covers_messages_that_were_read_and_are_not_committed() -> None
     content.content += lines((A, 20, ACK))
     more = ReadCommitted(content.read, "j", source)
     assert [clocks(one.messages) for one in more.transactions()] == [[10]]
+
+
+def test_a_reader_that_has_ended_is_behind_blank_lines() -> None:
+    whole = lines((A, 100, OUTSIDE)) + b"\n  \n\xef\xbb\xbf\n"
+    unfinished = whole + b'{"clo'
+
+    def read(begin: int, end: int | None) -> ReadUncommitted[JsonObject]:
+        return ReadUncommitted(LINES, "j", Content(unfinished).chunks(begin, end), begin)
+
+    def read_async(begin: int, end: int | None) -> AsyncReadUncommitted[JsonObject]:
+        return AsyncReadUncommitted(LINES, "j", Content(unfinished).achunks(begin, end), begin)
+
+    async def read_all() -> Source:
+        reader = AsyncReadCommitted(read_async, "j")
+        assert len([each async for each in reader]) == 1
+        return reader.source()
+
+    reader = ReadCommitted(read, "j")
+    assert len(list(reader)) == 1
+    assert reader.source().read_through == asyncio.run(read_all()).read_through == len(whole)
+    assert list(ReadCommitted(read, "j", reader.source())) == []

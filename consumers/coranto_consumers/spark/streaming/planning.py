@@ -123,7 +123,7 @@ class BatchPlanner:
             first = sequence(whole.journal, source, summaries, pruning=pruning)
             long = find_long(whole.journal, source, first, max_replay_bytes)
             if long is not None and long.acknowledged_at > source.read_through:
-                before = self.plan(
+                return self.plan(
                     replace(whole, end=long.acknowledged_at),
                     state,
                     cuts=cuts,
@@ -131,9 +131,6 @@ class BatchPlanner:
                     listed=listed,
                     first_offset=first_offset,
                 )
-                if before.rows:
-                    return before
-                # Only what is no message lies before the acknowledgement, such as an empty line of CSV.
             if long is not None:
                 return self.plan_part(long, state, whole.limit, max_replay_bytes, cuts=cuts, listed=listed)
         sequenced, replayed, replays = self._sequence(whole.journal, source, summaries, pruning, cuts)
@@ -154,7 +151,7 @@ class BatchPlanner:
         """
         source = state.source
         replays = {long.producer: source.producers[long.producer]}
-        acknowledgement = self._acknowledgement(long, head)
+        acknowledgement = self._scan(long.acknowledgement(head), 0, max_messages=1)
         again = dict(self._scanned(long.part(source, max_bytes), cuts, first_number=1, replay=replays))
         sequenced = sequence_part(long, source, acknowledgement, again)
         rows = sum(summary.rows for summary in again.values())
@@ -162,13 +159,6 @@ class BatchPlanner:
         anchors = {producer: at for producer, at in state.anchors.items() if producer != long.producer}
         after = _state_after(state, sequenced.source, anchors, listed)
         return JournalBatch(tuple(stream_parts(sequenced, again, replays, commits=self.commits)), rows, after)
-
-    def _acknowledgement(self, long: LongTransaction, head: int) -> RangeSummary:
-        """Return the summary of the first message from an offset on: what is no message may lie before it."""
-        found, step = long.acknowledgement(head), 1 << 10
-        while not (summary := self._scan(found, 0, max_messages=1)).rows and found.end < head:
-            found, step = replace(found, end=min(head, found.end + step)), step * 2
-        return summary
 
     def restore(self, journal: str, position: Position) -> ReadState:
         """Return the state at a position from a checkpoint. Raises CorruptMessage and OffsetJump."""
@@ -240,8 +230,7 @@ class BatchPlanner:
         replay: Mapping[ProducerId, ProducerState] | None = None,
         max_messages: int | None = None,
     ) -> RangeSummary:
-        records = not isinstance(self.framing, JsonLines)
-        scan, rows = RangeSummarizer(number, part.begin, commits=self.commits, records=records), 0
+        scan, rows = RangeSummarizer(number, part.begin, commits=self.commits), 0
         for lines in read_lines(self.content, part, self.framing):
             if max_messages is not None and rows + len(lines) > max_messages:
                 lines = lines.where(np.arange(len(lines)) < max_messages - rows)
