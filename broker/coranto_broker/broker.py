@@ -301,6 +301,7 @@ class Broker:
             raise
         if reading.record is not None:
             replica.index.note_head(reading.record.floor)
+        replica.journal_id = reading.journal_id
         return reading
 
     def build_pipeline(

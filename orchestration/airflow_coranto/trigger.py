@@ -15,6 +15,7 @@ from airflow_coranto.connection import DEFAULT_CONNECTION, in_airflow
 from airflow_coranto.hook import CorantoHook
 from airflow_coranto.variables import get_variable, set_variable
 from coranto.errors import CorantoError, InvalidInput, JournalRecreated, PermissionDenied, Unauthenticated
+from coranto.journal_ids import is_same
 from coranto.offsets import id_of, vector_of_json, vector_to_json
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
 def _require_same(journal: str, offset: int, now: JournalPosition | None) -> None:
     """Raise JournalRecreated if an offset has the id of an earlier journal."""
     known = id_of(offset)
-    if now is not None and known and now.journal_id not in ("", known):
+    if now is not None and not is_same(known, offset, now.journal_id):
         raise JournalRecreated(
             journal,
             offset,

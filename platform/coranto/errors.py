@@ -6,7 +6,7 @@
     ├── InvalidInput                    a name, spec, selector, URL, option or request that cannot be accepted
     ├── CorruptData                     stored or received bytes that contradict themselves
     │   ├── CorruptFragment             content whose length or SHA-1 is not what its name says
-    │   ├── JournalRecreated            a position is of a journal that was deleted, and created again
+    │   ├── JournalRecreated            a position is of content that its journal does not have any more
     │   ├── CorruptMessage              bytes of a journal that are not a message of its framing
     │   │   └── TornMessage             a part of a message, which another message follows
     │   └── CorruptSpool                a broker's own durable spool
@@ -91,6 +91,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from coranto.journal_ids import held_through
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -168,19 +169,34 @@ class TornMessage(CorruptMessage):
 
 
 class JournalRecreated(CorruptData):
-    """A journal is not the one that an `offset` is of: it was deleted, and created again under the same name.
+    """A journal does not have the content that an `offset` is of.
+
+    It was deleted, and created again under the same name. Or its head fell: brokers lost content that was not stored,
+    and an operator let the journal continue where its store ended.
 
     `known` and `found` are the ids of the two journals, `head` is where the present one ends, as far as is known.
+    `same_through` is the offset up to which the present journal has the earlier content: above 0 if its head fell.
     """
 
     def __init__(self, journal: str, offset: int, known: str, found: str, head: int, advice: str = "") -> None:
+        self.same_through = held_through(known, offset, found)
         passed = min(offset, head)
-        lost = f"its messages before offset {passed} would be passed over" if passed else "it is empty"
-        super().__init__(
-            f"journal {journal} was deleted and created again: offset {offset} is of the journal with the id {known}, "
-            f"and this is {found}, which ends at {head}. Reading on there, {lost}. "
-            + (advice or "Begin at offset 0, unless you need unread content of the earlier journal.")
-        )
+        if self.same_through:
+            text = (
+                f"journal {journal} has lost its content from offset {self.same_through} on, and continued there with "
+                f"other content (its head was reset): offset {offset} is of the lost content, with the id {known}, and "
+                f"this is {found}, which ends at {head}. "
+            )
+            if passed > self.same_through:
+                text += f"Reading on there, its messages from {self.same_through} to {passed} would be passed over. "
+            text += advice or f"Begin at offset {self.same_through}: what is there was not read."
+        else:
+            lost = f"its messages before offset {passed} would be passed over" if passed else "it is empty"
+            text = (
+                f"journal {journal} was deleted and created again: offset {offset} is of the journal with the id "
+                f"{known}, and this is {found}, which ends at {head}. Reading on there, {lost}. "
+            ) + (advice or "Begin at offset 0, unless you need unread content of the earlier journal.")
+        super().__init__(text)
         self.journal = journal
         self.offset = offset
         self.known = known

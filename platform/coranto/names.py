@@ -163,14 +163,3 @@ def check_prefix(prefix: str) -> str:
     if prefix and not prefix.endswith("/"):
         raise InvalidInput(f"{prefix!r} must end with a slash, such as {prefix + '/'!r}", field="prefix")
     return prefix
-
-
-def same_journal(created: int, journal_id: str, present_created: int, present_id: str) -> bool:
-    """Return False if the known facts of two journals of one name show that they differ.
-
-    Their ids decide. Where one of these is unknown (empty), the etcd revisions that created them do (0: unknown).
-    Such a revision changes when a journal is applied again after etcd was restored, and an id does not.
-    """
-    if journal_id and present_id:
-        return journal_id == present_id
-    return not created or not present_created or created == present_created

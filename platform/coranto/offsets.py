@@ -6,8 +6,8 @@ An offset vector is an offset for each journal, such as a file for `--as-of`, Sp
     {"shop/orders": {"offset": 1024, "journal_id": "5d3c7a-1f"}, "shop/refunds": 96}
 
 Coranto writes the object wherever it knows the id, and takes both forms. An offset above 0 with an id is refused if the
-journal has another id: it was deleted, and created again under the same name. An offset without an id is of any journal
-with that name.
+journal has another id and, by that, other content below the offset (`coranto.journal_ids`): it was deleted, and created
+again under the same name, or its head fell. An offset without an id is of any journal with that name.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""A simulated world of journals that are deleted and created again, and of a shard whose store goes back to copies.
+"""A simulated world of journals that are deleted and created again, or lose content, and of a shard whose store goes
+back to copies.
 
-One shard reads two journals. Between its runs, and while it runs, journals grow, are deleted and created again under
-their names, brokers are killed, and the shard's store is set back to an older copy of itself: rows and checkpoint. The
-shard continues where content is lost, as its label says.
+One shard reads three journals. Between its runs, and while it runs, journals grow, two of them are deleted and created
+again under their names, brokers are killed, all of their disks are lost, and the shard's store is set back to an older
+copy of itself: rows and checkpoint. When disks are lost, an operator lets the third journal continue where its store
+ends (`reset-head`). The shard continues where content is lost, as its label says.
 
 What must hold after each commit, and in the end: of each journal that there ever was, the store has the messages from
-the first one on, in order, each once; of the present journals, it has all in the end. A position that is taken for one
-of another journal breaks that: it passes over messages, or reads some again.
+the first one on, in order, each once, but for lost ones; of the present journals, it has all in the end. A position
+that is taken for one of other content breaks that: it passes over messages, or reads some again.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from structlog.testing import capture_logs
@@ -24,9 +27,12 @@ from structlog.testing import capture_logs
 from coranto.errors import CorantoError, JournalNotFound, JournalRecreated
 from coranto.labels import CONTENT_TYPE, CONTINUE, DATA_LOSS, JSON_LINES, label_set
 from coranto.messages import Checkpoint, Envelope, JsonLines, ProducerClock, TransactionBuilder, new_producer_id
+from coranto.recovery.heads import reset_head
 from coranto.testing import Cluster
+from coranto.testing.cluster import STORE_URL
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.metrics import ConsumerMetrics
@@ -37,6 +43,8 @@ from coranto_consumers.runtime.testing import shard_spec
 from coranto_consumers.stores.base import Store
 
 JOURNALS = ("in/one", "in/two")
+STORED = "in/stored"
+"""It is never created again."""
 BROKERS = 2
 STEPS = 12
 SECONDS = 120.0
@@ -85,29 +93,30 @@ class _World:
         self.clock = SimClock(loop)
         self.client = cluster.client(name="operator")
         self.made: Counter[str] = Counter()
-        self.published: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self.published: Counter[tuple[str, int]] = Counter()
+        self.present: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+        """The messages that journals have, with the offset at which each became committed."""
         self.kept = Kept()
         self.copies = [self.kept]
-        self.down: int | None = None
+        self.running = False
+        """True while the shard runs."""
 
     async def play(self) -> None:
-        for journal in JOURNALS:
+        for journal in (*JOURNALS, STORED):
             await self.create(journal)
         for _ in range(STEPS):
-            action = self.rng.choice(
-                [self.publish, self.publish, self.recreate, self.consume, self.consume, self.restore]
-            )
-            await action()
+            actions = [self.publish, self.publish, self.recreate, self.consume, self.consume, self.restore]
+            await self.rng.choice([*actions, self.lose_disks])()
             if self.rng.random() < 0.2:
                 await self.restart_broker()
-        for journal in JOURNALS:
+        for journal in (*JOURNALS, STORED):
             await self.publish(journal)
         await self.consume(completely=True)
-        for journal in JOURNALS:
-            found = sum(1 for row in self.kept.rows if row[:2] == (journal, self.made[journal]))
-            wanted = self.published[journal, self.made[journal]]
-            if found != wanted:
-                self.report.anomalies.append(f"{journal}: {found} of {wanted} messages count in the end")
+        for journal in (*JOURNALS, STORED):
+            key = journal, self.made[journal]
+            found = {row[2] for row in self.kept.rows if row[:2] == key}
+            if missing := self.present[key].keys() - found:
+                self.report.anomalies.append(f"{journal}: {sorted(missing)} do not count in the end")
 
     async def create(self, journal: str) -> None:
         spec = pb.JournalSpec(
@@ -115,13 +124,17 @@ class _World:
             replication=BROKERS,
             flags=pb.JournalSpec.O_RDWR,
             labels=label_set([(CONTENT_TYPE, JSON_LINES)]),
-            fragment=pb.JournalSpec.Fragment(length=1 << 20, compression_codec=pb.NONE),
+            fragment=pb.JournalSpec.Fragment(
+                length=1 << 20 if journal != STORED else 1024,
+                compression_codec=pb.NONE,
+                stores=[STORE_URL] if journal == STORED else [],
+            ),
         )
         spec.fragment.refresh_interval.FromSeconds(5)
         await self.cluster.create(spec, timeout=120.0)
 
-    async def recreate(self) -> None:
-        journal = self.rng.choice(JOURNALS)
+    async def recreate(self, journal: str = "") -> None:
+        journal = journal or self.rng.choice(JOURNALS)
         (info,) = (await self.client.list(f"name={journal}")).journals
         deletion = pb.ApplyRequest.Change(delete=journal, expect_mod_revision=info.mod_revision)
         await self.client.apply([deletion])
@@ -133,23 +146,62 @@ class _World:
 
     async def publish(self, journal: str = "") -> None:
         """Publish some messages, perhaps as a transaction, perhaps with one before them that is never acknowledged."""
-        journal = journal or self.rng.choice(JOURNALS)
+        journal = journal or self.rng.choice((*JOURNALS, STORED))
         builder: TransactionBuilder[Any] = TransactionBuilder(
             new_producer_id(self.rng.randbytes), ProducerClock(lambda: int(self.clock.now() * 1e9)), JsonLines()
         )
         key = journal, self.made[journal]
-        for _ in range(self.rng.randint(1, 8)):
-            builder.add(journal, {"made": key[1], "n": self.published[key]})
-            self.published[key] += 1
+        numbers = range(self.published[key], self.published[key] + self.rng.randint(1, 8))
+        self.published[key] = numbers.stop
+        for n in numbers:
+            builder.add(journal, {"made": key[1], "n": n})
         for name, content in builder.take_batches(1 << 20):
             await self.append(name, content)
         builder.ack_intents()
         for name, content in builder.commit().items():
-            await self.append(name, content)
+            end = await self.append(name, content)
+            self.present[key].update(dict.fromkeys(numbers, end))
         builder.finish()
 
-    async def append(self, journal: str, content: bytes) -> None:
-        await self.client.append(journal, content, retry_unknown=True, patience=600.0)
+    async def append(self, journal: str, content: bytes) -> int:
+        return (await self.client.append(journal, content, retry_unknown=True, patience=600.0)).end
+
+    async def lose_disks(self) -> None:
+        """Store what there is, and lose the disks of all brokers with what is written then, perhaps after it was read.
+
+        An operator lets the stored journal continue where its store ends, and creates the others again.
+        """
+        everybody = range(BROKERS)
+        await asyncio.gather(*(self.cluster.stop(number) for number in everybody))
+        await asyncio.gather(*(self.cluster.start(number) for number in everybody))
+        await self.cluster.ready(STORED, timeout=120.0)
+        await self.publish(STORED)
+        await self.publish(STORED)
+        if self.running:
+            await asyncio.sleep(self.rng.uniform(0.0, 3.0))
+        else:
+            await self.consume(alone=True)
+        for number in everybody:
+            await self.cluster.kill(number, expire=True)
+            machine = self.cluster._machine(number)
+            disk = machine.disk.for_process(Process(self.cluster._world.timeline, "wiper"))
+            for path in machine.disk.paths():
+                disk.remove(Path(path))
+        await asyncio.gather(*(self.cluster.start(number) for number in everybody))
+        await self.cluster.ready(STORED, timeout=120.0)
+        await reset_head(self.client, STORED)
+        head = await self.client.head(STORED)
+        before = self.present[STORED, 0]
+        self.present[STORED, 0] = kept = {n: end for n, end in before.items() if end <= head}
+        read = Checkpoint.from_bytes(self.kept.checkpoint).sources.get(STORED)
+        if len(kept) < len(before):
+            self.report.coverage["a journal lost messages"] += 1
+            self.report.coverage["a shard had read lost messages"] += read is not None and read.read_through > head
+        for journal in JOURNALS:
+            await self.recreate(journal)
+        if self.rng.random() < 0.7:
+            await self.publish(STORED)
+            await self.publish(STORED)
 
     async def restart_broker(self) -> None:
         number = self.rng.randrange(BROKERS)
@@ -162,24 +214,29 @@ class _World:
         self.kept = self.rng.choice(self.copies)
         self.report.coverage["the store went back"] += 1
 
-    async def consume(self, *, completely: bool = False) -> None:
-        """Run the shard for a while, or until it has read what there is. It starts again after errors."""
+    async def consume(self, *, completely: bool = False, alone: bool = False) -> None:
+        """Run the shard for a while, or until it has read what there is. It starts again after errors.
+
+        Something may happen meanwhile, unless it is to run `alone`.
+        """
         deadline = self.loop.time() + (SECONDS if completely else self.rng.uniform(0.0, 10.0))
-        meanwhile = not completely and self.rng.random() < 0.4
+        meanwhile = not completely and not alone and self.rng.random() < 0.4
         running = asyncio.ensure_future(self.keep_running())
+        self.running = True
         if meanwhile:
             await asyncio.sleep(self.rng.uniform(0.0, 3.0))
-            await self.recreate()
+            await self.rng.choice([self.recreate, self.lose_disks])()
         while self.loop.time() < deadline:
             await asyncio.sleep(0.2)
             if completely and await self.is_read():
                 break
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        self.running = False
 
     async def is_read(self) -> bool:
         sources = Checkpoint.from_bytes(self.kept.checkpoint).sources
-        for journal in JOURNALS:
+        for journal in (*JOURNALS, STORED):
             if journal not in sources or sources[journal].read_through != await self.client.head(journal):
                 return False
         return True
@@ -199,7 +256,7 @@ class _World:
 
     async def run_shard(self) -> None:
         client = self.cluster.client(name="shard")
-        spec = shard_spec("shard-rows", JOURNALS, max_seconds=5)
+        spec = shard_spec("shard-rows", (*JOURNALS, STORED), max_seconds=5)
         spec.labels.CopyFrom(label_set([(DATA_LOSS, CONTINUE)]))
         primary = Primary(
             _Rows(self),
@@ -224,8 +281,9 @@ class _World:
         self.copies.append(kept)
         for (journal, made), count in Counter(row[:2] for row in kept.rows).items():
             found = [row[2] for row in kept.rows if row[:2] == (journal, made)]
-            if found != list(range(count)):
-                self.report.anomalies.append(f"{journal}, created again {made} times: {found} count")
+            passed_over = {n for n in self.present[journal, made] if n < found[-1]} - set(found)
+            if found != sorted(set(found)) or passed_over:
+                self.report.anomalies.append(f"{journal}, created again {made} times: {found} of {count} count")
 
 
 def error_is_passing(error: Exception) -> bool:

@@ -9,7 +9,8 @@ import pytest
 
 from coranto.client.read_progress import ReadProgress
 from coranto.messages.checkpoints import Source
-from coranto_broker.recovery.in_sync_records import in_sync
+from coranto_broker.append import in_sync_update
+from coranto_broker.recovery import in_sync_records
 from coranto_consumers.runtime import recreated
 
 from .coverage import missing
@@ -21,6 +22,8 @@ INTERESTING = {
     "a running shard noticed": 1,
     "a shard continued where content was lost": 4,
     "the store went back": SEEDS,
+    "a journal lost messages": SEEDS,
+    "a shard had read lost messages": SEEDS // 2,
 }
 
 
@@ -64,10 +67,22 @@ def test_a_checkpoint_that_keeps_no_ids_is_caught(monkeypatch: pytest.MonkeyPatc
 
 
 def test_brokers_whose_journals_all_have_one_id_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_sync, "first_id", lambda cluster, create_revision: "one")
+    monkeypatch.setattr(in_sync_records, "first_id", lambda cluster, create_revision: "one")
     assert is_caught()
 
 
 def test_a_shard_that_compares_ids_only_when_it_starts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadProgress, "expected_id", "")
+    assert is_caught()
+
+
+def test_a_journal_that_keeps_its_id_when_its_head_falls_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard then passes over what is written between where the head fell to and its own offset."""
+    monkeypatch.setattr(in_sync_update, "fallen_id", lambda journal_id, offset, revision: journal_id)
+    assert is_caught()
+
+
+def test_a_shard_that_begins_again_where_a_head_fell_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads what its journal kept a second time."""
+    monkeypatch.setattr(recreated, "held_through", lambda known, offset, found: 0)
     assert is_caught()

@@ -426,8 +426,10 @@ class AppendFsm:
                         self._decided = None
                         return AppendEvent.MAY_STREAM
                     case Need.RECORD:
-                        if not await self._record(self._pipeline):
-                            return AppendEvent.ETCD_CHANGED
+                        if await self._record(self._pipeline, fell=True):
+                            # Each replica must know the journal's other id before it takes content behind this offset.
+                            self._held.shut_down()
+                        return AppendEvent.ETCD_CHANGED
             except Invalidated:
                 return AppendEvent.INVALIDATED
             except StoreError as error:
@@ -659,11 +661,11 @@ class AppendFsm:
         self.status = status
         return AppendEvent.REFUSED
 
-    async def _record(self, pipeline: Pipeline, advertise: list[Put] | None = None) -> bool:
+    async def _record(self, pipeline: Pipeline, advertise: list[Put] | None = None, *, fell: bool = False) -> bool:
         """Record the pipeline's replicas as in sync. Returns False if something changed meanwhile."""
         try:
             succeeded, read_through = await record_replicas(
-                self._env.in_sync, self._resolved, pipeline, advertise or ()
+                self._env.in_sync, self._resolved, pipeline, advertise or (), fell=fell
             )
         except ReplicationFailed:
             self._held.shut_down()

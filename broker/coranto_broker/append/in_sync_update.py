@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coranto.coordination.etcd import Op, unmodified
+from coranto.journal_ids import fallen_id
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed
 from coranto_broker.replication.resolver import Resolution
@@ -44,21 +45,21 @@ def _was_closed_below(pipeline: Pipeline) -> bool:
 
 
 async def record_replicas(
-    records: InSyncRecords, resolution: Resolution, pipeline: Pipeline, ops: Sequence[Op] = ()
+    records: InSyncRecords, resolution: Resolution, pipeline: Pipeline, ops: Sequence[Op] = (), *, fell: bool = False
 ) -> tuple[bool, int]:
     """Record the pipeline's replicas as in sync, and apply `ops` in the same transaction.
 
-    Returns False if something changed meanwhile, and the etcd revision to read through (0: none). Raises
-    ReplicationFailed if a pipeline of a later Route was recorded: this one is then useless.
+    If the journal's head `fell`, it gets another id, since offsets behind the replicas' end are written again. Returns
+    False if something changed meanwhile, and the etcd revision to read through (0: none). Raises ReplicationFailed if a
+    pipeline of a later Route was recorded: this one is then useless.
     """
     reading, spool = pipeline.reading, pipeline.spool
     assert reading is not None
     revision = pipeline.header.etcd.revision + resolution.require_replica.folder.base
     if reading.record is not None and reading.record.revision > revision:
         raise ReplicationFailed("a pipeline of a later Route than this one's was recorded")
-    record = in_sync.recorded(
-        reading.record, reading.create_revision, revision, pipeline.names, spool.end, reading.journal_id
-    )
+    journal_id = fallen_id(reading.journal_id, spool.end, revision) if fell else reading.journal_id
+    record = in_sync.recorded(reading.record, reading.create_revision, revision, pipeline.names, spool.end, journal_id)
     read_through = 0
     if ops or record != reading.record:
         compares = [unmodified(each.kv) for each in resolution.assignments]

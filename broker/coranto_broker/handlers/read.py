@@ -16,6 +16,7 @@ import structlog
 
 from coranto.errors import CorruptData, FragmentNotFound, StoreError
 from coranto.fragments.fragment import Fragment
+from coranto.journal_ids import is_same
 from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import may_read
 from coranto.wire import protocol_pb2 as pb
@@ -133,7 +134,7 @@ async def _is_of_another(replica: Replica, request: pb.ReadRequest) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_REFRESH_PATIENCE_SECONDS):
                 await replica.attempted()
-    return replica.journal_id not in ("", request.journal_id)
+    return not is_same(request.journal_id, request.offset, replica.journal_id)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import structlog
 from coranto.coordination.etcd import Compare, Coordinator, Delete, KeyValue, Op, Put, TxnResult, absent, unmodified
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import InvalidInput, Unavailable
+from coranto.journal_ids import first_id
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.recovery.saved_records import SavedRecords
 from coranto_broker.spool import in_sync
@@ -102,7 +103,7 @@ class InSyncRecords:
 
     def _stored(self, key: str, kv: KeyValue | None, create_revision: int, record: InSyncRecord | None) -> StoredRecord:
         known = record.journal_id if record is not None else ""
-        return StoredRecord(key, kv, create_revision, record, known or in_sync.first_id(self._cluster, create_revision))
+        return StoredRecord(key, kv, create_revision, record, known or first_id(self._cluster, create_revision))
 
     def _as_written(self, record: InSyncRecord, kv: KeyValue) -> InSyncRecord:
         return replace(record, written=record.carried or self._base + kv.mod_revision)

@@ -94,8 +94,8 @@ class InSyncRecord:
     carried: int = 0
     """The revision at which it was last written, if etcd was restored since; 0 otherwise."""
     journal_id: str = ""
-    """The journal's id (`first_id`), which survives a restored etcd. Records of earlier
-    versions have none."""
+    """The journal's id (`coranto.journal_ids`), which survives a restored etcd. Records of earlier versions have
+    none."""
     formers: tuple[int, ...] = ()
     """The create revisions of former journals that this journal continues, as etcd was restored since. Their spools may
     hold content of the journal that is not stored yet."""
@@ -135,11 +135,6 @@ class InSyncRecord:
             return 0
         last = None if self.left else self.end
         return next((epoch.begin for epoch in self.epochs if epoch.revision > revision), last)
-
-
-def first_id(cluster: str, create_revision: int) -> str:
-    """Return the id of a journal that was created in this cluster. Empty if the cluster is unknown."""
-    return f"{cluster}-{create_revision:x}" if cluster else ""
 
 
 class Judgement(enum.Enum):

@@ -9,9 +9,9 @@ from typing import Any, Final
 from coranto.audit import Finding, Kind, Severity, Subject, uncovered
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData, InvalidInput, OffsetJump
+from coranto.journal_ids import held_through, is_same, same_journal
 from coranto.labels import CONTENT_TYPE, CONTINUE, DATA_LOSS, JSON_LINES, value_of
 from coranto.messages import Framing, JsonLines, Source
-from coranto.names import same_journal
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.audit.expectations import Measure, Number
 from coranto_consumers.audit.judging import judge
@@ -160,11 +160,17 @@ class SourceCheck:
     async def _examine(self, audit: SourceAudit, info: JournalInfo) -> None:
         through, known = self.expected.read_through, self.known
         extent = await self._extent(info)
-        if extent.journal_id and self.expected.expected_id not in ("", extent.journal_id):
+        if not is_same(self.expected.expected_id, through, extent.journal_id):
+            held = held_through(self.expected.expected_id, through, extent.journal_id)
+            what = (
+                f"has lost its content from offset {held} on, and has other content there"
+                if held
+                else "was deleted and created again"
+            )
             self._ended(
                 audit,
                 Kind.JOURNAL_RECREATED,
-                f"the source {self.journal} was deleted and created again, and the consumer has read the earlier one "
+                f"the source {self.journal} {what}, and the consumer has read the earlier one "
                 f"through {through}, so it stops. If the present journal has the same content up to there, for example "
                 "because it was recovered, let it continue: `coranto consumer accept-journals "
                 f"{self.shard.name} {self.journal}`. Otherwise unread content of the earlier one is lost. To begin "
@@ -196,7 +202,7 @@ class SourceCheck:
     def _is_same(known: KnownSource, info: JournalInfo, extent: SourceExtent) -> bool:
         """Return True unless a journal is another one of the same name than an audit knows."""
         return known.create_revision == 0 or same_journal(
-            known.create_revision, known.journal_id, info.create_revision, extent.journal_id
+            known.create_revision, known.journal_id, known.read_through, info.create_revision, extent.journal_id
         )
 
     def _has_content_of(self, known: KnownSource, replayed: Replayed) -> bool:

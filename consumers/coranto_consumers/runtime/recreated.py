@@ -11,6 +11,7 @@ from coranto import labels
 from coranto.client import JournalClient
 from coranto.client.heads import JournalHead
 from coranto.errors import CorruptData, InvalidInput, JournalRecreated
+from coranto.journal_ids import held_through, is_same
 from coranto.messages import Source
 from coranto.wire import consumer_pb2 as pc
 
@@ -20,9 +21,10 @@ _log = structlog.get_logger(__name__)
 def advice(shard: str, journal: str) -> str:
     """Return what to do about a source that is another journal."""
     return (
-        f"To continue from the beginning of the present journal, without the unread content of the earlier one, give "
-        f"the shard the label {labels.DATA_LOSS}={labels.CONTINUE}, and unassign it if it has failed. A shard with "
-        "another id and store begins there, too. If the present journal has the content of the earlier one, such as "
+        "To continue from the beginning of the present journal, or from where its head fell to, without the unread "
+        f"content of the earlier one, give the shard the label {labels.DATA_LOSS}={labels.CONTINUE}, and unassign it "
+        "if it has failed. A shard with another id and store begins at the journal's beginning. If the present journal "
+        "has the content of the earlier one, such as "
         f"recovered content, run `coranto consumer accept-journals {shard} {journal} --consumer HOST:PORT` with the "
         "address of a process of this consumer: the shard then continues at its offset."
     )
@@ -63,17 +65,21 @@ async def present_sources(
         is_same = bool(head.journal_id) and head.journal_id == found[head.journal].journal_id
         if not may_continue or is_same:
             raise error  # To read the same journal from its beginning would count its messages twice.
-        offset = sources[head.journal].read_through
+        source = sources[head.journal]
+        at = held_through(source.journal_id, source.read_through, head.journal_id)
         _log.warning(
             "source.content_lost",
             shard=spec.id,
             journal=head.journal,
-            begin=offset,
+            begin=source.read_through,
             end=head.head,
             made_again=True,
+            same_through=at,
             error=str(error),
         )
-        found[head.journal] = Source(head.begin, journal_id=head.journal_id)
+        found[head.journal] = (
+            source.fallen_to(at, head.journal_id) if at else Source(head.begin, journal_id=head.journal_id)
+        )
     return found
 
 
@@ -81,7 +87,7 @@ def _mismatch(head: JournalHead, source: Source, advice: str) -> CorruptData | N
     """Return the error of a source that cannot be read on; None if it can, as far as is known."""
     if not head.known:
         return None  # Its reads check the id once a broker serves it.
-    if head.journal_id and source.journal_id not in ("", head.journal_id):
+    if not is_same(source.journal_id, source.read_through, head.journal_id):
         return JournalRecreated(
             head.journal, source.read_through, source.journal_id, head.journal_id, head.head, advice
         )

@@ -350,7 +350,9 @@ class SparkConsumer:
                 journal, source.read_through, extent.begin, extent.head, is_end=extent.is_end
             ):
                 report, sources = self._pass_by(report, sources, lost, extent.begin)
-        sources = identified(sources, {journal: extent.journal_id for journal, extent in present.items()})
+        ids = {journal: extent.journal_id for journal, extent in present.items()}
+        has_new_ids = any(not sources[journal].journal_id for journal in sources.keys() & ids.keys() if ids[journal])
+        sources = identified(sources, ids)
         sources = unread.known(sources)
         report = replace(report, offsets=offsets_of(begins, sources), heads=unread.heads)
         self._tell(report)
@@ -369,7 +371,8 @@ class SparkConsumer:
                 continue
             sources = unread.known(sources)
             if not (ranges := unread.plan(sources, self._bound.max_bytes)):
-                if unread.has_successors(sources.keys() - recorded):
+                # A position without an id, as after `accept-journals`, is one that no loss can be compared with.
+                if unread.has_successors(sources.keys() - recorded) or has_new_ids:
                     self._transactions.record(sources, report)
                 break
             self._hooks.reached(Step.PLANNED)
@@ -403,7 +406,7 @@ class SparkConsumer:
                 self._bound.settle()
                 continue
             unread.processed(ranges, sources)
-            recorded = sources.keys()
+            recorded, has_new_ids = sources.keys(), False
             self._outages.progressed()
             self._tell(report)
         return report, sources

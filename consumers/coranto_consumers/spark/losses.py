@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from coranto.errors import CorantoError, CorruptData, JournalRecreated, OffsetJump, Unavailable
+from coranto.journal_ids import held_through, is_same
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.uuids import ProducerId
 
@@ -44,6 +45,11 @@ class LostContent:
             )
         return f"the {self.end - self.begin} bytes [{self.begin}, {self.end}) of journal {self.journal} are gone"
 
+    @property
+    def same_through(self) -> int:
+        """The offset up to which the present journal has the content of the earlier one, if its head fell; else 0."""
+        return held_through(self.known, self.begin, self.found) if self.known else 0
+
     def error(self, advice: str) -> CorantoError:
         """Return the error for those who must not go on without the content."""
         if self.known:
@@ -58,7 +64,7 @@ def of_another(source: Source, journal: str, head: int, found: str) -> LostConte
 
     None if it is the same, or if that is not known.
     """
-    if not found or source.expected_id in ("", found):
+    if is_same(source.expected_id, source.read_through, found):
         return None
     return LostContent(journal, source.read_through, head, made_again=True, known=source.expected_id, found=found)
 
@@ -96,12 +102,16 @@ class PartlyLost:
 def go_on_behind(source: Source, lost: LostContent, begin: int = 0) -> tuple[Source, list[PartlyLost]]:
     """Return a source that needs nothing of the lost content any more, and the transactions that it has in part only.
 
-    A journal that was made again is read from `begin`. Messages of the one before that were pending are lost.
+    A journal that was made again is read from `begin`, or from where its head fell to. Messages of the one before that
+    were pending are lost.
     """
     if lost.made_again:
+        at = lost.same_through
         pending = [(producer, state) for producer, state in source.producers.items() if state.is_pending]
-        parts = [PartlyLost(lost.journal, producer, state.begin, source.read_through) for producer, state in pending]
-        return Source(begin, journal_id=lost.found), parts
+        parts = [
+            PartlyLost(lost.journal, producer, max(state.begin, at), source.read_through) for producer, state in pending
+        ]
+        return source.fallen_to(at, lost.found) if at else Source(begin, journal_id=lost.found), parts
     read_through = max(source.read_through, lost.end) if source.read_through >= lost.begin else source.read_through
     producers: dict[ProducerId, ProducerState] = {}
     partly = []
@@ -129,6 +139,7 @@ def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
         begin=lost.begin,
         end=lost.end,
         made_again=lost.made_again,
+        same_through=lost.same_through,
         **({"journal_id_before": lost.known, "journal_id": lost.found} if lost.known else {}),
     )
     for each in partly:

@@ -8,6 +8,7 @@ from typing import Final
 
 from coranto.client import JournalInfo, Moment, SyncJournalClient
 from coranto.errors import InvalidInput, JournalRecreated
+from coranto.journal_ids import is_same
 from coranto.labels import label_selector
 from coranto.messages.framing import JsonLines
 from coranto.offsets import id_of
@@ -143,11 +144,12 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
 def _of_present(journal: str, start: int, end: int, extent: ContentExtent, options: SourceOptions) -> tuple[int, int]:
     """Return the range to read of the present journal. The offsets may be of an earlier journal.
 
-    A start of an earlier journal becomes the present journal's beginning. With an end of an earlier journal, nothing
-    is read: its content is gone. Raises JournalRecreated if lost content is an error.
+    A start of an earlier journal becomes the present journal's beginning, or the offset to which its head fell. With
+    an end of an earlier journal, nothing is read: its content is gone. Raises JournalRecreated if lost content is an
+    error.
     """
     found = extent.journal_id
-    of_earlier = [at for at in (start, end) if found and id_of(at) not in ("", found)]
+    of_earlier = [at for at in (start, end) if not is_same(id_of(at), at, found)]
     if not of_earlier:
         return start, end
     at = of_earlier[-1]
@@ -156,8 +158,9 @@ def _of_present(journal: str, start: int, end: int, extent: ContentExtent, optio
     if at is end:
         warn_of(LostContent(journal, start, end, known=id_of(end), found=found))
         return extent.begin, extent.begin
-    warn_of(LostContent(journal, start, extent.head, made_again=True, known=id_of(start), found=found))
-    return extent.begin, min(end, extent.head)
+    lost = LostContent(journal, start, extent.head, made_again=True, known=id_of(start), found=found)
+    warn_of(lost)
+    return max(extent.begin, lost.same_through), min(end, extent.head)
 
 
 def _narrowed(client: SyncJournalClient, whole: Range, options: SourceOptions, narrowing: Narrowing) -> Range:

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coranto.client import Chunk
-from coranto.errors import CorruptMessage, OffsetJump
+from coranto.errors import CorruptMessage, JournalRecreated, OffsetJump
+from coranto.journal_ids import is_same
 from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s, producer_number
 from coranto.messages.framing import DEFAULT_LINE_BYTES, Decoder, JsonLines
 from coranto.messages.special_lines import read_block
@@ -350,6 +351,8 @@ def _contiguous(content: JournalContent, part: Range, begin: int, end: int) -> I
     ):
         if chunk.offset != expected:
             raise OffsetJump(part.journal, expected, chunk.offset)
+        if not is_same(part.journal_id, end, chunk.journal_id):
+            raise JournalRecreated(part.journal, end, part.journal_id, chunk.journal_id, chunk.write_head)
         expected += len(chunk.content)
         yield chunk.content
     if expected != end:

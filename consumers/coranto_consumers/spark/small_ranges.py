@@ -14,7 +14,8 @@ from typing import Final, Protocol, cast
 
 from coranto.client import Chunk
 from coranto.client.side_by_side import JournalRange
-from coranto.errors import OffsetJump
+from coranto.errors import JournalRecreated, OffsetJump
+from coranto.journal_ids import is_same
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.ranges import Range
@@ -70,6 +71,10 @@ def _whole(wanted: JournalRange, chunks: Sequence[Chunk]) -> bytes:
     for chunk in chunks:
         if chunk.offset != expected:
             raise OffsetJump(wanted.journal, expected, chunk.offset)
+        if not is_same(wanted.journal_id, wanted.end_offset, chunk.journal_id):
+            raise JournalRecreated(
+                wanted.journal, wanted.end_offset, wanted.journal_id, chunk.journal_id, chunk.write_head
+            )
         expected += len(chunk.content)
     if expected != wanted.end_offset:
         raise OffsetJump(wanted.journal, expected, wanted.end_offset)

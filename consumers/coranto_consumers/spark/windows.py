@@ -30,11 +30,11 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import JOB_SECONDS, RetryPolicy
 from coranto.errors import CorruptData, Fenced, InvalidInput, RejectedRow
 from coranto.fragments.windows import Window, find, positions
+from coranto.journal_ids import held_through, same_journal
 from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
-from coranto.names import same_journal
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
 from coranto_consumers.spark.application import Application, Outputs, TableOutput, checked_outputs
@@ -370,10 +370,10 @@ def _require_same_journals(client: SyncJournalClient, window: Window, settings: 
     settings.journals(client, sorted(window.spans), field=f"window {window.name}")
     for each in client.heads(label_selector(include=[(NAME, journal) for journal in window.spans])):
         span = window.spans[each.journal]
-        if not same_journal(span.revision, span.journal_id, each.create_revision, each.journal_id):
-            raise CorruptData(
-                f"journal {each.journal} was deleted and created again after window {window.name} was made of it"
-            )
+        if not same_journal(span.revision, span.journal_id, span.end, each.create_revision, each.journal_id):
+            held = held_through(span.journal_id, span.end, each.journal_id)
+            lost = f"has lost its content from offset {held} on" if held else "was deleted and created again"
+            raise CorruptData(f"journal {each.journal} {lost} after window {window.name} was made of it")
 
 
 def _of_window(output: TableOutput, window: Window) -> TableOutput:

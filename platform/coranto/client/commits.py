@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from coranto import labels
@@ -72,7 +73,7 @@ class CommitWatch:
         found = False
         for journal, at in now.items():
             known = before.get(journal)
-            begin = known.head if known is not None and known.is_of(at) else 0
+            begin = known.held_by(at).head if known is not None else 0
             if at.head > begin:
                 scan = await self._scan(client, journal, at, begin)
                 await scan.read(client, at.head)
@@ -81,7 +82,7 @@ class CommitWatch:
 
     async def _scan(self, client: JournalClient, journal: str, at: JournalPosition, begin: int) -> _Scan:
         scan = self._scans.get(journal)
-        if scan is None or not scan.position.is_of(at):
+        if scan is None or replace(scan.position, head=scan.offset).held_by(at).head < scan.offset:
             listed = (await client.list(labels.label_selector(include={labels.NAME: journal}))).journals
             kind = labels.value_of(listed[0].spec.labels, labels.CONTENT_TYPE) if listed else ""
             scan = self._scans[journal] = _Scan(journal, at, begin, is_json=kind == labels.JSON_LINES)

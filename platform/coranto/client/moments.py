@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 from coranto import labels
 from coranto.client.values import JournalInfo
 from coranto.errors import ContentGone, InvalidInput, JournalNotFound, JournalRecreated, Unavailable
+from coranto.journal_ids import is_same
 from coranto.messages.framing import JsonLines
 from coranto.messages.reading import AsyncReadUncommitted
 from coranto.messages.uuids import clock_from_ns
@@ -172,7 +173,7 @@ async def require_same(client: JournalClient, *vectors: Mapping[str, int]) -> No
 
 def _require_id(head: JournalHead, offset: int) -> None:
     known = id_of(offset)
-    if known and head.journal_id and known != head.journal_id:
+    if not is_same(known, offset, head.journal_id):
         raise JournalRecreated(head.journal, offset, known, head.journal_id, head.head, _ADVICE)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coranto.client.heads import Heads
-from coranto.names import same_journal
+from coranto.journal_ids import held_through, same_journal
 from coranto.offsets import JournalOffset
 
 
@@ -34,9 +34,14 @@ class JournalPosition:
         """The head with the journal's id."""
         return JournalOffset(self.head, self.journal_id)
 
-    def is_of(self, other: JournalPosition) -> bool:
-        """Return True unless the two are of different journals of one name."""
-        return same_journal(self.create_revision, self.journal_id, other.create_revision, other.journal_id)
+    def held_by(self, now: JournalPosition) -> JournalPosition:
+        """Return the position from which on the content of a journal, as it is now, has come since.
+
+        It is this one, unless another journal has its name now, or the journal's head fell since.
+        """
+        if same_journal(self.create_revision, self.journal_id, self.head, now.create_revision, now.journal_id):
+            return self
+        return replace(now, head=held_through(self.journal_id, self.head, now.journal_id))
 
 
 def positions_of(heads: Heads) -> dict[str, JournalPosition]:
@@ -58,8 +63,12 @@ def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:
 
 
 def begins_of(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> dict[str, int]:
-    """Return the offset vector at which growth began: 0 for a journal that was created again since."""
-    return {journal: at.offset if journal not in now or at.is_of(now[journal]) else 0 for journal, at in before.items()}
+    """Return the offset vector at which growth began.
+
+    It is 0 for a journal that was created again since, and the offset to which its head fell for one that lost content.
+    """
+    held = {journal: at.held_by(now.get(journal, at)) for journal, at in before.items()}
+    return {journal: at.offset if at is before[journal] or at.head else 0 for journal, at in held.items()}
 
 
 def grown_bytes(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> int:
@@ -67,7 +76,7 @@ def grown_bytes(now: Mapping[str, JournalPosition], before: Mapping[str, Journal
     grown = 0
     for journal, at in now.items():
         known = before.get(journal)
-        grown += max(0, at.head - (known.head if known is not None and known.is_of(at) else 0))
+        grown += max(0, at.head - (0 if known is None else known.held_by(at).head))
     return grown
 
 

@@ -16,6 +16,7 @@ from coranto.client.responses import check_well_formed
 from coranto.client.values import Chunk
 from coranto.errors import CorruptData, CorruptFragment, JournalRecreated, OffsetJump, status_error
 from coranto.fragments.fragment import Fragment
+from coranto.journal_ids import is_same, latest_id
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -105,11 +106,11 @@ class ReadProgress:
             raise self._broken("its first answer has no header")
         self._first = False
         if response.journal_id and response.journal_id != self.journal_id:
-            if self.expected_id:
+            if not is_same(self.expected_id, self.offset, response.journal_id):
                 raise JournalRecreated(
                     self.journal, self.offset, self.expected_id, response.journal_id, response.write_head
                 )
-            self.journal_id = response.journal_id
+            self.journal_id = latest_id(self.journal_id, response.journal_id)
         self.write_head = response.write_head
         if response.status == pb.OFFSET_NOT_YET_AVAILABLE:
             return ReadStatus.NOT_YET if self.offset < self.write_head else ReadStatus.AT_HEAD

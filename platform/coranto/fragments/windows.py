@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coranto.errors import CorruptData, InvalidInput
-from coranto.names import same_journal
+from coranto.journal_ids import same_journal
 
 DEFAULT_WINDOW_BYTES: Final = 256 << 20
 DEFAULT_MAX_WINDOWS: Final = 500
@@ -186,7 +186,7 @@ def _begin(journal: str, stored: Stored, before: Span | None) -> int:
     anew = "To begin at the present content, start windows of another name."
     if before is None:
         return stored.begin
-    is_same = same_journal(before.revision, before.journal_id, stored.revision, stored.journal_id)
+    is_same = same_journal(before.revision, before.journal_id, before.end, stored.revision, stored.journal_id)
     if not is_same or stored.head < before.end:
         raise CorruptData(
             f"journal {journal} ends at {stored.head} and windows cover it through {before.end}: it was deleted and "

@@ -61,6 +61,20 @@ class Source:
         """The id that the journal must have to be read on; empty if any will do, because nothing was read."""
         return self.journal_id if self.read_through else ""
 
+    def fallen_to(self, offset: int, journal_id: str) -> Source:
+        """Return the state to continue with if the journal's head fell to an offset, and it has another id since.
+
+        Messages behind it stay processed: producers that append them again append duplicates. Those that were pending
+        there are lost.
+        """
+        producers = {
+            producer: ProducerState(
+                state.last_ack, state.begin if state.begin < offset else -1, min(state.seen_through, offset)
+            )
+            for producer, state in self.seen_producers.items()
+        }
+        return Source(offset, producers, journal_id)
+
     @property
     def seen_producers(self) -> dict[ProducerId, ProducerState]:
         """The producers with a known `seen_through`: where it is unknown, `read_through` stands in as upper bound."""

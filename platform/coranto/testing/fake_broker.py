@@ -27,6 +27,7 @@ from coranto import labels
 from coranto.coordination.etcd import MAX_TXN_OPS
 from coranto.fragments import codecs
 from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.journal_ids import fallen_id, is_same
 from coranto.names import strip_metadata
 from coranto.testing.http_store import HttpStore
 from coranto.wire import protocol_pb2 as pb
@@ -96,6 +97,15 @@ class FakeJournal:
     @property
     def head(self) -> int:
         return self.spool_begin + len(self.spool)
+
+    def fall(self, offset: int) -> None:
+        """Lose the content from an offset on, and continue there with another id, as after `reset-head`."""
+        first = self.stored[0].fragment.begin if self.stored else self.spool_begin
+        content = self.content[: offset - first]
+        self.stored = [item for item in self.stored if item.fragment.end <= offset]
+        self.spool_begin = self.stored[-1].fragment.end if self.stored else first
+        self.spool = bytearray(content[self.spool_begin - first :])
+        self.journal_id = fallen_id(self.journal_id, offset, self.revision)
 
     @property
     def content(self) -> bytes:
@@ -432,7 +442,7 @@ class FakeBroker(pb_grpc.JournalServicer):
             yield pb.ReadResponse(status=_status(status), header=header)
             return
         offset = max(journal.head, journal.index_end) if request.offset == -1 else request.offset
-        is_of_another = request.journal_id and journal.journal_id not in ("", request.journal_id)
+        is_of_another = not is_same(request.journal_id, request.offset, journal.journal_id)
         while True:
             found = journal.find(offset) if not is_of_another else None
             if found is None and request.block and not is_of_another:

@@ -20,6 +20,7 @@ from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.effects import LocalDisk
 from coranto.errors import InvalidInput, StoreError, TxnOutcomeUnknown, Unavailable
 from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.journal_ids import shared_through
 from coranto.specs.durability import ACK_SYNCED, ACK_UNMET, ACK_ZONES, Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import _HANDLERS, AppendFsm
@@ -1197,8 +1198,22 @@ async def test_an_append_of_nothing_at_the_known_end_confirms_a_loss(world: Worl
     assert (fsm.state, fsm.status, fsm.error) == (State.FINISHED, pb.OK, None)
     assert fsm.commit is not None
     assert (fsm.commit.begin, fsm.commit.end) == (70, 70)
-    assert record_of(world) == InSyncRecord(1, ("local#self",), (Epoch(10, 70),))
+    assert record_of(world) == InSyncRecord(1, ("local#self",), (Epoch(11, 70),))
     assert (await world.append(b"abc")).commit == Fragment(JOURNAL, 70, 73, sum_of(b"abc"), Codec.NONE)
+    assert await world.is_free()
+
+
+async def test_after_a_confirmed_loss_another_pipeline_takes_content(world: World) -> None:
+    """So each replica reads the record first, with the id that the journal has since."""
+    keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),), journal_id="cluster-1"))
+    assert (await world.append(offset=70)).state is State.FINISHED
+    record = record_of(world)
+    assert record is not None
+    assert shared_through("cluster-1", record.journal_id) == 70
+    assert record.journal_id != "cluster-1"
+    assert world.built == 2
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert (record_of(world).journal_id, world.built) == (record.journal_id, 2)
     assert await world.is_free()
 
 
@@ -1235,7 +1250,7 @@ async def test_the_loss_of_a_suspended_journal_is_confirmed_at_its_offset(world:
     keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 0),)))
     fsm = await world.append(offset=70, suspend=pb.AppendRequest.SUSPEND_KEEP)
     assert (fsm.state, fsm.status, fsm.error) == (State.FINISHED, pb.OK, None)
-    assert record_of(world) == InSyncRecord(1, ("local#self",), (Epoch(5, 0), Epoch(10, 70)))
+    assert record_of(world) == InSyncRecord(1, ("local#self",), (Epoch(5, 0), Epoch(11, 70)))
     assert await world.is_free()
 
 

@@ -131,6 +131,70 @@ async def test_a_checkpoint_without_ids_is_accepted_up_to_the_head_and_gets_ids(
             await shard.read_through({"in/one": 1 << 20})
 
 
+@pytest.mark.parametrize("kept", [0, 1, 2], ids=["before", "within", "behind"])
+async def test_a_shard_stops_at_content_that_was_lost_and_continues_where_the_head_fell_to(
+    journals, client, sums, known, kept
+):
+    source = journals.fake.journals["in/one"]
+    ends = [source.content.index(b"\n") + 1, known["in/one"]]
+    before = source.journal_id
+    if kept == 2:  # What is lost was not read.
+        ends.append(await journals.publish("in/one", {"key": "unread", "n": 1}))
+        await journals.publish("in/one", *({"key": "lost", "n": 1} for _ in range(9)))
+    source.fall(ends[kept])
+    added = [{"key": "a", "n": 100} for _ in range(10)]
+    head = await journals.publish("in/one", *added)
+    assert head > known["in/one"]
+    if kept > 0:
+        async with running_shard(sums, SPEC, client) as shard:
+            await shard.read_through({"in/one": head})
+        assert sums.sums() == {"a": (1003, 13), "b": (1, 1), **({"unread": (1, 1)} if kept == 2 else {})}
+        stored = sums.database.read("shard-sums").checkpoint.sources["in/one"]
+        assert stored.journal_id == source.journal_id != before
+        return
+
+    with pytest.raises(JournalRecreated, match=f"lost its content from offset {ends[0]} on") as error:
+        async with running_shard(sums, SPEC, client) as shard:
+            await shard.read_through({"in/one": head})
+    assert f"messages from {ends[0]} to {known['in/one']} would be passed over" in str(error.value)
+    assert sums.sums()["a"] == (3, 3)
+    with capture_logs() as logs:
+        async with running_shard(sums, continuing(), client) as shard:
+            await shard.read_through({"in/one": head})
+    assert sums.sums()["a"] == (3 + 1000, 13), "each message there counts, and none of before twice"
+    (lost,) = [each for each in logs if each["event"] == "source.content_lost"]
+    assert (lost["journal"], lost["begin"], lost["end"]) == ("in/one", known["in/one"], head)
+    assert lost["same_through"] == ends[0]
+
+
+async def test_a_running_shard_notices_that_a_head_fell(journals, client, sums, known):
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through(known)
+        journals.fake.journals["in/one"].fall(10)
+        head = await journals.publish("in/one", *({"key": "a", "n": 100} for _ in range(10)))
+        with pytest.raises(JournalRecreated, match=DATA_LOSS):
+            await shard.read_through({"in/one": head})
+    assert sums.sums() == {"a": (3, 3), "b": (1, 1)}
+
+
+async def test_a_fall_after_an_acceptance_is_found_again(journals, client, sums, known):
+    source = journals.fake.journals["in/one"]
+    content, kept = source.content, source.content.index(b"\n") + 1
+    source.fall(kept)
+    await journals.fake.write("in/one", content[kept:])  # An operator appends again what was lost.
+    spec = pc.ShardSpec()
+    spec.CopyFrom(SPEC)
+    spec.labels.CopyFrom(label_set([(SAME_CONTENT, f"{source.journal_id}/in/one")]))
+    async with running_shard(sums, spec, client) as shard:
+        await shard.read_through({"in/one": await journals.publish("in/one", {"key": "a", "n": 1})})
+    assert sums.sums()["a"] == (4, 4)
+    source.fall(kept)
+    head = await journals.publish("in/one", *({"key": "a", "n": 100} for _ in range(20)))
+    with pytest.raises(JournalRecreated, match=f"lost its content from offset {kept} on"):
+        async with running_shard(sums, spec, client) as shard:
+            await shard.read_through({"in/one": head})
+
+
 def test_a_label_with_another_value_is_refused():
     spec = pc.ShardSpec(labels=label_set([(DATA_LOSS, "ignore")]))
     with pytest.raises(InvalidInput, match=CONTINUE):

@@ -267,6 +267,61 @@ def test_a_consumer_continues_in_a_journal_with_the_same_content_as_its_error_sa
 
 
 @pytest.mark.integration
+def test_a_journal_whose_head_fell_and_that_has_grown_beyond_the_checkpoint(world, run, tmp_path):
+    world.broker.fake.tells_ids = True
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    kept, first = world.publish(1), world.publish(2, 3)
+    run()
+    known = world.fake.journal_id
+    world.fake.fall(kept)
+    head = world.publish(*range(10, 30))
+    assert head > first
+
+    with pytest.raises(JournalRecreated, match=f"lost its content from offset {kept} on.*fail_on_data_loss=False"):
+        run()
+    report, rows, logs = run(fail_on_data_loss=False)
+    assert rows == [1, 2, 3, *range(10, 30)], "what is there is read, and nothing twice"
+    found = world.fake.journal_id
+    assert report.lost == (LostContent(JOURNAL, first, head, made_again=True, known=known, found=found),)
+    assert [(each["begin"], each["same_through"]) for each in logs] == [(first, kept)]
+    assert run()[1] == rows
+
+    world.fake.fall(head)  # Nothing of it is lost.
+    end = world.publish(30)
+    assert run()[1] == [*rows, 30]
+    (source,) = SqlStore(f"sqlite:///{tmp_path}/store.db").read("numbers").checkpoint.sources.values()
+    assert source.journal_id == world.fake.journal_id
+
+    world.fake.fall(kept)
+    while world.publish(*range(head, head + 9)) <= end:
+        head += 9
+    with pytest.raises(JournalRecreated):
+        run()
+
+
+@pytest.mark.integration
+def test_a_fall_after_an_acceptance_is_found_again_although_nothing_was_read_meanwhile(world, run, tmp_path, capsys):
+    world.broker.fake.tells_ids = True
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    kept, first = world.publish(1), world.publish(2, 3)
+    run()
+    content = world.fake.content
+    world.fake.fall(kept)
+    world.broker.write(JOURNAL, content[kept:])  # An operator appends again what was lost.
+    with pytest.raises(JournalRecreated) as error:
+        run()
+    command = str(error.value).partition("`coranto ")[2].partition("`")[0]
+    assert main(command.replace("URL", f"sqlite:///{tmp_path}/store.db").split()) == 0
+    assert run()[1] == [1, 2, 3]
+    world.fake.fall(kept)
+    assert world.publish(*range(10, 20)) > first
+    with pytest.raises(JournalRecreated):
+        run()
+
+
+@pytest.mark.integration
 def test_a_checkpoint_without_ids_gets_them(world, run, tmp_path):
     world.publish(1)
     run()

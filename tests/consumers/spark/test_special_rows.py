@@ -133,7 +133,7 @@ BY_WINDOW = Table(
     Column("text", String(20)),
 )
 ENDS = [b"\n", b" \t\n\r\n", MARK + b"\n", b"\n" * 5_000]
-"""What may follow the last message of a journal, and is none."""
+"""Content behind the last message of a journal that is no message."""
 KINDS = {
     "csv": (CsvRecords(2, None), lambda n: f"{n},a\n".encode()),
     "json": (JsonLines(None), lambda n: f'{{"n":{n},"text":"a"}}\n'.encode()),
@@ -146,11 +146,11 @@ def test_a_consumer_is_caught_up_with_a_journal_that_ends_in_no_message(spark, b
     framing, message = KINDS[kind]
     broker.create("a/rows")
     consumer = SparkConsumer(Copy(), broker.config, f"sqlite:///{tmp_path}/store.db", spark, framing=framing)
-    for n in (1, 2):  # What ends the content is at the beginning of the second run.
+    for n in (1, 2):  # The second run begins behind blank content.
         broker.write("a/rows", message(n) + end)
         report = consumer.run_until_caught_up()
         assert (report.offsets, report.lag_bytes) == ({"a/rows": broker.head("a/rows")}, 0)
-    broker.write("a/rows", end)  # And may be all that comes.
+    broker.write("a/rows", end)
     assert consumer.run_until_caught_up().lag_bytes == 0
     with SqlStore(f"sqlite:///{tmp_path}/store.db").engine.connect() as connection:
         assert sorted(tuple(row) for row in connection.execute(select(OUT))) == [(1, "a"), (2, "a")]

@@ -187,3 +187,34 @@ async def test_a_source_of_an_earlier_journal_is_refused_and_one_without_id_gets
     assert texts([each async for each in old]) == ["c", "d"]
     assert old.source().journal_id == broker.journals[JOURNAL].journal_id
     assert texts([each async for each in async_committed_reader(client, JOURNAL, LINES, Source())]) == ["b", "c", "d"]
+
+
+async def test_a_reader_stops_at_content_that_was_lost(broker: FakeBroker, client: JournalClient) -> None:
+    broker.tells_ids = True
+    broker.create(JOURNAL)
+    clock = ProducerClock(lambda: 0)
+
+    async def publish(*found: str) -> int:
+        writer = publisher(client, clock)
+        for text in found:
+            await writer.add(JOURNAL, {"text": text})
+        await writer.commit()
+        return broker.journals[JOURNAL].head
+
+    async def read(source: Source) -> tuple[list[str], Source]:
+        reader = async_committed_reader(client, JOURNAL, LINES, source)
+        return texts([each async for each in reader]), reader.source()
+
+    kept = await publish("a")
+    at_kept = (await read(Source()))[1]
+    await publish("b")
+    found, behind = await read(at_kept)
+    assert found == ["b"]
+    broker.journals[JOURNAL].fall(kept)
+    assert await publish("c", "d", "e") > behind.read_through
+    with pytest.raises(JournalRecreated, match=f"Begin at offset {kept}: what is there was not read"):
+        await read(behind)
+    found, source = await read(at_kept)
+    assert found == ["c", "d", "e"]
+    assert source.journal_id == broker.journals[JOURNAL].journal_id != at_kept.journal_id
+    assert await read(source.fallen_to(kept, source.journal_id)) == ([], source), "they are known, and come once"

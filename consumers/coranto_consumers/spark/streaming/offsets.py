@@ -34,9 +34,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from coranto.errors import InvalidInput
+from coranto.journal_ids import same_journal
 from coranto.messages.checkpoints import ProducerState
 from coranto.messages.uuids import ProducerId
-from coranto.names import same_journal
 
 MAX_LISTED: Final = 2_000
 """The producers that are listed, over all journals of a query; but 8 for each journal."""
@@ -60,8 +60,8 @@ class Position:
     """Empty means unknown."""
 
     def is_of(self, created: int, journal_id: str) -> bool:
-        """Return True if the position is of the journal with that creation and id, as far as they are known."""
-        return same_journal(self.created, self.journal_id, created, journal_id)
+        """Return True if the journal with that creation and id has the content up to here, as far as is known."""
+        return same_journal(self.created, self.journal_id, self.offset, created, journal_id)
 
     def dumps(self) -> int | dict[str, object]:
         """Return the position as JSON."""

@@ -132,13 +132,19 @@ class QueryPlanner:
                 continue
             at = before if before is not None and before.offset == begin else Position(begin)
             named = replace(at, created=position.created, journal_id=position.journal_id)
+            left = position.offset
             if self._options.source.fail_on_data_loss:
                 require(name, named, heads)
+                if not position.is_of(heads[name].created, heads[name].journal_id):
+                    require(name, position, heads)  # Its journal's head fell to an offset within the batch.
             elif (lost := lost_at(name, named, heads.get(name))) is not None:
                 self._warn_once(lost)
                 if lost.made_again or lost.end >= position.offset:
                     continue  # Nothing is left of this journal's part of the batch.
                 at = Position(lost.end)
+            elif (lost := lost_at(name, position, heads.get(name))) is not None and begin < lost.same_through < left:
+                self._warn_once(lost)
+                left = lost.same_through
             begin, state = at.offset, self._known(name, at)
             if begin == position.offset:
                 if (found := part_between(name, state, position)) is not None:
@@ -146,15 +152,16 @@ class QueryPlanner:
                     require_part(name, batches[name], position)
                     self.keep(name, replace(batches[name].state, position=position))
                 continue
-            whole = self._range(name, begin, position.offset, heads[name], position.since is not None)
+            whole = self._range(name, begin, left, heads[name], position.since is not None)
             plan = partial(
                 self._planner().plan,
-                replace(whole, limit=position.offset),
+                replace(whole, limit=left),
                 cuts=self._cuts(whole),
                 listed=self._listed(len(ended)),
             )
             batches[name] = self._tried(plan, state)
-            require_end(name, batches[name], position.offset)
+            if left == position.offset:
+                require_end(name, batches[name], left)
             self.keep(name, replace(batches[name].state, position=position))
         return batches
 
@@ -175,7 +182,7 @@ class QueryPlanner:
             return self._known(journal, position)
         source = Source(position.offset, position.producers)
         self._warn_once(lost, go_on_behind(source, lost)[1] if lost.made_again else ())
-        return beginning_at(head.begin)
+        return beginning_at(lost.same_through or head.begin)
 
     def _warn_once(self, lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
         if lost not in self._lost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coranto.client.client import JournalClient
 from coranto.errors import CorruptData, JournalNotFound, JournalRecreated, JournalSuspended
+from coranto.journal_ids import is_same
 from coranto.streams.model.positions import SegmentPosition
 from coranto.streams.model.stream import Segment
 
@@ -20,7 +21,7 @@ async def require_same(client: JournalClient, segment: Segment, position: Segmen
         told = await client.tell_head(segment.journal)
     except (JournalNotFound, JournalSuspended):
         return
-    if told.journal_id and position.journal_id not in ("", told.journal_id):
+    if not is_same(position.journal_id, position.offset, told.journal_id):
         raise JournalRecreated(segment.journal, position.offset, position.journal_id, told.journal_id, told.head)
     if position.offset > told.head:
         raise CorruptData(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar, cast
 
@@ -257,7 +258,7 @@ class StreamReader(Generic[E]):
         self._opened.append(number)
 
     async def _begin_again(self, error: JournalRecreated) -> None:
-        """Continue at the beginning of the stream that has the name now."""
+        """Continue at the beginning of the stream that has the name now, or where a segment's head fell to."""
         _log.warning(
             "stream_reader.stream_recreated",
             journal=error.journal,
@@ -266,15 +267,29 @@ class StreamReader(Generic[E]):
             journal_id_before=error.known,
             journal_id=error.found,
         )
+        stream = await self._watch.refresh()
+        fallen = [each.number for each in stream.segments.values() if each.journal == error.journal]
+        if error.same_through and fallen:
+            self._begin_segment_again(fallen[0], SegmentPosition(error.same_through, journal_id=error.found))
+            return
         await self._pool.close()
         self._pool.consume()
         self._done.clear()
         self._opened.clear()
         self._rest.clear()
         self._begin = None
-        stream = await self._watch.refresh()
         self._frontier = frontier_at(stream)
         self._opened.extend(self._frontier.open)
+
+    def _begin_segment_again(self, number: int, position: SegmentPosition) -> None:
+        """Continue in an open segment where its present content differs from the one that was read."""
+        assert self._frontier is not None
+        if number in self._pool.sources:
+            self._pool.remove(number)
+        self._done.pop(number, None)
+        self._frontier = replace(self._frontier, open={**self._frontier.open, number: position})
+        if number not in self._opened:
+            self._opened.append(number)
 
     def _offset_of(self, number: int) -> int:
         """Return the offset up to which an open segment is read."""

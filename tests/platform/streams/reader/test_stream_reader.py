@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from coranto.errors import InvalidInput, JournalRecreated, OffsetJump, StreamNot
 from coranto.messages.framing import JsonObject
 from coranto.messages.transactions import TransactionBuilder
 from coranto.messages.uuids import ProducerClock, new_producer_id
+from coranto.recovery.heads import reset_head
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.control.scaling import Merge, Split
 from coranto.streams.model.events import JsonEvents
@@ -26,6 +28,7 @@ from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.testing import Cluster
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.testing.sim.timeline import Process
 
 KEYS = [f"key{n}" for n in range(8)]
 
@@ -48,6 +51,19 @@ class World:
 
     def reader(self, client: JournalClient | None = None, **options: Any) -> StreamReader[JsonObject]:
         return StreamReader(client or self.client, "s", clock=self.clock, **options)
+
+    async def lose_disk(self) -> None:
+        """Lose the broker's disk, and let its journals continue where their stores end."""
+        machine = self.cluster._machine(0)
+        await self.cluster.kill(0, expire=True)
+        disk = machine.disk.for_process(Process(self.cluster._world.timeline, "wiper"))
+        for path in machine.disk.paths():
+            disk.remove(Path(path))
+        await self.cluster.start(0)
+        names = (await self.client.list()).names
+        await self.cluster.ready(*names)
+        for name in names:
+            await reset_head(self.client, name)
 
     async def write(self, numbers: Iterable[int], *, transactions: int = 0) -> None:
         """Number n goes to key n modulo their count; with `transactions`, so many in a row make up one."""
@@ -440,6 +456,38 @@ def test_a_position_of_a_stream_that_was_deleted_and_created_again(later: range)
                 assert reader.position().segments[0].journal_id == error.value.found
         (told,) = [each for each in logs if each["event"] == "stream_reader.stream_recreated"]
         assert (told["begin"], told["journal_id_before"]) == (at.offset, at.journal_id)
+
+    run(main)
+
+
+def test_a_position_in_content_that_was_lost_and_written_again() -> None:
+    async def main(world: World) -> None:
+        await world.create()
+        await world.write(range(10))
+        await world.cluster.stop(0)  # It stores everything.
+        await world.cluster.start(0)
+        async with world.reader() as reader:
+            assert [event.data["n"] async for event in reader] == list(range(10))
+            kept = reader.position()
+        await world.write(range(10, 20))
+        async with world.reader() as reader:
+            assert [event.data["n"] async for event in reader] == list(range(20))
+            position = reader.position()
+        ((number, at),) = position.segments.items()
+        fell_to = kept.segments[number].offset
+        await world.lose_disk()
+        await world.write(range(100, 120))
+
+        async with world.reader(begin=position) as reader:
+            with pytest.raises(JournalRecreated, match=f"lost its content from offset {fell_to} on"):
+                await anext(reader)
+        async with world.reader(begin=position, skip_truncated=True) as reader:
+            assert [event.data["n"] async for event in reader] == list(range(100, 120))
+            behind = reader.position().segments[number]
+            assert behind.offset > at.offset
+            assert behind.journal_id != at.journal_id
+        async with world.reader(begin=kept) as reader:
+            assert [event.data["n"] async for event in reader] == list(range(100, 120))
 
     run(main)
 

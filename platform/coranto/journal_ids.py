@@ -1,0 +1,85 @@
+"""The ids of journals, and what two ids of journals with one name say of their content.
+
+A journal's id is `<cluster>-<create revision>`, the revision in hexadecimal digits. If its head falls, because content
+is lost that no broker can bring back and an operator lets the journal continue (`coranto journals reset-head`), offsets
+behind that point are written again with other content. So its id changes then. Each fall adds a part to it:
+
+    5d3c7a-1f_4096.2b    5d3c7a-1f_4096.2b_512.9c
+
+These are the offset to which the head fell, and the etcd revision of the fall, in hexadecimal digits. So two ids tell
+up to which offset both journals have the same content: the least offset to which one of them fell after their ids
+parted. (Kafka's leader epochs with their first offsets tell the same, KIP-320.) Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_FALL: Final = "_"
+_MAX_FALLS: Final = 16
+EVERYTHING: Final = (1 << 63) - 1
+
+
+def first_id(cluster: str, create_revision: int) -> str:
+    """Return the id of a journal that was created in this cluster. Empty if the cluster is unknown."""
+    return f"{cluster}-{create_revision:x}" if cluster else ""
+
+
+def fallen_id(journal_id: str, offset: int, revision: int) -> str:
+    """Return the id of a journal whose head fell to an offset. Empty if it has none.
+
+    Positions with the earlier id stay valid up to that offset. After many falls, an id begins again: then none do.
+    """
+    root, *falls = journal_id.split(_FALL)
+    if not journal_id:
+        return ""
+    if len(falls) >= _MAX_FALLS:
+        return first_id(root.rpartition("-")[0], revision)
+    return f"{journal_id}{_FALL}{offset}.{revision:x}"
+
+
+def shared_through(known: str, found: str) -> int | None:
+    """Return the offset up to which journals with these ids have the same content; None if they share nothing.
+
+    An id that is unknown (empty) is taken for the other one.
+    """
+    if not known or not found or known == found:
+        return EVERYTHING
+    one, other = known.split(_FALL), found.split(_FALL)
+    if one[0] != other[0]:
+        return None
+    same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    falls = [part.partition(".")[0] for part in (*one[same:], *other[same:])]
+    return min(int(offset) for offset in falls) if all(map(str.isdecimal, falls)) else None
+
+
+def is_same(known: str, offset: int, found: str) -> bool:
+    """Return True if a journal with the id `found` has the content up to `offset` of the one with the id `known`."""
+    through = shared_through(known, found)
+    return through is not None and offset <= through
+
+
+def held_through(known: str, offset: int, found: str) -> int:
+    """Return the offset up to which a journal with the id `found` is known to have what was read up to `offset`.
+
+    It is `offset` if nothing is missing, less if the journal's head fell since, and 0 for another journal, or if an id
+    is unknown.
+    """
+    through = shared_through(known, found) if known and found else None
+    return min(offset, through or 0)
+
+
+def latest_id(known: str, found: str) -> str:
+    """Return the later of two ids of one journal. A broker may not have learned yet of a fall."""
+    return known if not found or known.startswith(found + _FALL) else found
+
+
+def same_journal(created: int, journal_id: str, offset: int, present_created: int, present_id: str) -> bool:
+    """Return False if known facts show that a journal does not have the content up to `offset` of an earlier one.
+
+    Their ids decide. Where one of these is unknown (empty), the etcd revisions that created them do (0: unknown).
+    Such a revision changes when a journal is applied again after etcd was restored, and an id does not.
+    """
+    if journal_id and present_id:
+        return is_same(journal_id, offset, present_id)
+    return not created or not present_created or created == present_created
