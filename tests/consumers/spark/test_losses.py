@@ -356,3 +356,31 @@ def test_a_read_of_offsets_that_are_gone(world, offsets, expected):
     found = [(part.begin, part.end) for parts in ranges.values() for part in parts]
     assert found == ([] if expected is None else [(begin, head)])
     assert [log["event"] for log in logs if "lost" in log["event"]] == ["source.content_lost"]
+
+
+def test_a_read_of_offsets_of_lost_content(world):
+    world.broker.fake.tells_ids = True
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    kept, before = world.publish(1), world.fake.journal_id
+    lost = world.publish(2, 3)
+    world.fake.fall(kept)
+    head = world.publish(*range(10, 20))
+    assert head > lost
+
+    def planned(**options: object) -> list[tuple[int, int]]:
+        given = {"endpoint": world.broker.endpoint, "subscribe": JOURNAL, **options}
+        with SyncJournalClient.of(world.broker.config) as client:
+            ranges, _ = plan_read(client, SourceOptions.parse(given))
+        return [(part.begin, part.end) for parts in ranges.values() for part in parts]
+
+    def at(offset: int) -> str:
+        return json.dumps({JOURNAL: {"offset": offset, "journal_id": before}})
+
+    assert planned(startingOffsets=at(kept)) == [(kept, head)], "it has the same content up to there"
+    assert planned(endingOffsets=at(kept)) == [(0, kept)]
+    for name in ("startingOffsets", "endingOffsets"):
+        with pytest.raises(JournalRecreated, match=f"lost its content from offset {kept} on"):
+            planned(**{name: at(lost)})
+    assert planned(startingOffsets=at(lost), failOnDataLoss="false") == [(kept, head)]
+    assert planned(endingOffsets=at(lost), failOnDataLoss="false") == []

@@ -370,6 +370,45 @@ def test_a_journal_is_known_by_its_id_not_by_the_etcd_revision_that_created_it(b
     assert lost(logs) == [(ONE, second[ONE]["offset"], again.head, True)]
 
 
+def test_a_query_stops_at_content_that_was_lost_and_may_continue_where_the_head_fell_to(broker, publisher, new_reader):
+    broker.fake.tells_ids = True
+    broker.create(ONE)
+    made, one = broker.fake.journals[ONE], publisher()
+
+    def publish(*numbers: int) -> int:
+        for n in numbers:
+            one.publish(ONE, {"n": n})
+        one.flush()
+        return made.head
+
+    publish(1)
+    reader = new_reader(startingOffsets="earliest")
+    first, _ = next_batch(reader, reader.initialOffset())
+    kept = publish(2)
+    publish(3, 4)
+    second, rows = next_batch(reader, first)
+    assert rows == [(ONE, 2), (ONE, 3), (ONE, 4)]
+    made.fall(kept)
+    head = publish(*range(10, 20))
+    assert head > second[ONE]["offset"]
+
+    for start, end in ((first, second), (second, None)):
+        with pytest.raises(JournalRecreated, match=f"lost its content from offset {kept} on"):
+            read(new_reader(), start, end) if end else next_batch(new_reader(), start)
+    with capture_logs() as logs:
+        again = new_reader(failOnDataLoss="false")
+        assert read(again, first, second) == [(ONE, 2)], "what is left of a batch that Spark repeats"
+        third, rows = next_batch(again, second)
+    assert rows == [(ONE, n) for n in range(10, 20)]
+    assert read(new_reader(failOnDataLoss="false"), second, third) == rows
+    assert lost(logs) == [(ONE, second[ONE]["offset"], head, True)]
+    assert third[ONE]["journal_id"] == made.journal_id
+    publish(20)
+    assert next_batch(new_reader(), third)[1] == [(ONE, 20)]
+    _, rows = next_batch(new_reader(startingOffsets="earliest"), first)
+    assert [n for _, n in rows] == [2, *range(10, 21)], "a position before the loss stays valid"
+
+
 def test_a_query_continues_in_a_journal_with_the_same_content_as_its_error_says(broker, publisher, new_reader):
     broker.fake.tells_ids = True
     broker.create(ONE)
