@@ -12,6 +12,7 @@ from coranto.client.connection import REFUSALS
 from coranto.effects import SystemClock
 from coranto.errors import CorantoError, EtcdTransactionFailed, InvalidInput, RpcFailed, Unavailable
 from coranto.labels import label_selector, parse_selector
+from coranto.offsets import JournalOffset
 from coranto.security.call_tokens import CallTokens
 from coranto.security.tokens import Capability
 from coranto.wire import consumer_pb2 as pc
@@ -58,16 +59,18 @@ class ShardClient:
         return response
 
     async def offsets(self, selector: str) -> Mapping[str, int] | None:
-        """Return the offsets that shards of a selector have committed. None before their first transaction.
+        """Return the offsets that shards of a selector have committed, with the ids of the journals.
 
-        Of a journal that several shards read, the least offset counts. Raises Unavailable when a shard has no primary,
-        because only the primary knows its offsets.
+        None before their first transaction. Of a journal that several shards read, the least offset counts. Raises
+        Unavailable when a shard has no primary, because only the primary knows its offsets.
         """
         found: dict[str, int] = {}
         for shard in await self.list(selector):
             if pc.ReplicaStatus.PRIMARY not in {status.code for status in shard.status}:
                 raise Unavailable(f"shard {shard.spec.id} has no primary")
-            for journal, offset in (await self.stat(shard.spec.id)).read_through.items():
+            progress = await self.stat(shard.spec.id)
+            for journal, read_through in progress.read_through.items():
+                offset = JournalOffset(read_through, progress.journal_ids.get(journal, ""))
                 found[journal] = min(offset, found.get(journal, offset))
         return found or None
 

@@ -148,6 +148,7 @@ class Primary:
                 if sources[journal] != checkpoint.sources[journal]:
                     self._progress.begin_again(journal)
             self._input = self._consuming(sources)
+            self._progress.journal_ids = self._input.ids
             self._producers = self._watch_producers(sources)
             offsets = {journal: source.read_through for journal, source in sources.items()}
             intents = checkpoint.ack_intents

@@ -15,6 +15,8 @@ class Progress:
     def __init__(self) -> None:
         self.read_through: dict[str, int] = {}
         self.publish_at: dict[str, int] = {}
+        self.journal_ids: Mapping[str, str] = {}
+        """The ids of the journals that were read, as far as they are known."""
         self._changed = asyncio.Event()
 
     def advance(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:

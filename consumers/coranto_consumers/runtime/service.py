@@ -107,6 +107,7 @@ class ShardService(pc_grpc.ShardServicer):
             return response
         response.read_through.update(found.replica.progress.read_through)
         response.publish_at.update(found.replica.progress.publish_at)
+        response.journal_ids.update(found.replica.progress.journal_ids)
         return response
 
     def _is_hidden(self, shard: str, claims: Claims) -> bool:

@@ -669,11 +669,32 @@ class StatResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class JournalIdsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATUS_FIELD_NUMBER: _builtins.int
     HEADER_FIELD_NUMBER: _builtins.int
     READ_THROUGH_FIELD_NUMBER: _builtins.int
     PUBLISH_AT_FIELD_NUMBER: _builtins.int
     EXTENSION_FIELD_NUMBER: _builtins.int
+    JOURNAL_IDS_FIELD_NUMBER: _builtins.int
     status: Global___Status.ValueType
     extension: _builtins.bytes
     @_builtins.property
@@ -686,6 +707,10 @@ class StatResponse(_message.Message):
 
     @_builtins.property
     def publish_at(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def journal_ids(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Coranto: the ids of the journals in read_through, as far as they are known."""
+
     def __init__(
         self,
         *,
@@ -694,10 +719,11 @@ class StatResponse(_message.Message):
         read_through: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         publish_at: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         extension: _builtins.bytes = ...,
+        journal_ids: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["extension", b"extension", "header", b"header", "publish_at", b"publish_at", "read_through", b"read_through", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["extension", b"extension", "header", b"header", "journal_ids", b"journal_ids", "publish_at", b"publish_at", "read_through", b"read_through", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

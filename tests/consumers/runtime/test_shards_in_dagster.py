@@ -78,6 +78,19 @@ async def test_shards_are_assets_with_their_lag(journals, consumer, sums):
     assert again.tags != made.tags
 
 
+async def test_offsets_of_shards_have_the_ids_of_their_journals(journals, consumer, sums):
+    journals.fake.tells_ids = True
+    journals.create("in/one")
+    process = await consumer.start(sums)
+    shard = shard_spec("shard-sums", ["in/one"], max_seconds=600, labels=label_set({"app": "sums"}))
+    assert (await consumer.apply(process, shard)).status == pc.OK
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await consumer.stat(process, one=head)
+    (made,) = await Watched(process.endpoint, journals.fake.endpoint).tick()
+    known = {"offset": head, "journal_id": journals.fake.journals["in/one"].journal_id}
+    assert made.metadata["dagster-coranto/offsets_read"].value == {"in/one": known}
+
+
 async def test_a_shard_that_nobody_serves_is_not_taken_for_one_without_lag(journals, consumer, sums):
     process = await consumer.start(sums)
     shard = shard_spec("shard-sums", ["in/one"], labels=label_set({"app": "sums"}), disable=True)

@@ -30,7 +30,7 @@ class ShardClientFace(Face):
         return self._run(self._inner.stat(shard, read_through))
 
     def offsets(self, selector: str) -> Mapping[str, int] | None:
-        """Return the offsets that shards of a selector have committed. None before their first transaction."""
+        """Return the offsets that shards of a selector have committed, with the ids of the journals."""
         return self._run(self._inner.offsets(selector))
 
     def apply(self, changes: Sequence[pc.ApplyRequest.Change]) -> int:
