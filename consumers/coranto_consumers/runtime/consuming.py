@@ -63,7 +63,7 @@ class Consuming:
         self._replays: dict[SourceInput, RangeReading] = {}
         self._passed_over: dict[str, int] = {}
         self._decoded: dict[str, int] = {}
-        """The offsets up to which content was decoded that is not sequenced yet, or is blank."""
+        """The ends of decoded content, by journal, until all of it is sequenced."""
         self._last: tuple[SourceInput, Any] | None = None
         self.in_hand = 0
         """The number of messages that the application is consuming, and that do not count as consumed yet."""

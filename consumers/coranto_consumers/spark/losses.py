@@ -47,7 +47,7 @@ class LostContent:
 
     @property
     def same_through(self) -> int:
-        """The offset up to which the present journal has the content of the earlier one, if its head fell; else 0."""
+        """The end offset of the content that both journals have, if the journal's head fell; else 0."""
         return held_through(self.known, self.begin, self.found) if self.known else 0
 
     def error(self, advice: str) -> CorantoError:

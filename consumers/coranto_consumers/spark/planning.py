@@ -144,8 +144,8 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
 def _of_present(journal: str, start: int, end: int, extent: ContentExtent, options: SourceOptions) -> tuple[int, int]:
     """Return the range to read of the present journal. The offsets may be of an earlier journal.
 
-    A start of an earlier journal becomes the present journal's beginning, or the offset to which its head fell. With
-    an end of an earlier journal, nothing is read: its content is gone. Raises JournalRecreated if lost content is an
+    A start of an earlier journal becomes the present journal's beginning, or its reset head. With an end of an earlier
+    journal, nothing is read: its content is gone. Raises JournalRecreated if lost content is an
     error.
     """
     found = extent.journal_id

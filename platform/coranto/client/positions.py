@@ -35,7 +35,7 @@ class JournalPosition:
         return JournalOffset(self.head, self.journal_id)
 
     def held_by(self, now: JournalPosition) -> JournalPosition:
-        """Return the position from which on the content of a journal, as it is now, has come since.
+        """Return the position where the present journal has grown since this one was taken.
 
         It is this one, unless another journal has its name now, or the journal's head fell since.
         """
@@ -63,9 +63,9 @@ def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:
 
 
 def begins_of(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> dict[str, int]:
-    """Return the offset vector at which growth began.
+    """Return the offset vector where growth began.
 
-    It is 0 for a journal that was created again since, and the offset to which its head fell for one that lost content.
+    A journal that was created again since begins at 0, and one that lost content at its reset head.
     """
     held = {journal: at.held_by(now.get(journal, at)) for journal, at in before.items()}
     return {journal: at.offset if at is before[journal] or at.head else 0 for journal, at in held.items()}
