@@ -9,7 +9,7 @@ from typing import Any, Final
 from coranto.audit import Finding, Kind, Severity, Subject, uncovered
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData, InvalidInput, OffsetJump
-from coranto.journal_ids import held_through, is_same, same_journal
+from coranto.journal_ids import held_through, is_same, same_journal, shared_through
 from coranto.labels import CONTENT_TYPE, CONTINUE, DATA_LOSS, JSON_LINES, value_of
 from coranto.messages import Framing, JsonLines, Source
 from coranto.wire import protocol_pb2 as pb
@@ -160,17 +160,11 @@ class SourceCheck:
     async def _examine(self, audit: SourceAudit, info: JournalInfo) -> None:
         through, known = self.expected.read_through, self.known
         extent = await self._extent(info)
-        if not is_same(self.expected.expected_id, through, extent.journal_id):
-            held = held_through(self.expected.expected_id, through, extent.journal_id)
-            what = (
-                f"has lost its content from offset {held} on, and has other content there"
-                if held
-                else "was deleted and created again"
-            )
+        if shared_through(self.expected.expected_id, extent.journal_id) is None:
             self._ended(
                 audit,
                 Kind.JOURNAL_RECREATED,
-                f"the source {self.journal} {what}, and the consumer has read the earlier one "
+                f"the source {self.journal} was deleted and created again, and the consumer has read the earlier one "
                 f"through {through}, so it stops. If the present journal has the same content up to there, for example "
                 "because it was recovered, let it continue: `coranto consumer accept-journals "
                 f"{self.shard.name} {self.journal}`. Otherwise unread content of the earlier one is lost. To begin "
@@ -200,9 +194,9 @@ class SourceCheck:
 
     @staticmethod
     def _is_same(known: KnownSource, info: JournalInfo, extent: SourceExtent) -> bool:
-        """Return True unless a journal is another one of the same name than an audit knows."""
+        """Return True unless an audit knows another journal of this name. The head may have fallen since."""
         return known.create_revision == 0 or same_journal(
-            known.create_revision, known.journal_id, known.read_through, info.create_revision, extent.journal_id
+            known.create_revision, known.journal_id, 0, info.create_revision, extent.journal_id
         )
 
     def _has_content_of(self, known: KnownSource, replayed: Replayed) -> bool:
@@ -228,12 +222,17 @@ class SourceCheck:
         """
         through, first = self.expected.read_through, extent.first
         usable = known if known is not None and not known.gone else None
-        if through > extent.head:
+        fell = not is_same(self.expected.expected_id, through, extent.journal_id)
+        if through > extent.head or fell:
+            why = "the checkpoint was set forward, or the journal lost content or was created again"
+            if fell:
+                held = held_through(self.expected.expected_id, through, extent.journal_id)
+                why = f"the journal has lost its content from {held} on, and continued there (its head was reset)"
             self._find(
                 audit,
                 Kind.CHECKPOINT_AHEAD,
-                f"the checkpoint has read {self.journal} through {through}, and the journal ends at {extent.head}: the "
-                "checkpoint was set forward, or the journal lost content or was created again",
+                f"the checkpoint has read {self.journal} through {through}, and the journal ends at {extent.head}: "
+                f"{why}",
                 read_through=through,
                 head=extent.head,
             )

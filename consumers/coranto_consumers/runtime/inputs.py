@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from coranto_consumers.runtime.batch_reading import BatchReader
 
 Feed = Callable[[Chunk], tuple[Any, int]]
-"""Decodes the next content of a journal. Returns the messages that it completes, perhaps empty or None, and the end offset
-of the decoded content."""
+"""Decodes the next content of a journal. Returns the messages that it completes, perhaps empty or None, and the end
+offset of the decoded content."""
 
 
 class SourceInput(ABC):

@@ -428,6 +428,21 @@ def test_a_checkpoint_behind_the_end_of_its_journal_is_not_written_back(played: 
     played(story)
 
 
+def test_a_checkpoint_in_lost_content_is_found_when_its_journal_has_grown_beyond_it(played: Played) -> None:
+    async def story(scene: Timed) -> None:
+        await lose_read_content(scene)
+        through = scene.checkpoint.sources["in/one"].read_through
+        await scene.publish(40, "in/one")
+        assert await scene.client.head("in/one") > through
+        await scene.audits()
+        plan = await scene.plan()
+        (ahead,) = [loss for loss in plan.losses if loss.kind == Kind.CHECKPOINT_AHEAD and "in/one" in loss.message]
+        assert "its head was reset" in ahead.message
+        assert STEPS.RESTORE_CHECKPOINT not in [step.kind for step in plan.steps]
+
+    played(story)
+
+
 @WAITS
 def test_a_deleted_source_comes_back_by_the_advice(
     played: Played, monkeypatch: pytest.MonkeyPatch, wait: float
