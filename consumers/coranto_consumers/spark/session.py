@@ -19,6 +19,7 @@ try:
     import pyspark
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
+    from pyspark.sql.utils import is_remote
 except ModuleNotFoundError as error:
     raise explained(error) from error
 
@@ -79,9 +80,11 @@ def settings_for(master: str) -> dict[str, str]:
 def running_session() -> SparkSession | None:
     """Return the session that this process has already; None if it has none."""
     try:
-        return SparkSession.active()
+        active = SparkSession.active()
     except PySparkRuntimeError:
         return None
+    # `createDataFrame` in a batch of a streaming query makes the query's copy of the session the active one.
+    return active if is_remote() else SparkSession.builder.getOrCreate()
 
 
 def new_session(

@@ -1,6 +1,5 @@
 """The files that `dg scaffold defs dagster_coranto.…` writes."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -124,4 +123,4 @@ class ShardConsumerScaffolder(dg.Scaffolder[ConsumerParams]):
 
 
 def _identifier(name: str) -> str:
-    return re.sub(r"\W", "_", name)
+    return "".join(each if each.isalnum() else "_" for each in name)

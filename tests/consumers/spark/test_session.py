@@ -7,7 +7,7 @@ import pytest
 
 from coranto.errors import InvalidInput
 from coranto_consumers.spark import session
-from coranto_consumers.spark.session import new_session, settings_for
+from coranto_consumers.spark.session import new_session, running_session, settings_for
 
 NAMED = "spark.python.daemon.module"
 
@@ -74,3 +74,12 @@ def test_a_short_session_keeps_the_settings_of_others(spark):
     options = spark.conf.get("spark.driver.extraJavaOptions").split()
     assert "-XX:TieredStopAtLevel=1" in options
     assert any(option.startswith("-Dlog4j2.configurationFile=") for option in options)
+
+
+def test_a_copy_of_the_session_that_a_query_uses_is_not_taken_for_it(spark):
+    spark.newSession().createDataFrame([(1,)], "number INT")
+    try:
+        assert type(spark).active() is not spark
+        assert running_session() is spark
+    finally:
+        spark.createDataFrame([(1,)], "number INT")
