@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from coranto.errors import CheckpointRefused, CorantoError, ReaderOffline
+from coranto.errors import CheckpointRefused, CorantoError, ReaderOffline, StreamNotFound
 from coranto.streams.groups.group_reader import GroupReader
 from coranto.streams.groups.reader_groups import ReaderGroup
 from coranto.streams.model.positions import StreamPosition
@@ -212,8 +212,14 @@ class Group:
     async def of(cls, world: StreamWorld, members: int) -> Group:
         """Create it."""
         client = world.journal_client("prover", patience=100.0)
-        await ReaderGroup(client, STREAM, GROUP, clock=world.client_clock, entropy=world.rng.randbytes).create()
-        return cls(world, members)
+        group = ReaderGroup(client, STREAM, GROUP, clock=world.client_clock, entropy=world.rng.randbytes)
+        async with asyncio.timeout(100.0):
+            while True:
+                try:
+                    await group.create()
+                    return cls(world, members)
+                except StreamNotFound:  # The stream is new: a broker may not know it yet.
+                    await asyncio.sleep(0.1)
 
     @property
     def hosts(self) -> list[Member | Keeper]:
