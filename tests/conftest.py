@@ -111,9 +111,9 @@ SERVERS = frozenset(
         "new_session",
     }
 )
-"""Names of servers and JVMs. Tests are `integration` if their code, or that of their fixtures, uses one of these."""
+"""Names of servers and JVMs. Tests are `integration` if their code, or their fixtures, use one of these."""
 DATABASES = frozenset({"postgresql", "mariadb"})
-"""Parameters for which a test starts a server."""
+"""Parameters that make a test start a server."""
 FOLDERS = {"simulation": "simulation", "system": "system"}
 """The marks of all tests below a folder."""
 PROGRAMS = frozenset({"etcd", "java", "spark-submit", "initdb", "postgres", "mariadbd"})

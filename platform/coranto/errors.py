@@ -175,7 +175,7 @@ class JournalRecreated(CorruptData):
     and an operator let the journal continue where its store ended.
 
     `known` and `found` are the ids of the two journals, `head` is where the present one ends, as far as is known.
-    `same_through` is the offset up to which the present journal has the earlier content: above 0 if its head fell.
+    The present journal has the earlier content up to the offset `same_through`: above 0 if its head fell.
     """
 
     def __init__(self, journal: str, offset: int, known: str, found: str, head: int, advice: str = "") -> None:

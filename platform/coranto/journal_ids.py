@@ -6,9 +6,9 @@ behind that point are written again with other content. So its id changes then. 
 
     5d3c7a-1f_4096.2b    5d3c7a-1f_4096.2b_512.9c
 
-These are the offset to which the head fell, and the etcd revision of the fall, in hexadecimal digits. So two ids tell
-up to which offset both journals have the same content: the least offset to which one of them fell after their ids
-parted. (Kafka's leader epochs with their first offsets tell the same, KIP-320.) Pure.
+A part is the head's offset after the fall, and the etcd revision of the fall, in hexadecimal digits. Two journals have
+the same content up to the least offset among the parts that only one of their ids has. (Kafka's leader epochs and
+their first offsets serve the same purpose, KIP-320.) Pure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fallen_id(journal_id: str, offset: int, revision: int) -> str:
 
 
 def shared_through(known: str, found: str) -> int | None:
-    """Return the offset up to which journals with these ids have the same content; None if they share nothing.
+    """Return the end offset of the content that journals with these ids share; None if they share none.
 
     An id that is unknown (empty) is taken for the other one.
     """
@@ -60,7 +60,7 @@ def is_same(known: str, offset: int, found: str) -> bool:
 
 
 def held_through(known: str, offset: int, found: str) -> int:
-    """Return the offset up to which a journal with the id `found` is known to have what was read up to `offset`.
+    """Return the end offset of the content read up to `offset` that a journal with the id `found` still has.
 
     It is `offset` if nothing is missing, less if the journal's head fell since, and 0 for another journal, or if an id
     is unknown.

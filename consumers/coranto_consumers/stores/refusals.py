@@ -1,4 +1,4 @@
-"""The reason for which PostgreSQL refuses a connection, as an SQLSTATE.
+"""The SQLSTATE of a connection that PostgreSQL refuses.
 
 The driver's error has no state then, and the server's text depends on its `lc_messages`. So a refused connection is
 tried a second time, with a trace of what the server answers, which has the state.
@@ -46,7 +46,7 @@ def explain_refusals(engine: Engine) -> None:
 
 
 def _state_of(engine: Engine, driver: Any, conninfo: str, error: Exception) -> str | None:
-    """Return the state with which the server refuses a connection. None if it does not answer, or not so any more."""
+    """Return the SQLSTATE of the server's refusal. None if it does not answer, or now accepts the connection."""
     pq = driver.pq
     connection = pq.PGconn.connect_start(conninfo.encode())
     try:
@@ -63,7 +63,7 @@ def _state_of(engine: Engine, driver: Any, conninfo: str, error: Exception) -> s
 
 
 def _traced(connection: Any, pq: Any) -> bytes:
-    """Go on to connect, and return a trace of that. It is kept in memory only, because it may have a password."""
+    """Continue to connect, and return a trace of it, kept in memory only: it may have a password."""
     waits = {pq.PollingStatus.READING: select.POLLIN, pq.PollingStatus.WRITING: select.POLLOUT}
     deadline = time.monotonic() + _TIMEOUT_S
     trace, wait, is_traced = os.memfd_create("coranto-trace"), select.POLLOUT, False

@@ -165,7 +165,7 @@ class ObservedGroup:
     ) -> dg.AssetMaterialization | dg.AssetObservation | None:
         """Return the event about the changes since the last one; None without changes.
 
-        `last` are the tags of the asset's last materialisation, which may be that of a run. Growth is not reported
+        `last` are the tags of the asset's last materialisation, perhaps by a run. Growth is not reported
         while a head is unknown.
         """
         moved = self.version != last.get(VERSION_TAG) and (before is None or self.version != before.version)

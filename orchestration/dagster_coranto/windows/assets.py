@@ -269,7 +269,7 @@ def partitions_result(
     times: Mapping[str, tuple[float, float]],
     runs: Sequence[dg.RunRequest],
 ) -> dg.SensorResult | dg.SkipReason:
-    """Return what makes Dagster's partitions, `there`, those of the SQL store, whatever an earlier tick has left.
+    """Return the changes that give Dagster the partitions of the SQL store. It has `there` now.
 
     `times` are the stored times of the new windows, by name.
     """

@@ -212,7 +212,7 @@ class EtcdCoordinator:
             await self._clock.sleep(delay)
 
     async def _watch_once(self, prefix: str, from_revision: int, *, again: bool) -> AsyncGenerator[WatchBatch, None]:
-        """Watch on one stream. A batch's header revision is that of its last event, or of the progress notification.
+        """Watch on one stream. A batch's header has the revision of its last event, or of the progress notification.
 
         `again` says that there was an attempt before.
         """

@@ -2,7 +2,7 @@
 
 A watch that continues says nothing about the past. An etcd that lost acknowledged changes in a crash gives their
 revisions to other changes, and its members can come to differ. So the keys and their revisions are read as of the
-revision from which the watch continues, and must be equal to the mirror's.
+revision where the watch continues, and must be equal to the mirror's.
 
 A difference ends the process. To load the keys again would not be enough: keys that are not mirrored, such as in-sync
 records, may be lost as well, and a process that relies on having written them would acknowledge appends that the

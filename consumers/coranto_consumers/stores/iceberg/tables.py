@@ -93,7 +93,7 @@ def plan_for(
 def require_target(table: Table, definition: sa.Table | None, plan: MergePlan) -> None:
     """Raise InvalidInput for a table that cannot take a plan's rows: by its required columns, or by its types.
 
-    Types are compared with those of the definition, if there is one.
+    With a definition, types are compared, too.
     """
     given = {*plan.columns, *(name for name, rule in plan.rules.items() if isinstance(rule, Quotient))}
     problems = [

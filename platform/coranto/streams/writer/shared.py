@@ -40,7 +40,7 @@ class Shared:
     sequence: int = -1
     """The largest sequence that was used so far."""
     dead: WriteError | None = None
-    """The error because of which nothing more can be appended under this writer's id."""
+    """The error that ended this writer: nothing more can be appended under its id."""
     failure: CorantoError | None = None
     """The error of the first plain event that failed since the last `flush`."""
     ends: dict[int, int] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Shared:
         self.stamper = stamper_of(self.events, self.identity.producer, self.identity.writer)
 
     def require_alive(self) -> None:
-        """Raise the error because of which nothing more can be appended under this writer's id, if there is one."""
+        """Raise the error that ended this writer, if it has ended."""
         if self.dead is not None:
             raise self.dead
 

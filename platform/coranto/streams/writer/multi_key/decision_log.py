@@ -24,7 +24,7 @@ _GATE_SECONDS: Final = 5.0
 """Seconds to wait at a closed gate before the process that closed it is taken for dead."""
 _POLL_SECONDS: Final = 0.05
 _LISTING_SECONDS: Final = 60.0
-"""Seconds for which a broker may list an earlier state of the stream."""
+"""A broker may list an earlier state of the stream for so many seconds."""
 
 _log = structlog.get_logger(__name__)
 
