@@ -17,7 +17,7 @@ from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark.application import Application, Outputs, checked_outputs
 from coranto_consumers.spark.committing import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
-from coranto_consumers.spark.frames import METADATA, ExpectedRows
+from coranto_consumers.spark.frames import ExpectedRows
 from coranto_consumers.spark.inputs import Input
 from coranto_consumers.spark.open_transactions import LastingTransactions
 from coranto_consumers.spark.outages import RunCommits
@@ -92,8 +92,7 @@ class OutputTransactions:
             return self.store.rejection(made, self.application.name, fence)
 
         rejections = Rejections(self.application.name, self.application.outputs, self.misfits, reject)
-        kept = read.required.union(METADATA)
-        return without_rejected(read, rejections.treatments(read.committed, kept, rejected))
+        return without_rejected(read, rejections, rejected)
 
     def _finish(
         self,

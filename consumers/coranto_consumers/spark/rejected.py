@@ -22,6 +22,7 @@ from coranto.errors import RejectedRow
 from coranto_consumers.outputs.dead_letters import COLUMNS, DeadLetters, MisfitPolicy
 from coranto_consumers.outputs.rejections import MOST_REJECTED, TooManyRejected, find_nulls, find_rejected
 from coranto_consumers.spark.application import Outputs
+from coranto_consumers.spark.frames import METADATA
 from coranto_consumers.spark.inputs import Input
 
 _MOST_TOLD: Final = 10
@@ -180,8 +181,12 @@ def left_out(
     return found.agg(F.encode(lines, "UTF-8").alias("line"))
 
 
-def without_rejected(read: Input, treatments: Mapping[MessagePlace, Treatment]) -> Input:
-    """Return an input without the messages that the store rejects, or with nulls in them."""
+def without_rejected(read: Input, rejections: Rejections, problem: RejectedRow) -> Input:
+    """Return an input without the messages that the store rejects, or with nulls in them.
+
+    `problem`, and the errors raised, are those of `Rejections.treatments`.
+    """
+    treatments = rejections.treatments(read.committed, read.required.union(METADATA), problem)
     gone = sorted(place for place, nulls in treatments.items() if nulls is None)
     dead = read.dead
     if gone:
@@ -193,7 +198,7 @@ def without_rejected(read: Input, treatments: Mapping[MessagePlace, Treatment]) 
         dead = found if dead is None else dead.select(*COLUMNS).unionAll(found)
     return replace(
         read,
-        committed=treated(read.committed, treatments, PlaceColumns()),
+        committed=treated(read.committed, treatments, rejections.places),
         messages=read.messages - len(gone),
         misfits=read.misfits + len(treatments),
         dead=dead,

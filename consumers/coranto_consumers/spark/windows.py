@@ -41,7 +41,6 @@ from coranto_consumers.spark.application import Application, Outputs, TableOutpu
 from coranto_consumers.spark.consumer_options import DEFAULT_PARTITION_BYTES, ConsumerOptions
 from coranto_consumers.spark.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.discovery import cuts_of
-from coranto_consumers.spark.frames import METADATA
 from coranto_consumers.spark.framings import ReadFraming
 from coranto_consumers.spark.input_settings import InputSettings
 from coranto_consumers.spark.inputs import Input, InputReader
@@ -221,8 +220,7 @@ class WindowConsumer:
                         return self._rejection(window, shard, fence, made)
 
                     rejections = Rejections(self.name, self._application.outputs, self._misfits, reject)
-                    kept = read.required.union(METADATA)
-                    read = without_rejected(read, rejections.treatments(read.committed, kept, rejected))
+                    read = without_rejected(read, rejections, rejected)
                     self._write(window, shard, fence, read)
                 return WindowReport(window, read.messages, read.rows, fence, read.misfits)
 
