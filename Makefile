@@ -50,7 +50,7 @@ etcd:
 
 # Spark sessions start without it, too, but in twice the time. Tests start some thirty.
 classes: $(STAMP) java
-	@$(BIN)/python -m coranto_consumers.spark.class_archive || true
+	@$(BIN)/python tools/class_archive.py || true
 
 browser: $(STAMP) chromium
 

@@ -1,12 +1,10 @@
-"""The archive of classes is used only if it is whole, and its making says what went wrong."""
+"""The archive of classes is used only if it is whole."""
 
 from pathlib import Path
 
 import pytest
 
-from coranto.errors import Unavailable
-from coranto_consumers.spark import class_archive
-from coranto_consumers.spark.class_archive import archive_options, find_archive, make_archive
+from coranto_consumers.spark.class_archive import archive_options, archive_place, find_archive
 
 
 @pytest.fixture
@@ -22,7 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def archived(content: bytes) -> Path:
-    folder, name = class_archive._place() or pytest.fail("there is no place for an archive")
+    folder, name = archive_place() or pytest.fail("there is no place for an archive")
     folder.mkdir(parents=True)
     path = folder / f"{name}-6.jsa"
     path.write_bytes(content)
@@ -51,10 +49,3 @@ def test_an_archive_of_another_java_is_not_used(home: Path, monkeypatch: pytest.
     assert find_archive() is None
     monkeypatch.setenv("JAVA_HOME", str(home / "none"))
     assert find_archive() is None
-
-
-def test_a_session_that_fails_leaves_nothing_and_says_why(home: Path) -> None:
-    with pytest.raises(Unavailable, match=r"sessions start without it.*JAVA_GATEWAY_EXITED"):
-        make_archive()
-    assert find_archive() is None
-    assert list((home / "a cache" / "coranto").iterdir()) == []
