@@ -13,12 +13,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
-    ArrayType,
     BinaryType,
     BooleanType,
-    DataType,
     MapType,
-    StringType,
     StructField,
     StructType,
     VariantType,
@@ -35,7 +32,7 @@ from coranto_consumers.spark.discovery import find_journals
 from coranto_consumers.spark.frames import ExpectedRows
 from coranto_consumers.spark.jobs import described
 from coranto_consumers.spark.producer_ids import SettledIds, Use
-from coranto_consumers.spark.sink.encoding import is_encodable
+from coranto_consumers.spark.sink.encoding import is_encodable, require_text_keys
 from coranto_consumers.spark.tasks import PUBLISHED, STAGED, PublishTask, StageTask
 from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
 from coranto_consumers.stores.sql import SqlStore
@@ -264,24 +261,6 @@ def _keys_and_values(output: JournalOutput, *, keyed: bool) -> tuple[DataFrame, 
     if isinstance(kind, StructType) and is_encodable(kind):
         return rows.select(key, value), tuple(kind.fields)
     if isinstance(kind, StructType | MapType | VariantType):
-        _require_json_type(kind, "value")
+        require_text_keys(kind, "value", field="journal output")
         value = F.to_json(value, dict(EXACT))
     return rows.select(key, value.cast("string").alias("value")), None
-
-
-def _require_json_type(kind: DataType, place: str) -> None:
-    """Raise InvalidInput for a type that would not arrive in a message as it left."""
-    match kind:
-        case StructType():
-            for field in kind.fields:
-                _require_json_type(field.dataType, f"{place}.{field.name}")
-        case ArrayType():
-            _require_json_type(kind.elementType, f"{place}[]")
-        case MapType():
-            if not isinstance(kind.keyType, StringType):
-                raise InvalidInput(
-                    f"{place} is {kind.simpleString()}, and names in JSON are texts: cast its keys to STRING, or write "
-                    "its entries as an array of structs (map_entries)",
-                    field="journal output",
-                )
-            _require_json_type(kind.valueType, f"{place}{{}}")

@@ -1,16 +1,14 @@
-"""Rows as texts of JSON objects, whole columns at once: the texts that Spark's `to_json` writes, as JSON.
+"""The types of rows that become JSON objects: those of `columnar_json`, and keys of maps that are texts.
 
-Fields that are null are left out, and null elements of arrays and maps are kept, as `to_json` does. Binary values are
-base64, timestamps are in UTC with microseconds, and numbers that are none (`NaN`) are texts. Types that would not
-arrive as they left are refused before anything is written.
+`columnar_json.object_texts` writes what Spark's `to_json` writes. Types that would not arrive as they left are refused
+before anything is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
-import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -28,7 +26,6 @@ from pyspark.sql.types import (
     NullType,
     ShortType,
     StringType,
-    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -36,36 +33,39 @@ from pyspark.sql.types import (
 )
 
 from coranto.errors import InvalidInput
-from coranto.messages.columnar_json import object_texts
 
 _PLAIN: Final = (BooleanType, ByteType, ShortType, IntegerType, LongType, DecimalType)
 _FRACTIONS: Final = (FloatType, DoubleType)
 _TEXTS: Final = (StringType, CharType, VarcharType)
+_NESTED: Final = (StructType, ArrayType, MapType)
 _QUOTED: Final = (DateType, TimestampType, TimestampNTZType)
 
 
 def require_encodable(kind: DataType, place: str) -> None:
     """Raise InvalidInput, naming `place`, for a type that would not arrive in a message as it left."""
-    match kind:
-        case StructType():
-            for field in kind.fields:
-                require_encodable(field.dataType, f"{place}.{field.name}" if place else field.name)
-            if repeated := sorted({name for name in kind.names if kind.names.count(name) > 1}):
-                raise InvalidInput(f"{place or 'the row'} has two fields {repeated[0]!r}; rename one", field="schema")
-        case ArrayType():
-            require_encodable(kind.elementType, f"{place}[]")
-        case MapType():
-            if not isinstance(kind.keyType, _TEXTS):
-                raise InvalidInput(
-                    f"{place} is {kind.simpleString()}, and names in JSON are texts: cast its keys to STRING, or write "
-                    "its entries as an array of structs (map_entries)",
-                    field="schema",
-                )
-            require_encodable(kind.valueType, f"{place}{{}}")
-        case _ if not isinstance(kind, (*_PLAIN, *_FRACTIONS, *_TEXTS, *_QUOTED, BinaryType, NullType)):
+    require_text_keys(kind, place, field="schema")
+    for where, part in _parts(kind, place):
+        if isinstance(part, StructType):
+            if repeated := sorted({name for name in part.names if part.names.count(name) > 1}):
+                raise InvalidInput(f"{where or 'the row'} has two fields {repeated[0]!r}; rename one", field="schema")
+        elif not isinstance(part, (*_NESTED, *_PLAIN, *_FRACTIONS, *_TEXTS, *_QUOTED, BinaryType, NullType)):
             raise InvalidInput(
-                f"{place} is {kind.simpleString()}, which JSON has no form for: cast it, or write texts of to_json",
+                f"{where} is {part.simpleString()}, which JSON has no form for: cast it, or write texts of to_json",
                 field="schema",
+            )
+
+
+def require_text_keys(kind: DataType, place: str, *, field: str) -> None:
+    """Raise InvalidInput, naming `place`, for a map on any level whose keys are no texts.
+
+    `field` is that of the error.
+    """
+    for where, part in _parts(kind, place):
+        if isinstance(part, MapType) and not isinstance(part.keyType, _TEXTS):
+            raise InvalidInput(
+                f"{where} is {part.simpleString()}, and names in JSON are texts: cast its keys to STRING, or write "
+                "its entries as an array of structs (map_entries)",
+                field=field,
             )
 
 
@@ -78,6 +78,14 @@ def is_encodable(kind: DataType) -> bool:
     return True
 
 
-def encode_rows(fields: Sequence[StructField], columns: Sequence[Any], rows: int) -> Any:
-    """Return an Arrow text array with one JSON object for each row of columns."""
-    return object_texts([field.name for field in fields], columns, rows).cast(pa.string())
+def _parts(kind: DataType, place: str) -> Iterator[tuple[str, DataType]]:
+    """Yield a type and all that it consists of, each with its place."""
+    yield place, kind
+    match kind:
+        case StructType():
+            for field in kind.fields:
+                yield from _parts(field.dataType, f"{place}.{field.name}" if place else field.name)
+        case ArrayType():
+            yield from _parts(kind.elementType, f"{place}[]")
+        case MapType():
+            yield from _parts(kind.valueType, f"{place}{{}}")

@@ -11,11 +11,10 @@ from pyspark.sql.types import StructField
 
 from coranto.errors import InvalidInput
 from coranto.messages.columnar import Int64s
-from coranto.messages.columnar_json import stamped_columns
+from coranto.messages.columnar_json import object_texts, stamped_columns
 from coranto.messages.columnar_stamps import stamped_lines
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import Flags, ProducerId
-from coranto_consumers.spark.sink.encoding import encode_rows
 
 
 class Rows(Protocol):
@@ -82,7 +81,7 @@ class ColumnRows:
         names = [field.name for field in self.fields]
         if framing.path and framing.path[0] in names:
             # The UUID comes into the value of this column.
-            texts = encode_rows(self.fields, self.columns, self.count)
+            texts = object_texts(names, self.columns, self.count).cast(pa.string())
             return stamped_lines(texts, framing, producer, first_clock, flags)
         return stamped_columns(names, self.columns, self.count, framing, producer, first_clock, flags)
 

@@ -33,8 +33,9 @@ from pyspark.sql.types import (
 )
 
 from coranto.errors import InvalidInput
+from coranto.messages.columnar_json import object_texts
 from coranto_consumers.spark.outputs import EXACT
-from coranto_consumers.spark.sink.encoding import encode_rows, require_encodable
+from coranto_consumers.spark.sink.encoding import require_encodable
 
 INNER = StructType().add("p", IntegerType()).add("t\"'\\é", StringType())
 SCHEMA = (
@@ -99,7 +100,7 @@ def value(rng: random.Random, kind):
     return None
 
 
-def parsed(text: str):
+def parsed(text: str | bytes):
     """A text's fields in order: those of decimals exactly, and other numbers as the doubles that they stand for."""
     exact = dict(json.loads(text, parse_float=Decimal, parse_int=Decimal, object_pairs_hook=list))
     decimals = {name: exact[name] for name in ("decimal", "small", "map") if name in exact}
@@ -118,7 +119,7 @@ def test_rows_become_what_to_json_makes_of_them(spark):
     for batch in frame.toArrow().to_batches():
         for begin in range(0, batch.num_rows, 70):  # Parts of batches have offsets into their columns.
             part = batch.slice(begin, 70)
-            found += encode_rows(SCHEMA.fields, part.columns, part.num_rows).to_pylist()
+            found += object_texts(SCHEMA.names, part.columns, part.num_rows).to_pylist()
 
     assert len(found) == len(wanted)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -126,7 +127,7 @@ def test_rows_become_what_to_json_makes_of_them(spark):
 
 
 def test_rows_without_columns_are_empty_objects():
-    assert encode_rows([], [], 2).to_pylist() == ["{}", "{}"]
+    assert object_texts([], [], 2).to_pylist() == [b"{}", b"{}"]
 
 
 @pytest.mark.parametrize(

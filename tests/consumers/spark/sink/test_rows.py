@@ -16,10 +16,10 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField
 
 from coranto.errors import InvalidInput
+from coranto.messages.columnar_json import object_texts
 from coranto.messages.columnar_stamps import stamped_lines
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import Flags, new_producer_id
-from coranto_consumers.spark.sink.encoding import encode_rows
 from coranto_consumers.spark.sink.rows import ColumnRows, ObjectTextRows, Rows
 
 FRAMING = JsonLines()
@@ -74,7 +74,7 @@ def test_columns_have_the_lines_of_their_texts(doubles: list[float | None], data
     )
     fields = fields_of(SCHEMA)
     columns = ColumnRows.of(fields, table.columns, len(doubles))
-    texts = encode_rows(fields, table.columns, len(doubles))
+    texts = object_texts(SCHEMA.names, table.columns, len(doubles)).cast(pa.string())
     slow = stamped_lines(texts, FRAMING, PRODUCER, CLOCK, Flags.CONTINUE_TXN)
     assert len(columns) == len(ObjectTextRows(texts)) == len(doubles)
     assert lines(columns) == slow.to_pylist() == lines(ObjectTextRows(texts))
@@ -93,7 +93,7 @@ def test_a_row_of_another_table_of_columns_is_taken_whole() -> None:
     for rows in (
         ColumnRows.of(fields, [pa.chunked_array([each.slice(0, 4), each.slice(4)]) for each in table.columns], 10),
         ColumnRows.of_structs(fields, structs),
-        ObjectTextRows(encode_rows(fields, table.columns, 10)),
+        ObjectTextRows(object_texts(SCHEMA.names, table.columns, 10).cast(pa.string())),
     ):
         taken = rows.take(order)
         assert len(taken) == 3
