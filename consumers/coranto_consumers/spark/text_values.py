@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 from pyspark.sql.types import DataType, DateType, StructField, TimestampNTZType, TimestampType
 
 from coranto.messages.columnar import Mask
-from coranto.messages.json_text import Number
-from coranto_consumers.spark.json_rewriting import NUMBER_MARK
 from coranto_consumers.spark.json_times import NoZone
 from coranto_consumers.spark.json_values import MISFIT, converter_of
 
@@ -35,16 +33,13 @@ _LOCAL: Final = pa.timestamp("us")
 _UTC: Final = pa.timestamp("us", "UTC")
 
 
-def settled_texts(array: Any, kind: DataType, to: Any, zone: tzinfo | None, marked: bool) -> tuple[Any, Mask]:
-    """Return texts as values of a type, and the mask of those that do not fit, or name no zone where none is known.
-
-    `marked`: texts with `NUMBER_MARK` are numbers.
-    """
+def settled_texts(array: Any, kind: DataType, to: Any, zone: tzinfo | None) -> tuple[Any, Mask]:
+    """Return texts as values of a type, and the mask of those that do not fit, or name no zone where none is known."""
     found, unlike = _plain_values(array, kind, to, zone)
     if not unlike.any():
         return found, unlike
     odd = pa.array(unlike)
-    values, misfits = _each_once(array.filter(odd), _converter(kind, zone, marked), to)
+    values, misfits = _each_once(array.filter(odd), _converter(kind, zone), to)
     unlike[unlike] = misfits
     return pc.replace_with_mask(found, odd, values), unlike
 
@@ -66,13 +61,12 @@ def _plain_values(array: Any, kind: DataType, to: Any, zone: tzinfo | None) -> t
     return pa.nulls(len(array), to), mask_of(pc.is_valid(array))
 
 
-def _converter(kind: DataType, zone: tzinfo | None, marked: bool) -> Callable[[str], object]:
+def _converter(kind: DataType, zone: tzinfo | None) -> Callable[[str], object]:
     convert = converter_of(StructField("", kind), kind, zone)
 
     def converted(text: str) -> object:
-        value = Number(text[len(NUMBER_MARK) :]) if marked and text.startswith(NUMBER_MARK) else text
         try:
-            return convert(value, value)
+            return convert(text, text)
         except NoZone:
             return MISFIT
 

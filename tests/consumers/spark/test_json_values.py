@@ -333,7 +333,10 @@ def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch, column
     table, doubtful = ColumnParser(schema, zone_of(ZONE)).parse(pa.array([f"{line}\n" for line in lines], pa.binary()))
 
     assert table.schema == to_arrow_schema(schema, timezone="UTC")
-    assert 0.2 < doubtful.mean() < 0.9  # Both ways are tried.
+    if columns == MAPS:
+        assert doubtful.all()
+    else:
+        assert 0.2 < doubtful.mean() < 0.97  # Both ways are tried.
     read = LineValues(schema, zone_of(ZONE))
     assert not any(read(blank)[1] for blank in (b"", b" ", b"\r", b"[]"))  # Spark's reader of files passes them by.
     one_by_one = [read(line.encode()) for line in lines]
