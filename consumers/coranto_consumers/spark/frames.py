@@ -22,6 +22,7 @@ from coranto.client import ClientConfig
 from coranto.client.routes import KnownRoute
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
+from coranto_consumers.spark.batch_reader import JournalPartition, JournalReader
 from coranto_consumers.spark.client_options import client_options
 from coranto_consumers.spark.framings import ReadFraming, name_of, options_of
 from coranto_consumers.spark.options import Isolation
@@ -41,7 +42,7 @@ from coranto_consumers.spark.rows import (
 )
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
 from coranto_consumers.spark.sequencing import PieceCommit, PieceLimit
-from coranto_consumers.spark.source import JournalDataSource, JournalPartition, JournalReader
+from coranto_consumers.spark.source import JournalDataSource
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
 """Metadata columns of committed rows."""

@@ -13,12 +13,12 @@ from coranto.streams.model.stream import Segment, segment_journal
 from coranto.testing import SyncCluster
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import SparkConsumer
+from coranto_consumers.spark.batch_reader import JournalPartition
 from coranto_consumers.spark.discovery import contents, extents, list_journals, require_unread, routes_of
 from coranto_consumers.spark.losses import LostContent
 from coranto_consumers.spark.options import SourceOptions
 from coranto_consumers.spark.planning import plan_read
 from coranto_consumers.spark.ranges import NumberedRange, Range
-from coranto_consumers.spark.source import JournalPartition
 from coranto_consumers.spark.streaming.losses import lost_at
 from coranto_consumers.spark.streaming.offsets import Position
 from coranto_consumers.spark.streaming.options import StreamOptions
