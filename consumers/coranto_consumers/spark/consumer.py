@@ -72,12 +72,13 @@ from coranto_consumers.spark.long_transactions import LongTransaction
 from coranto_consumers.spark.losses import Holes, LostContent, lost_before, lost_of, of_another, pass_by, warn_of
 from coranto_consumers.spark.open_transactions import LastingTransactions, tell_of_long
 from coranto_consumers.spark.outages import Outages
-from coranto_consumers.spark.output_stores import OutputStore, output_store
+from coranto_consumers.spark.output_stores import OutputStore
 from coranto_consumers.spark.output_transactions import OutputTransactions, offsets_of
 from coranto_consumers.spark.progress import NOTHING, ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.spark.reading_ahead import InputAhead, NextInput, PlannedInput
 from coranto_consumers.spark.segments import gone_segments, not_read
+from coranto_consumers.spark.store_of_url import output_store
 from coranto_consumers.spark.task_errors import errors_of_tasks
 from coranto_consumers.spark.transaction_bounds import MessageBound, Pace, TooManyMessages
 from coranto_consumers.spark.unread import UnreadContent, ends_of

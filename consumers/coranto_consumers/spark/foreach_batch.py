@@ -51,11 +51,12 @@ from coranto_consumers.spark.comparing import compare_tables
 from coranto_consumers.spark.consumer_options import ConsumerOptions
 from coranto_consumers.spark.dead_letters import dead_letter_outputs
 from coranto_consumers.spark.outages import Outages, RunCommits
-from coranto_consumers.spark.output_stores import OutputStore, output_store
+from coranto_consumers.spark.output_stores import OutputStore
 from coranto_consumers.spark.outputs import Published, publish_journal_outputs
 from coranto_consumers.spark.producer_ids import SettledIds
 from coranto_consumers.spark.progress import NOTHING, ConsumeReport, Hooks, Step
 from coranto_consumers.spark.rejected_batches import SettledBatch, settled
+from coranto_consumers.spark.store_of_url import output_store
 from coranto_consumers.spark.task_errors import errors_of_tasks, told_to_driver
 
 _PREFIX = "spark-query/"

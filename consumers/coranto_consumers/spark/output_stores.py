@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import InvalidInput, RejectedRow
@@ -20,7 +19,6 @@ from coranto_consumers.spark.frames import ExpectedRows
 from coranto_consumers.spark.outputs import Staged, compare_table_output, stage_sql_output, stage_table_output
 from coranto_consumers.spark.packed import PackedInput
 from coranto_consumers.spark.task_errors import errors_of_tasks
-from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.sql import Restored, SqlStore, check_deferred
 from coranto_consumers.stores.staged_sql import StagedSql
 from coranto_consumers.stores.staging import delete_staged, delete_stale
@@ -212,12 +210,3 @@ class SqlOutputs(OutputStore[Staged]):
                 delete_staged(transaction.connection, stage, shard, below_fence=fence + 1)
             merged()
             transaction.commit(checkpoint)
-
-
-def output_store(store: str | OutputStore[Any], commit: Callable[[Connection], None]) -> OutputStore[Any]:
-    """Return a store as it is, or that of a URL. `commit` commits the transactions of a database."""
-    if isinstance(store, str) and store.startswith(ICEBERG):
-        from coranto_consumers.spark.iceberg import IcebergStore  # It takes the extra `lake`.
-
-        return IcebergStore.at(store)
-    return store if isinstance(store, OutputStore) else SqlOutputs(SqlStore(store, commit=commit))

@@ -1,8 +1,8 @@
 """Parsers of messages into typed columns, one for each framing.
 
-Lines of JSON are parsed whole columns at once (`parsing.py`), and what is doubtful about them is left to a second look.
-Messages of other framings are parsed one by one, but for plain rows of CSV (`csv_columns.py`), and nothing about them
-is doubtful.
+Lines of JSON are parsed whole columns at once (`parsing.py`), and what is doubtful about them is left to a second
+look. Messages of other framings are parsed one by one, but for plain rows of CSV (`csv_columns.py`), and nothing about
+them is doubtful.
 """
 
 from __future__ import annotations

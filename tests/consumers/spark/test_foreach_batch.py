@@ -32,7 +32,7 @@ from coranto_consumers.spark import (
     error_of_task,
     exactly_once,
 )
-from coranto_consumers.spark.output_stores import output_store
+from coranto_consumers.spark.store_of_url import output_store
 from coranto_consumers.stores.iceberg.tables import find_or_create
 from coranto_consumers.stores.sql import SqlStore
 

@@ -9,7 +9,8 @@ from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, select
 from coranto.errors import Fenced, InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application import TableOutput
-from coranto_consumers.spark.output_stores import SqlOutputs, output_store
+from coranto_consumers.spark.output_stores import SqlOutputs
+from coranto_consumers.spark.store_of_url import output_store
 from coranto_consumers.stores.sql import SqlStore
 
 NUMBERS = Table("numbers", MetaData(), Column("n", BigInteger, nullable=False))

@@ -20,7 +20,8 @@ them, or the begin of what is pending, if that is earlier. So `from` is the leas
 listed. It is rarely needed, only by a query that starts again, and at most `MAX_RESCAN` bytes of a journal are read
 again for idle producers: those that have been silent for longer are forgotten, if they are too many to be listed.
 
-**Segments of streams** are there from when they may be read until they are truncated away (`spark/segments.py`).
+**Segments of streams** are there from when they may be read until they are truncated away
+(`spark/segments.py`).
 
 **`since`.** Spark keeps only the ends of batches, and asks for the initial offset again if the query ended before its
 first batch did. `latest` may be another offset by then. So a batch's end says where the batch began, and nothing that
